@@ -1,0 +1,291 @@
+// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 582323d9, spec d7bd2296
+// Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-first.
+// Edit the template, not this file.
+
+// Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
+//
+// Every block computes TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over l in
+// steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
+// in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
+
+// ---- the pattern and the constants
+constexpr int A               =        1;  // blocks on the diagonal, index i
+constexpr int B               =      768;  // outputs of a block, index k
+constexpr int C               =      192;  // inputs of a block, index l
+constexpr int D               =        2;  // interleaved matrices of a block, index j
+constexpr long long BATCH           =        0;  // batch entries, index s; 0: known at the call
+constexpr int TILE_BATCH      =      128;  // batch entries a thread block
+constexpr int TILE_OUT        =       64;  // outputs k a thread block, for each of its j
+constexpr int TILE_IN         =        8;  // inputs l a stage
+constexpr int TILE_D          =        2;  // neighbouring j a thread block: one plane of shared memory each
+constexpr int THREAD_BATCH    =        8;  // sums a thread, along the batch
+constexpr int THREAD_OUT      =        8;  // sums a thread, along the outputs
+constexpr int STAGES          =        3;  // stages of X and W in shared memory
+constexpr int MIN_BLOCKS      =        2;  // thread blocks that must fit a multiprocessor
+constexpr int GROUP           =        4;  // elements of a 16-byte access to shared memory
+constexpr int GROUP_OUT       =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int THREADS         =      256;  // threads a block
+constexpr int WARPS_BATCH     =        2;  // warps of a plane along the batch
+constexpr int WARPS_PER_PLANE =        4;  // warps of a plane
+constexpr int STEPS           =       24;  // stages until all C inputs are read
+constexpr int TILES_OUT       =       12;  // tiles along the outputs
+constexpr int TILES_D         =        1;  // tiles along j
+constexpr int X_PITCH         =      136;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE         =     1092;  // reals from one plane to the next
+constexpr int W_BASE          =     2184;  // where a stage's weights begin
+constexpr int W_STAGE         =     1024;  // reals of weights a stage
+constexpr int STAGE           =     3208;  // reals a stage
+constexpr int SHARED_REALS    =     9624;  // reals of shared memory a block
+constexpr int X_LINES         =      128;  // lines of the X tile
+constexpr int X_VECTOR        =        1;  // neighbours that one copy of X moves
+constexpr int X_LANE_RUN      =        8;  // lanes of a warp along a line
+constexpr int X_LANE_LINES    =        4;  // lines that a warp copies at once
+constexpr int X_WARPS_RUN     =        2;  // warps along a line
+constexpr int X_LINE_STEP     =       16;  // lines that the block copies at once
+constexpr int X_LINE_ROUNDS   =        8;  // rounds until all lines are copied
+constexpr int X_RUN_STEP      =       16;  // elements of a line that the block copies at once
+constexpr int X_RUN_ROUNDS    =        1;  // rounds until a line is copied
+constexpr int W_ROUNDS        =        1;  // copies of weights a thread and stage
+constexpr int PACK_THREADS    =      256;  // threads a block of the packing kernel
+constexpr int Y_PLANE         =     4356;  // reals from one plane of a stored slice to the next
+constexpr int Y_LANE_RUN      =        8;  // lanes of a warp along a line of Y
+constexpr int Y_LANE_LINES    =        4;  // batch entries that a warp stores at once
+constexpr int Y_WARPS_RUN     =        8;  // warps along a line
+constexpr int Y_LINE_STEP     =        4;  // batch entries that the block stores at once
+constexpr int Y_LINE_ROUNDS   =       32;  // rounds until all batch entries are stored
+constexpr int Y_RUN_STEP      =       64;  // elements of a line that the block stores at once
+constexpr int Y_RUN_ROUNDS    =        1;  // rounds until a line is stored
+
+// ---- the words of the kernel
+#define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
+#define DEVICE __device__ __forceinline__
+#define GLOBAL
+#define SHARED
+#define RESTRICT __restrict__
+#define ALIGNED(BYTES) __align__(BYTES)
+#define UNROLL _Pragma("unroll")
+#define SHARED_MEMORY(NAME)                                                                     \
+    static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
+    real* const NAME = reinterpret_cast<real*>(shared_memory)
+
+extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
+typedef long long extent;                                       // offsets into X and Y outgrow 32 bits
+DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
+DEVICE void wait_for_block() { __syncthreads(); }
+
+typedef float stored;
+typedef float real;
+DEVICE real widen(stored value) { return value; }
+DEVICE stored narrow(real value) { return value; }
+DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
+
+typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
+typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
+typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
+
+typedef struct {
+    int block;           // i
+    int first_j;         // j of the tile's first plane
+    int first_out;       // k of its first output
+    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
+    extent first_batch;  // s of its first batch entry
+    int batch_left;      // batch entries from there on, at most TILE_BATCH
+} Tile;
+
+DEVICE int batch_left(const extent batch, const extent first_batch) {
+    return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
+}
+
+DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
+
+// ---- place: which outputs are this block's, and where things lie in this layout
+// X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
+// l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
+// put element (run, line) into bank GROUP * run + line.
+DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+    const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
+    const int planes = (int)(block % TILES_D);
+    const int out = (int)(block / TILES_D % TILES_OUT);
+    const extent rest = block / (TILES_D * TILES_OUT);
+    const int i = (int)(rest / batch_tiles);
+    const extent first_batch = rest % batch_tiles * TILE_BATCH;
+    const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    return tile;
+}
+DEVICE int along_run(const int run) { return run / TILE_D * D + run % TILE_D; }
+DEVICE extent x_next_line(const extent batch) { return (extent)A * C * D; }
+DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
+    return (tile.first_batch + line) * x_next_line(batch) + (extent)tile.block * C * D + tile.first_j + along_run(run);
+}
+DEVICE extent x_next_step(const extent batch) { return TILE_IN * D; }
+DEVICE extent x_next_runs(const int run, const int rounds) {
+    return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
+}
+DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
+    return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;
+}
+DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch) { return X_VECTOR > 1 && is_aligned(x); }
+DEVICE int x_place(const int line, const int run) { return run % TILE_D * X_PLANE + run / TILE_D * X_PITCH + line; }
+
+// ---- load: from global to shared memory
+// A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
+DEVICE int x_line(const int round) {
+    const int warp = thread_index() / 32;
+    return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;
+}
+DEVICE int x_run(const int round) {
+    const int warp = thread_index() / 32;
+    return (warp % X_WARPS_RUN * X_LANE_RUN + thread_index() % X_LANE_RUN) * X_VECTOR + round * X_RUN_STEP;
+}
+
+#ifndef KSGEN_PTX
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // writes zeros when not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
+}
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#endif
+
+DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
+    UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
+        UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
+            const int line = x_line(p);
+            const int run = x_run(q);
+            if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
+            const stored* spot = from + p * X_LINE_STEP * next_line + x_next_runs(run, q);
+            if (X_VECTOR > 1 && wide)
+                copy_async_16(to + x_place(line, run), spot, x_inside(tile, first_in, line, run));
+            else
+                UNROLL for (int e = 0; e < X_VECTOR; ++e)
+                    copy_async_4(to + x_place(line, run + e), spot + e, x_inside(tile, first_in, line, run + e));
+        }
+}
+DEVICE void copy_weights(real* to, const real* from) {
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {
+        const int at = (thread_index() + q * THREADS) * GROUP;
+        if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
+    }
+}
+
+// ---- multiply: one stage in shared memory into the sums
+DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const real* x, SHARED const real* w) {
+    UNROLL for (int l = 0; l < TILE_IN; ++l) {
+        real own_x[THREAD_BATCH];
+        real own_w[THREAD_OUT];
+        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
+            const Group group = *(SHARED const Group*)(x + l * X_PITCH + q * 8 * GROUP);
+            UNROLL for (int e = 0; e < GROUP; ++e) own_x[q * GROUP + e] = group.at[e];
+        }
+        UNROLL for (int q = 0; q < THREAD_OUT / GROUP_OUT; ++q) {
+            const GroupOut group = *(SHARED const GroupOut*)(w + l * TILE_OUT + q * 4 * GROUP_OUT);
+            UNROLL for (int e = 0; e < GROUP_OUT; ++e) own_w[q * GROUP_OUT + e] = group.at[e];
+        }
+        UNROLL for (int n = 0; n < THREAD_OUT; ++n)
+            UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = multiply_add(own_x[m], own_w[n], sums[n][m]);
+    }
+}
+
+// ---- store: from the sums to Y
+DEVICE real finish(real value, const int feature, const extent offset) {
+    return value;
+}
+
+// Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
+// along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
+                       const int plane, const int own_batch, const int own_out) {
+    const int warp = thread_index() / 32;
+    const int own_in_slice = own_out / (4 * THREAD_OUT) * (4 * GROUP_OUT) + own_out % (4 * THREAD_OUT);
+    UNROLL for (int slice = 0; slice < THREAD_OUT / GROUP_OUT; ++slice) {
+        wait_for_block();  // the stages, or the slice before, have been read
+        UNROLL for (int e = 0; e < GROUP_OUT; ++e)
+            UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
+                Group group;
+                UNROLL for (int m = 0; m < GROUP; ++m) group.at[m] = sums[slice * GROUP_OUT + e][q * GROUP + m];
+                *(SHARED Group*)(shared + plane * Y_PLANE + (own_in_slice + e) * X_PITCH + own_batch + q * 8 * GROUP) = group;
+            }
+        wait_for_block();
+        for (int p = 0; p < Y_LINE_ROUNDS; ++p)
+            for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
+                const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN + p * Y_LINE_STEP;
+                const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
+                const int n = run / TILE_D;
+                const int k = tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
+                const int j = tile.first_j + run % TILE_D;
+                const extent s = tile.first_batch + line;
+                if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;
+                const extent feature = ((extent)tile.block * B + k) * D + j;
+                const extent offset = s * ((extent)A * B * D) + feature;
+                y[offset] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], feature, offset));
+            }
+    }
+}
+
+ENTRY(THREADS, MIN_BLOCKS)
+void ks_1x768x192x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
+    const extent batch_of_call) {
+    SHARED_MEMORY(shared);
+    const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const Tile tile = find_tile(block_index(), batch);
+    const int lane = thread_index() % 32;
+    const int warp = thread_index() / 32;
+    const int plane = warp / WARPS_PER_PLANE;
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane % 8 * GROUP;
+    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane / 8 * GROUP_OUT;
+    const int own_x = plane * X_PLANE + own_batch;
+    const int own_w = W_BASE + plane * (TILE_IN * TILE_OUT) + own_out;
+    GLOBAL const real* tile_weights = weights + (extent)tile.weights * STEPS * W_STAGE;
+
+    real sums[THREAD_OUT][THREAD_BATCH];
+    UNROLL for (int n = 0; n < THREAD_OUT; ++n)
+        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
+
+    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
+    const bool wide = x_is_wide(x, batch);
+    const stored* const from = x + x_offset(tile, batch, x_line(0), x_run(0));
+    UNROLL for (int step = 0; step < STAGES - 1; ++step) {
+        if (step < STEPS) {
+            copy_x(shared + step * STAGE, from + step * x_next_step(batch), tile, x_next_line(batch), step * TILE_IN, wide);
+            copy_weights(shared + step * STAGE + W_BASE, tile_weights + step * W_STAGE);
+        }
+        copy_async_commit();
+    }
+    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
+        copy_async_wait<STAGES - 2>();
+        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+        const int ahead = step + STAGES - 1;
+        if (ahead < STEPS) {
+            real* const to = shared + ahead % STAGES * STAGE;
+            copy_x(to, from + ahead * x_next_step(batch), tile, x_next_line(batch), ahead * TILE_IN, wide);
+            copy_weights(to + W_BASE, tile_weights + ahead * W_STAGE);
+        }
+        copy_async_commit();
+        multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
+    }
+
+    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out);
+}
+
+// ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges
+ENTRY(PACK_THREADS, 1)
+void ks_1x768x192x2_float32_bsf_pack(GLOBAL const stored* RESTRICT w, GLOBAL real* RESTRICT packed) {
+    const extent at = block_index() * PACK_THREADS + thread_index();
+    const int k_in_tile = (int)(at % TILE_OUT);
+    const int l_in_stage = (int)(at / TILE_OUT % TILE_IN);
+    const int plane = (int)(at / (TILE_OUT * TILE_IN) % TILE_D);
+    const extent stage = at / W_STAGE;
+    const extent tile = stage / STEPS;
+    const int l = (int)(stage % STEPS) * TILE_IN + l_in_stage;
+    const int k = (int)(tile % TILES_OUT) * TILE_OUT + k_in_tile;
+    const int j = (int)(tile / TILES_OUT % TILES_D) * TILE_D + plane;
+    const extent i = tile / TILES_OUT / TILES_D;
+    if (i >= A) return;
+    packed[at] = k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : (real)0;
+}

@@ -1,0 +1,322 @@
+"""What a user's array is: where it lies, of which shape and type, on which stream. Zero-copy, and imports no library.
+
+Libraries are recognised by the modules that the user has imported, so PyTorch, CuPy, PyCUDA and pyopencl cost nothing
+where they are not used. Whether an array fits a kernel is for the launcher to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ksgen.errors import LaunchError
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+ACCEPTED = (
+    "a NumPy array, a PyCUDA GPUArray, a PyTorch or CuPy tensor, a pyopencl Array, or an object with __cuda_array_interface__ or __dlpack__"
+)
+
+Place = Literal["host"] | tuple[Literal["cuda"], int | None] | tuple[Literal["opencl"], Any]
+"""Where memory lies: the host, a CUDA device (None where the array does not tell which), or an OpenCL context."""
+
+
+class ArrayView(NamedTuple):
+    """An array as kernels see it. `owner` keeps its memory alive."""
+
+    kind: str  # "numpy", "torch", "pycuda", "cupy", "pyopencl", "cuda" (its array interface) or "dlpack"
+    pointer: Any  # an address, or a pyopencl Buffer
+    shape: tuple[int, ...]
+    dtype: str  # one of DTYPES
+    contiguous: bool  # row-major, without gaps
+    device: Place
+    stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
+    owner: Any
+    version: int | None  # changes whenever PyTorch writes to the tensor; None where writes are not counted
+    writeable: bool
+
+
+Reader = Callable[[Any, str, int | None], ArrayView]
+
+_readers: dict[type, Reader] = {}  # of the types seen so far
+_dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
+
+
+def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayView:
+    """Read an array. `stream` is where it will be used: a producer that speaks DLPack orders its own work before it."""
+    reader = _readers.get(type(array)) or _find_reader(array, name)
+    return reader(array, name, stream)
+
+
+def common_device(views: Mapping[str, ArrayView]) -> Place:
+    """The one place where all arrays lie; `LaunchError` where they lie apart."""
+    first_name, first = next(iter(views.items()))
+    place = first.device
+    for name, other in views.items():
+        if place[0] == other.device[0] == "cuda" and None in (place[1], other.device[1]):
+            place = place if other.device[1] is None else other.device
+        elif place != other.device:
+            raise LaunchError(f"{first_name} lies {_describe(place)} and {name} {_describe(other.device)}; give both in one place")
+    return place
+
+
+def stream_handle(stream: Any) -> Any:
+    """A stream as devices take it: a CUDA handle, a pyopencl CommandQueue, or None for the device's own."""
+    if stream is None or (isinstance(stream, int) and not isinstance(stream, bool)):
+        return stream
+    pyopencl = sys.modules.get("pyopencl")
+    if pyopencl and isinstance(stream, pyopencl.CommandQueue):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, PyCUDA
+        if isinstance(handle := getattr(stream, attribute, None), int):
+            return handle
+    raise LaunchError(
+        f"stream is {_article(stream)}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
+        "an object with __cuda_stream__, a pyopencl CommandQueue, or None"
+    )
+
+
+def _find_reader(array: Any, name: str) -> Reader:
+    for module, classname, reader in _LIBRARIES:
+        library = sys.modules.get(module)
+        if library is not None and isinstance(array, getattr(library, classname, ())):
+            if "numpy.ma" in sys.modules and isinstance(array, sys.modules["numpy.ma"].MaskedArray):
+                break
+            _readers[type(array)] = reader
+            return reader
+    else:  # one type may offer an interface for some of its arrays only
+        if getattr(array, "__cuda_array_interface__", None) is not None:
+            return _read_cuda_array_interface
+        if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+            return _read_dlpack
+    raise LaunchError(f"{name} is {_article(array)}; give {ACCEPTED}")
+
+
+def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
+    flags = array.flags
+    pointer = array.__array_interface__["data"][0]
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("numpy", pointer, array.shape, dtype, flags.c_contiguous, "host", None, array, None, flags.writeable)
+
+
+def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
+    place: Place
+    current = None
+    if tensor.is_cuda:
+        index = tensor.get_device()
+        place, current = ("cuda", index), _torch_stream(index)
+    elif tensor.device.type == "cpu":
+        place = "host"
+    else:
+        raise LaunchError(f"{name} is a tensor on {tensor.device}; give one on a CUDA device or the CPU")
+    dtype = _dtype(tensor.dtype, name)
+    try:
+        pointer, contiguous = tensor.data_ptr(), tensor.is_contiguous()
+    except RuntimeError as error:  # sparse, quantised or traced: there is no plain memory behind it
+        raise LaunchError(f"{name} is a tensor without plain memory ({error}); give a dense one") from None
+    if not pointer and tensor.numel():
+        raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
+    if tensor.is_neg():
+        raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
+    version = None if tensor.is_inference() else tensor._version
+    return ArrayView("torch", pointer, tensor.shape, dtype, contiguous, place, current, tensor, version, True)
+
+
+def _torch_stream(index: int) -> int:
+    """PyTorch's current stream: its own short way costs a fraction of the public one, which makes an object."""
+    torch = sys.modules["torch"]
+    short_way = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    handle: int = short_way(index) if short_way else torch.cuda.current_stream(index).cuda_stream
+    return handle
+
+
+def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
+    pointer = 0 if array.gpudata is None else int(array.gpudata)
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", None), None, array, None, True)
+
+
+def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
+    index = array.device.id
+    current = sys.modules["cupy"].cuda.get_current_stream().ptr
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("cupy", array.data.ptr, array.shape, dtype, contiguous, ("cuda", index), current, array, None, True)
+
+
+def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
+    if array.offset:  # a kernel's argument is a whole buffer
+        raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {name}.copy()")
+    place: Place = ("opencl", array.context)
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("pyopencl", array.base_data, array.shape, dtype, contiguous, place, array.queue, array, None, True)
+
+
+def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> ArrayView:
+    described = array.__cuda_array_interface__
+    if described.get("mask") is not None:
+        raise LaunchError(f"{name} is masked; give an array without a mask")
+    shape, (pointer, read_only), typestr = tuple(described["shape"]), described["data"], described["typestr"]
+    known = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}.get(typestr)
+    # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
+    dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
+    width = int(typestr[2:])
+    steps = described.get("strides")
+    contiguous = steps is None or _is_row_major(shape, [step / width for step in steps])
+    current = described.get("stream")
+    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", None), current, array, None, not read_only)
+
+
+def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
+    device_type, index = (int(number) for number in array.__dlpack_device__())
+    if device_type not in _DLPACK_PLACES:
+        raise LaunchError(f"{name} lies on DLPack device type {device_type}; give one on a CUDA device or the host")
+    place: Place = "host" if _DLPACK_PLACES[device_type] == "host" else ("cuda", index)
+    consumer = None if place == "host" else stream or _LEGACY_STREAM
+    try:
+        try:
+            capsule = array.__dlpack__(stream=consumer, max_version=(1, 0))
+        except TypeError:  # from before versions
+            capsule = array.__dlpack__(stream=consumer)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise LaunchError(f"{name} is {_article(array)} that cannot be shared by DLPack: {error}") from None
+    owner = _Managed(capsule, name)
+    tensor = owner.tensor
+    shape = tuple(tensor.shape[: tensor.ndim])
+    steps = tensor.strides[: tensor.ndim] if tensor.strides else None
+    contiguous = steps is None or _is_row_major(shape, steps)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    dtype = _dlpack_dtype(tensor, name)
+    return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), None, owner.writeable)
+
+
+_LIBRARIES: tuple[tuple[str, str, Reader], ...] = (
+    ("torch", "Tensor", _read_torch),
+    ("pycuda.gpuarray", "GPUArray", _read_pycuda),
+    ("numpy", "ndarray", _read_numpy),
+    ("cupy", "ndarray", _read_cupy),
+    ("pyopencl.array", "Array", _read_pyopencl),
+)
+
+
+def _dtype(dtype: Any, name: str) -> str:
+    """The name of a library's dtype object."""
+    if (known := _dtypes.get(dtype)) is not None:
+        return known
+    text = str(dtype).removeprefix("torch.")
+    if text not in DTYPES:
+        raise LaunchError(f"{name} is of {text}; give {', '.join(DTYPES)}")
+    return _dtypes.setdefault(dtype, text)
+
+
+def _is_row_major(shape: tuple[int, ...], steps: Any) -> bool:
+    """`steps` count elements. Along an axis of length one they mean nothing, and in an empty array none does."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(steps), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _describe(place: Place) -> str:
+    if place == "host":
+        return "on the host"
+    kind, where = place
+    if kind == "opencl":
+        return f"in an OpenCL context ({where})"
+    return "on a CUDA device" if where is None else f"on cuda:{where}"
+
+
+def _article(thing: Any) -> str:
+    words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
+    return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
+
+
+# DLPack, as https://dmlc.github.io/dlpack/latest/c_api.html lays it out.
+
+_LEGACY_STREAM = 1  # CUDA's default stream: the protocol forbids 0
+_DLPACK_PLACES = {1: "host", 2: "cuda", 3: "host", 13: "cuda"}  # CPU, CUDA, pinned host and managed memory
+_DLPACK_DTYPES = {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}  # by (code, bits)
+_DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
+_READ_ONLY = 1
+_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the GIL: some producers' deleters count on it
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; null for row-major
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Unversioned(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_rename_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+_CAPSULES = {  # name -> its layout, and its name once it is taken: kept here, as the capsule does not copy it
+    b"dltensor": (_Unversioned, ctypes.c_char_p(b"used_dltensor")),
+    b"dltensor_versioned": (_Versioned, ctypes.c_char_p(b"used_dltensor_versioned")),
+}
+
+
+class _Managed:
+    """A tensor taken out of its capsule: given back to its producer with the last reference to this."""
+
+    def __init__(self, capsule: Any, name: str) -> None:
+        self._address = None
+        label = _capsule_name(capsule)
+        if label not in _CAPSULES:
+            raise LaunchError(f"{name}: its __dlpack__ returned a capsule called {label!r}; give {ACCEPTED}")
+        layout, used = _CAPSULES[label]
+        address = _capsule_pointer(capsule, label)
+        held = layout.from_address(address)
+        _rename_capsule(capsule, used)
+        self._address, self._deleter = address, held.deleter
+        if isinstance(held, _Versioned) and held.major != 1:
+            raise LaunchError(f"{name} speaks DLPack {held.major}.{held.minor}; this reads 1.x and older")
+        self.tensor: _Tensor = held.tensor
+        self.writeable = not (isinstance(held, _Versioned) and held.flags & _READ_ONLY)
+
+    def __del__(self) -> None:
+        if self._address is not None and self._deleter:
+            self._deleter(self._address)
+
+
+def _dlpack_dtype(tensor: _Tensor, name: str) -> str:
+    if tensor.lanes == 1 and (known := _DLPACK_DTYPES.get((tensor.code, tensor.bits))):
+        return known
+    code = _DLPACK_CODES.get(tensor.code, f"code {tensor.code}, ")
+    lanes = "" if tensor.lanes == 1 else f" x {tensor.lanes}"
+    raise LaunchError(f"{name} is of {code}{tensor.bits}{lanes}; give {', '.join(DTYPES)}")

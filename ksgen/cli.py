@@ -1,0 +1,87 @@
+"""The `ksgen` command: one line and exit code 2 for a user's mistake, 1 for a failed check, 0 otherwise.
+
+Each subcommand is one module of `ksgen/commands/`, imported when it is called.
+"""
+
+import sys
+from importlib import import_module
+
+import click
+
+from ksgen import __version__
+from ksgen.errors import KsgenError
+
+COMMANDS = {
+    "emit": "Write a spec's kernels and launchers.",
+    "build": "Compile a spec's kernels into the cache; needs no GPU.",
+    "bundle": "Pack sources, binaries and wisdom into one file.",
+    "run": "Check and time one kernel.",
+    "demo": "Emit, build, check and time a whole spec.",
+    "show": "Say what a pattern is, with a picture.",
+    "doctor": "Say what was found, what is missing, and how to get it.",
+    "cache": "Look after the cache of binaries.",
+}
+
+
+class _Lazy(click.Group):
+    """Lists its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"ksgen.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="ksgen")
+def cli() -> None:
+    """Generate, build, check and time kernels for Kronecker-sparse matrices: Y = X K^T, support I_a ⊗ 1_{b x c} ⊗ I_d.
+
+    \b
+    Examples:
+      ksgen emit specs/vit.yaml
+      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen doctor
+
+    \b
+    Shell completion:
+      eval "$(_KSGEN_COMPLETE=bash_source ksgen)"      (or zsh_source, fish_source)
+    """
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        cli.main(prog_name="ksgen", standalone_mode=False)
+    except click.exceptions.Abort:
+        print("ksgen: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except click.exceptions.Exit as finished:
+        sys.exit(finished.exit_code)
+    except click.ClickException as error:
+        where = f" (ksgen {error.ctx.info_name} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        print(f"ksgen: {' '.join(error.format_message().split())}{where}", file=sys.stderr)
+        sys.exit(2)
+    except KsgenError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `ksgen ... | head`
+        sys.stderr.close()
+        sys.exit(141)

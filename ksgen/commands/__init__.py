@@ -1,0 +1,1 @@
+"""The subcommands of `ksgen`, one module each; `common.py` is what they share."""

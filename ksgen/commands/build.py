@@ -1,0 +1,49 @@
+"""`ksgen build`."""
+
+from pathlib import Path
+
+import click
+
+from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json, progress
+
+
+@click.command("build", short_help="Compile a spec's kernels into the cache; needs no GPU.")
+@click.argument("spec", type=SPEC)
+@arch_option
+@click.option("--device-name", help="Use the wisdom of this device, such as 'NVIDIA H200'.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; all cores unless given.")
+@json_option
+def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as_json: bool) -> None:
+    """Compile what launchers will ask for, for every target, into the cache.
+
+    \b
+    Examples:
+      ksgen build specs/vit.yaml --arch sm_80,sm_90a
+      KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
+    """
+    from ksgen.commands.compiling import compile_spec
+    from ksgen.spec import load
+
+    loaded = load(find_spec(spec))
+    with progress() as bar:
+        compiled = compile_spec(loaded, arch, device_name, jobs, bar)
+    first_failure([job.result for job in compiled])
+    spilling = [job for job in compiled if job.binary.resources.spill_bytes]
+    if as_json:
+        print_json(
+            [
+                {
+                    "entry": job.source.entry,
+                    "target": job.target,
+                    "registers": job.binary.resources.registers,
+                    "spill_bytes": job.binary.resources.spill_bytes,
+                    "bytes": len(job.binary.data),
+                    "compiler": dict(job.binary.provenance),
+                }
+                for job in compiled
+            ]
+        )
+        return
+    click.echo(f"{len(compiled)} binaries of {loaded.name} for {arch} are in the cache; {len(spilling)} of them spill registers")
+    for job in spilling:
+        click.echo(f"  {job.source.entry} for {job.target}: {job.binary.resources.spill_bytes} bytes")

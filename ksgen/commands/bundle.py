@@ -1,0 +1,47 @@
+"""`ksgen bundle`."""
+
+from pathlib import Path
+
+import click
+
+from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json, progress
+
+
+@click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
+@click.argument("spec", type=SPEC)
+@arch_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; <spec name>.ksb unless named.")
+@click.option("--device-name", multiple=True, help="Pack the wisdom of this device too, such as 'NVIDIA H200'.")
+@json_option
+def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
+    """Write one file that serves launchers on a machine with a driver and nothing else: ksgen.use_bundle("vit.ksb").
+
+    \b
+    Examples:
+      ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
+    """
+    from ksgen import __version__
+    from ksgen.bundle import write_bundle
+    from ksgen.commands.compiling import compile_spec
+    from ksgen.spec import load
+    from ksgen.wisdom import dump, file_name, load_wisdom
+
+    loaded = load(find_spec(spec))
+    path = output or Path(f"{loaded.name}.ksb")
+    compiled = {}
+    with progress() as bar:
+        for name in device_name or (None,):
+            for job in compile_spec(loaded, arch, name, None, bar):
+                compiled[job.request] = job
+    first_failure([job.result for job in compiled.values()])
+    wisdom = {file_name(name): dump(name, load_wisdom(name)).encode() for name in device_name}
+    write_bundle(
+        path,
+        [(request, job.binary) for request, job in compiled.items()],
+        wisdom,
+        {"ksgen": __version__, "spec": loaded.name},
+    )
+    if as_json:
+        print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
+    else:
+        click.echo(f"{len(compiled)} binaries of {loaded.name} for {arch} in {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -1,0 +1,69 @@
+"""What several subcommands share: parameter types, JSON, the console and its progress bar."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+class PatternType(click.ParamType):
+    """`1,192,48,2`."""
+
+    name = "a,b,c,d"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Pattern:
+        return value if isinstance(value, Pattern) else Pattern.parse(value)
+
+
+PATTERN = PatternType()
+PRECISION = click.Choice(list(PRECISIONS))
+LAYOUT = click.Choice(list(LAYOUTS))
+SPEC = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")
+
+
+def find_spec(path: Path) -> Path:
+    """The spec at a path; `specs/vit.yaml` also names the one that ksgen ships."""
+    from ksgen.paths import resource
+
+    shipped = resource("specs") / path.name
+    return shipped if not path.exists() and path.parent in (Path("specs"), Path()) and shipped.is_file() else path
+
+
+def print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=1))
+
+
+def console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def progress() -> "Progress":
+    """A bar on the error stream, so that what is printed can be piped."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
+        console=console(stderr=True), transient=True,
+    )  # fmt: skip
+
+
+def first_failure(results: Sequence[Any]) -> None:
+    """Raise the first error among the results of `build_many`, with how many others there are."""
+    failures = [result for result in results if isinstance(result, KsgenError)]
+    if failures:
+        more = f" (and {len(failures) - 1} other kernels failed)" if len(failures) > 1 else ""
+        raise type(failures[0])(f"{failures[0]}{more}")

@@ -1,0 +1,63 @@
+"""Compiling a whole spec for several targets: what `build`, `bundle` and `demo` share."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ksgen.build import Binary, Request, build_many
+from ksgen.emit import Source, render
+from ksgen.errors import KsgenError
+from ksgen.families import cuda_limits
+from ksgen.plan import choose
+from ksgen.spec import KernelSpec, Spec
+from ksgen.toolchain import find_compiler, parse_targets
+from ksgen.wisdom import Wisdom, load_wisdom
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one target: the binary, or why there is none."""
+
+    source: Source
+    target: str
+    result: Binary | KsgenError
+
+    @property
+    def request(self) -> Request:
+        return Request(self.source.text, self.source.entry, self.target)
+
+    @property
+    def binary(self) -> Binary:
+        if isinstance(self.result, KsgenError):
+            raise self.result
+        return self.result
+
+
+def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None, bar: "Progress") -> list[Compiled]:
+    """Every kernel of the spec for every target, with what a device of that name knows by wisdom."""
+    compiler = find_compiler()
+    wisdom = load_wisdom(device_name) if device_name else Wisdom()
+    wanted = [(source, target) for target in parse_targets(arch, compiler) for source in _sources(spec.kernels, target, wisdom)]
+    task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
+    results = build_many(
+        [Request(source.text, source.entry, target) for source, target in wanted],
+        compiler,
+        workers=jobs,
+        on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
+    )
+    return [Compiled(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
+
+
+def _sources(kernels: Iterable[KernelSpec], target: str, wisdom: Wisdom) -> list[Source]:
+    """What launchers on this target will render: a kernel for each batch that wisdom knows, or for any."""
+    limits = cuda_limits(target)
+    sources: dict[str, Source] = {}
+    for kernel in kernels:
+        for batch in wisdom.batches(kernel) or [kernel.batch or 1]:
+            choice = choose(kernel, batch, limits, wisdom)
+            source = render(kernel, choice.constants, family=choice.family)
+            sources[source.digest] = source
+    return list(sources.values())

@@ -1,0 +1,32 @@
+"""`ksgen emit`."""
+
+from pathlib import Path
+
+import click
+
+from ksgen.commands.common import SPEC, find_spec, json_option, print_json
+
+
+@click.command("emit", short_help="Write a spec's kernels and launchers.")
+@click.argument("spec", type=SPEC)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
+@click.option("--dialect", type=click.Choice(["cuda", "opencl"]), default="cuda", show_default=True, help="Language of the kernels.")
+@json_option
+def command(spec: Path, output: Path | None, dialect: str, as_json: bool) -> None:
+    """Write one commented source a kernel, a manifest, and launchers to import.
+
+    \b
+    Examples:
+      ksgen emit specs/vit.yaml
+      ksgen emit specs/vit.yaml --dialect opencl -o /tmp/vit-opencl
+    """
+    from ksgen.emit import emit
+    from ksgen.spec import load
+
+    loaded = load(find_spec(spec))
+    folder = output or Path("generated") / loaded.name
+    sources = emit(loaded, folder, dialect)
+    if as_json:
+        print_json({"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources]})
+    else:
+        click.echo(f"{len(sources)} kernels of {loaded.name} in {folder}")

@@ -1,0 +1,89 @@
+"""Which device to run on: `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver and OpenCL that is there.
+
+Each runtime is one module, imported only when it is asked for, with `found()` and `open_device(index)`.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
+from ksgen.errors import DeviceError
+
+__all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices"]
+
+_MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "opencl": "opencl"}  # the order of preference
+_RUNTIMES = {"": tuple(_MODULES), "cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
+_ACCEPTED = (
+    "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, one of these with a number (opencl:1), or a part of a device's name"
+)
+
+
+def find_device(name: str | None = None) -> Device:
+    """The device that `name`, else `KSGEN_DEVICE`, asks for, else the best there is; the same object at every call."""
+    return _find(name or os.environ.get("KSGEN_DEVICE", ""))
+
+
+def device_for(place: Any) -> Device:
+    """The device that reaches an array's memory: `ArrayView.device`. Host arrays go to `find_device()`'s."""
+    if place == "host":
+        return find_device()
+    kind, where = place
+    if kind == "opencl":
+        device: Device = import_module("ksgen.devices.opencl").for_context(where)
+        return device
+    asked = os.environ.get("KSGEN_DEVICE", "").partition(":")[0].lower()
+    runtime = asked if asked in ("pycuda", "driver") else "cuda"
+    return find_device(runtime if where is None else f"{runtime}:{where}")
+
+
+def list_devices() -> list[Found | Missing]:
+    """Every device by every runtime, and why a runtime has none. Never raises."""
+    lines: list[Found | Missing] = []
+    for runtime in _MODULES:
+        try:
+            lines += _module(runtime).found()
+        except UnavailableError as absent:
+            lines.append(Missing(runtime, absent.why, absent.remedy))
+        except Exception as error:  # a broken driver must not hide the others
+            lines.append(Missing(runtime, f"{type(error).__name__}: {error}", ""))
+    return lines
+
+
+@cache
+def _find(wanted: str) -> Device:
+    word, colon, number = wanted.lower().partition(":")
+    if word not in _RUNTIMES:
+        return _find_by_name(wanted)
+    if colon and not number.isdecimal():
+        raise DeviceError(f"device {wanted!r}: {number!r} is no number; {_ACCEPTED}")
+    reasons = []
+    for runtime in _RUNTIMES[word]:
+        try:
+            device: Device = _module(runtime).open_device(int(number or 0))
+        except DeviceError as error:
+            reasons.append(str(error))
+        else:
+            return device
+    raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")
+
+
+def _find_by_name(wanted: str) -> Device:
+    devices = list(_all_found())
+    for candidate in devices:
+        if wanted.lower() in f"{candidate.name} {candidate.target}".lower():
+            return _find(candidate.selector)
+    names = ", ".join(f"{device.selector} ({device.name})" for device in devices) or "none"
+    raise DeviceError(f"device {wanted!r}: none is called that; found: {names}; {_ACCEPTED}")
+
+
+def _all_found() -> Iterator[Found]:
+    for line in list_devices():
+        if isinstance(line, Found):
+            yield line
+
+
+def _module(runtime: str) -> Any:
+    return import_module(f"ksgen.devices.{_MODULES[runtime]}")

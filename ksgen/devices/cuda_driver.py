@@ -1,0 +1,273 @@
+"""Runs kernels on NVIDIA GPUs through the driver alone, on any stream in the process. The only user of cuda-bindings' driver.
+
+Everything happens in the device's primary context, which PyTorch and CuPy share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from ksgen.devices.base import (
+    CONTEXT_LOST,
+    PORTABLE_SHARED_BYTES,
+    Buffer,
+    Found,
+    Limits,
+    Memory,
+    Stream,
+    UnavailableError,
+    as_bytes,
+    check_index,
+    cuda_driver_version,
+    cuda_target,
+)
+from ksgen.errors import DeviceError
+from ksgen.resources import Binary, Compiler
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import HostArray
+
+_STICKY = {  # after these the context is lost, and with it the process's use of the GPU
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+}
+_LEGACY_STREAM = 1  # the default stream's other name, beside 0
+
+
+def found() -> list[Found]:
+    """The GPUs that the driver shows; no context is made."""
+    cu = _driver()
+    described = [_describe(cu, index) for index in range(_device_count(cu))]
+    return [Found(f"driver:{index}", "driver", name, target) for index, (name, target) in enumerate(described)]
+
+
+@cache
+def open_device(index: int) -> DriverDevice:
+    cu = _driver()
+    check_index("driver", index, [_describe(cu, each)[0] for each in range(_device_count(cu))])
+    return DriverDevice(cu, index)
+
+
+class DriverDevice:
+    """One GPU, in its primary context. Streams are handles: integers."""
+
+    kind: Literal["cuda"] = "cuda"
+    runtime: Literal["driver"] = "driver"
+    dialect: Literal["cuda"] = "cuda"
+    supports_foreign_streams = True
+
+    def __init__(self, cu: Any, index: int) -> None:
+        self._cu, self.index = cu, index
+        self.name, self.target = _describe(cu, index)
+        self.driver_version = cuda_driver_version(_call(cu, "reading the driver's version", cu.cuDriverGetVersion))
+        attribute = cu.CUdevice_attribute
+        self.limits = Limits(
+            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, index),
+            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, index),
+            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index),
+        )
+        self._context = _call(cu, f"opening {self.name}", cu.cuDevicePrimaryCtxRetain, index)
+        self._context_address = int(self._context)
+
+    def compiler(self) -> Compiler:
+        from ksgen.toolchain import find_compiler
+
+        return find_compiler()
+
+    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+        cu = self._cu
+        with self._current():
+            library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
+            kernel = self._call(f"finding {entry}", cu.cuLibraryGetKernel, library, entry.encode())
+            function = self._call(f"finding {entry}", cu.cuKernelGetFunction, kernel)
+            if shared_bytes > PORTABLE_SHARED_BYTES:
+                attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
+                self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
+        loaded = _Kernel(function, entry)
+        weakref.finalize(loaded, cu.cuLibraryUnload, library).atexit = False
+        return loaded
+
+    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+        cu = self._cu
+        if not self._is_current():
+            with self._current():
+                return self.launch(kernel, grid, block, shared_bytes, args, stream)
+        with kernel.lock:
+            block_address = kernel.pack(args)
+            (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
+        if status:
+            raise _error(cu, status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
+        return None
+
+    def allocate(self, nbytes: int) -> Buffer:
+        with self._current():
+            pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
+        return Memory(pointer, nbytes, self._free, pointer)
+
+    def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
+        source = as_bytes(array)
+        with self._current():
+            doing = f"uploading {source.nbytes} bytes"
+            copy = self._cu.cuMemcpyHtoDAsync
+            self._call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
+        self.synchronize(stream)
+
+    def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
+        target = as_bytes(array)
+        with self._current():
+            doing = f"downloading {target.nbytes} bytes"
+            copy = self._cu.cuMemcpyDtoHAsync
+            self._call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
+        self.synchronize(stream)
+
+    def synchronize(self, stream: Stream = None) -> None:
+        with self._current():
+            self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
+
+    def is_capturing(self, stream: Stream) -> bool:
+        if stream in (None, 0, _LEGACY_STREAM):  # it cannot be captured, and asking it is an error while another is
+            return False
+        with self._current():
+            status = self._call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
+        return bool(status != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+        cu, handle = self._cu, stream or 0
+        with self._current():
+            for _ in range(warmup):
+                call()
+            events = [self._call("making an event", cu.cuEventCreate, 0) for _ in range(2 * runs)]
+            pairs = list(zip(events[::2], events[1::2], strict=True))
+            try:
+                for start, end in pairs:
+                    self._call("timing", cu.cuEventRecord, start, handle)
+                    call()
+                    self._call("timing", cu.cuEventRecord, end, handle)
+                self._call("timing", cu.cuStreamSynchronize, handle)
+                return [self._call("timing", cu.cuEventElapsedTime, *pair) * 1e-3 for pair in pairs]
+            finally:
+                for event in events:
+                    cu.cuEventDestroy(event)
+
+    def _free(self, pointer: int) -> None:
+        with self._current():
+            self._cu.cuMemFree(pointer)  # unchecked: after a lost context there is nothing left to free
+
+    def _is_current(self) -> bool:
+        status, context = self._cu.cuCtxGetCurrent()
+        return not status and int(context) == self._context_address
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """A thread with no context keeps this one; a thread with another gets that one back."""
+        cu = self._cu
+        before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
+        if before in (0, self._context_address):
+            self._call("entering the context", cu.cuCtxSetCurrent, self._context)
+            yield
+            return
+        self._call("entering the context", cu.cuCtxPushCurrent, self._context)
+        try:
+            yield
+        finally:
+            cu.cuCtxPopCurrent()
+
+    def _call(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+        return _call(self._cu, doing, function, *args)
+
+
+class _Kernel:
+    """A function and the block that its arguments are written to at every launch: pack and launch under `lock`."""
+
+    __slots__ = ("__weakref__", "_block", "_pack", "_pointers", "entry", "function", "lock")
+
+    def __init__(self, function: Any, entry: str) -> None:
+        self.function, self.entry, self.lock = function, entry, threading.Lock()
+        self._block: Any = ()
+
+    def pack(self, args: tuple[Any, ...]) -> int:
+        """The address of an array of pointers to the arguments, each 64 bits wide."""
+        if len(self._block) != len(args):
+            self._block = (ctypes.c_int64 * len(args))()
+            first, width = ctypes.addressof(self._block), ctypes.sizeof(ctypes.c_int64)
+            addresses = (ctypes.c_void_p * len(args))(*(first + width * number for number in range(len(args))))
+            self._pointers = (addresses, ctypes.addressof(addresses))
+            self._pack = struct.Struct(f"{len(args)}q").pack_into
+        if None in args:
+            args = tuple(0 if arg is None else arg for arg in args)
+        self._pack(self._block, 0, *args)
+        return self._pointers[1]
+
+
+@cache
+def _driver() -> Any:
+    """cuda-bindings' driver module, started. The bindings look for libcuda at the first call, not at import."""
+    try:
+        from cuda.bindings import driver as cu
+    except ImportError as error:
+        raise UnavailableError(f"CUDA driver: cuda-bindings cannot be imported ({error})", "pip install cuda-bindings") from None
+    try:
+        (status,) = cu.cuInit(0)
+    except RuntimeError as error:
+        raise UnavailableError(f"CUDA driver: libcuda cannot be loaded ({error})", "install NVIDIA's driver") from None
+    if status:
+        raise UnavailableError(str(_error(cu, status, "starting the driver")), "nvidia-smi shows whether a GPU is there")
+    return cu
+
+
+def _device_count(cu: Any) -> int:
+    count: int = _call(cu, "counting GPUs", cu.cuDeviceGetCount)
+    if not count:
+        raise UnavailableError("CUDA driver: it shows no GPU", "CUDA_VISIBLE_DEVICES may hide it")
+    return count
+
+
+def _describe(cu: Any, index: int) -> tuple[str, str]:
+    """Name and target."""
+    name: bytes = _call(cu, "reading the GPU's name", cu.cuDeviceGetName, 256, index)
+    attribute = cu.CUdevice_attribute
+    major = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, index)
+    minor = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, index)
+    return name.partition(b"\0")[0].decode(), cuda_target(major, minor)
+
+
+def _attribute(cu: Any, attribute: Any, index: int) -> int:
+    value: int = _call(cu, f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index)
+    return value
+
+
+def _call(cu: Any, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+    """The result of a driver call: its value where it has one; an error of the driver becomes a `DeviceError`."""
+    try:
+        status, *values = function(*args)
+    except RuntimeError as error:  # a function that this driver is too old to have
+        raise DeviceError(f"CUDA, {doing}: {error}") from None
+    if status:
+        raise _error(cu, status, doing)
+    return values[0] if values else None
+
+
+def _error(cu: Any, status: Any, doing: str) -> DeviceError:
+    _, name = cu.cuGetErrorName(status)
+    _, text = cu.cuGetErrorString(status)
+    code = name.decode() if name else str(status)
+    message = f"CUDA, {doing}: {code} ({text.decode() if text else 'unknown to this driver'})"
+    if code in _STICKY:
+        message += CONTEXT_LOST
+    return DeviceError(message)

@@ -1,0 +1,231 @@
+"""Runs kernels on NVIDIA GPUs through PyCUDA: for NumPy and `GPUArray` users. The only user of pycuda.
+
+PyCUDA launches on its own streams only; for another library's, the launcher takes the driver runtime.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from ksgen.devices.base import (
+    CONTEXT_LOST,
+    PORTABLE_SHARED_BYTES,
+    Buffer,
+    Found,
+    Limits,
+    Memory,
+    Stream,
+    UnavailableError,
+    as_bytes,
+    check_index,
+    cuda_driver_version,
+    cuda_target,
+)
+from ksgen.errors import DeviceError
+from ksgen.resources import Binary, Compiler
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import HostArray
+
+_STICKY = (  # what the driver says when the context is lost, and with it the process's use of the GPU
+    "device-side assert",
+    "hardware stack error",
+    "illegal instruction",
+    "illegal memory access",
+    "invalid program counter",
+    "launch timed out",
+    "misaligned address",
+    "unspecified launch failure",
+)
+
+
+def found() -> list[Found]:
+    """The GPUs that PyCUDA shows; no context is made."""
+    return [
+        Found(f"pycuda:{index}", "pycuda", device.name(), cuda_target(*device.compute_capability()))
+        for index, device in enumerate(_devices())
+    ]
+
+
+@cache
+def open_device(index: int) -> PyCudaDevice:
+    devices = _devices()
+    check_index("pycuda", index, [device.name() for device in devices])
+    return PyCudaDevice(_pycuda(), devices[index], index)
+
+
+class PyCudaDevice:
+    """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
+
+    The context is entered around every call and left again: PyCUDA aborts a process whose thread ends inside one, and
+    makes no stream, event or module on a thread that is outside.
+    """
+
+    kind: Literal["cuda"] = "cuda"
+    runtime: Literal["pycuda"] = "pycuda"
+    dialect: Literal["cuda"] = "cuda"
+    supports_foreign_streams = False
+
+    def __init__(self, driver: Any, device: Any, index: int) -> None:
+        self._driver, self.index = driver, index
+        self.name: str = device.name()
+        self.target = cuda_target(*device.compute_capability())
+        self.driver_version = cuda_driver_version(driver.get_driver_version())
+        self.limits = Limits(device.max_shared_memory_per_block_optin, device.max_threads_per_block, device.multiprocessor_count)
+        current = driver.Context.get_current()
+        is_here = current is not None and driver.Context.get_device() == device
+        self._context = current if is_here else device.retain_primary_context()
+        if not is_here:
+            atexit.register(self._context.detach)  # left to its destructor, PyCUDA detaches it the wrong way, and complains
+
+    def compiler(self) -> Compiler:
+        from ksgen.toolchain import find_compiler
+
+        return find_compiler()
+
+    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+        with self._entered(f"loading {entry}"):
+            module = self._driver.module_from_buffer(binary.data)
+            function = module.get_function(entry)
+            if shared_bytes > PORTABLE_SHARED_BYTES:
+                attribute = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                function.set_attribute(attribute, shared_bytes)
+        kernel = _Kernel([function, module], entry)
+        weakref.finalize(kernel, self._release, kernel.parts).atexit = False
+        return kernel
+
+    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+        own = self._own(stream)
+        values = [0 if arg is None else int(arg) for arg in args]
+        if kernel.arity != len(values):
+            kernel.prepare(len(values))
+        try:  # what `_entered` does, without its microsecond
+            self._context.push()
+            try:
+                kernel.parts[0].prepared_async_call((grid, 1), (block, 1, 1), own, *values, shared_size=shared_bytes)
+            finally:
+                self._driver.Context.pop()
+        except self._driver.Error as error:
+            doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
+            raise self._error(doing, error) from error
+
+    def allocate(self, nbytes: int) -> Buffer:
+        with self._entered(f"allocating {nbytes} bytes"):
+            allocation = self._driver.mem_alloc(max(nbytes, 1))
+        return Memory(int(allocation), nbytes, self._release, [allocation])
+
+    def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
+        own, source = self._own(stream), as_bytes(array)
+        if source.nbytes:
+            with self._entered(f"uploading {source.nbytes} bytes"):
+                self._driver.memcpy_htod_async(int(buffer), source, own)
+                self._wait(own)
+
+    def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
+        own, target = self._own(stream), as_bytes(array)
+        if target.nbytes:
+            with self._entered(f"downloading {target.nbytes} bytes"):
+                self._driver.memcpy_dtoh_async(target, int(buffer), own)
+                self._wait(own)
+
+    def synchronize(self, stream: Stream = None) -> None:
+        own = self._own(stream)
+        with self._entered("waiting for the stream"):
+            self._wait(own)
+
+    def is_capturing(self, stream: Stream) -> bool:
+        return False  # PyCUDA's own streams cannot capture
+
+    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+        own, event = self._own(stream), self._driver.Event
+        with self._entered("timing"):
+            for _ in range(warmup):
+                call()
+            pairs = [(event(), event()) for _ in range(runs)]
+            for start, end in pairs:
+                start.record(own)
+                call()
+                end.record(own)
+            self._wait(own)
+            seconds = [end.time_since(start) * 1e-3 for start, end in pairs]
+            del pairs, start, end  # an event must end on its own thread, inside its context
+        return seconds
+
+    def _release(self, parts: list[Any]) -> None:
+        """Drop what lives in the context while inside it: on another thread PyCUDA would leak it."""
+        with suppress(DeviceError), self._entered("releasing"):
+            parts.clear()
+
+    def _own(self, stream: Stream) -> Any:
+        """A stream as PyCUDA takes it: one that it made, or None for the default stream."""
+        if not stream:
+            return None
+        if isinstance(stream, self._driver.Stream):
+            return stream
+        raise DeviceError(f"stream {stream!r}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
+
+    def _wait(self, own: Any) -> None:
+        if own is None:
+            self._driver.Context.synchronize()
+        else:
+            own.synchronize()
+
+    @contextmanager
+    def _entered(self, doing: str) -> Iterator[None]:
+        try:
+            self._context.push()
+            try:
+                yield
+            finally:
+                self._driver.Context.pop()
+        except self._driver.Error as error:
+            raise self._error(doing, error) from error
+
+    def _error(self, doing: str, error: Exception) -> DeviceError:
+        """PyCUDA keeps the driver's sentence and drops its code."""
+        lost = CONTEXT_LOST if any(words in str(error) for words in _STICKY) else ""
+        return DeviceError(f"PyCUDA on {self.name}, {doing}: {type(error).__name__}: {error}{lost}")
+
+
+class _Kernel:
+    """A function with the module that it lives in, and how many 64-bit arguments it was prepared for."""
+
+    __slots__ = ("__weakref__", "arity", "entry", "parts")
+
+    def __init__(self, parts: list[Any], entry: str) -> None:
+        self.parts, self.entry, self.arity = parts, entry, -1
+
+    def prepare(self, arity: int) -> None:
+        self.parts[0].prepare("q" * arity)
+        self.arity = arity
+
+
+def _devices() -> list[Any]:
+    device = _pycuda().Device
+    devices = [device(index) for index in range(device.count())]
+    if not devices:
+        raise UnavailableError("PyCUDA: it shows no GPU", "CUDA_VISIBLE_DEVICES may hide it")
+    return devices
+
+
+@cache
+def _pycuda() -> Any:
+    """pycuda.driver, started. Its import loads libcuda, so it fails where there is no NVIDIA driver."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of what it then raises
+            from pycuda import driver
+    except ImportError as error:
+        remedy = "pip install pycuda, beside a CUDA toolkit and NVIDIA's driver"
+        raise UnavailableError(f"PyCUDA: it cannot be imported ({error})", remedy) from None
+    try:
+        driver.init()
+    except driver.Error as error:
+        raise UnavailableError(f"PyCUDA: {error}", "nvidia-smi shows whether a GPU is there") from None
+    return driver

@@ -1,0 +1,342 @@
+"""Runs kernels on OpenCL devices, CPUs included: finds their drivers, builds, loads, launches. The only user of pyopencl.
+
+On x86-64 Linux the CPU driver comes from PyPI; its packages leave no usable .icd file, so this module shows it to
+PyOpenCL's loader beside the system's drivers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
+from ksgen.errors import DeviceError, ToolchainError
+from ksgen.paths import cache_dir
+from ksgen.resources import Binary, Resources
+from ksgen.toolchain import first_error
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import HostArray
+
+_SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
+_CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of, each after those that it needs
+    "tbb": ("libtbb.so.12",),
+    "intel-cmplr-lib-rt": ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so"),
+    "intel-opencl-rt": ("libintelocl.so",),
+}
+_BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
+_building = threading.Lock()  # `catch_warnings` changes the whole process
+
+
+def found() -> list[Found]:
+    """The OpenCL devices here, GPUs first."""
+    return [Found(f"opencl:{index}", "opencl", device.name.strip(), _target(device)) for index, device in enumerate(_devices())]
+
+
+@cache
+def open_device(index: int) -> OpenCLDevice:
+    devices = _devices()
+    check_index("opencl", index, [device.name.strip() for device in devices])
+    return OpenCLDevice(devices[index], _pyopencl().Context([devices[index]]), index)
+
+
+@cache
+def for_context(context: Any) -> OpenCLDevice:
+    """The device of a context that the user made: buffers of one context mean nothing in another."""
+    return OpenCLDevice(context.devices[0], context, -1)
+
+
+class OpenCLDevice:
+    """One OpenCL device in one context, with one in-order queue of its own."""
+
+    kind: Literal["opencl"] = "opencl"
+    runtime: Literal["opencl"] = "opencl"
+    dialect: Literal["opencl"] = "opencl"
+    supports_foreign_streams = False
+
+    def __init__(self, device: Any, context: Any, index: int) -> None:
+        cl = self._cl = _pyopencl()
+        self.index = index
+        self.name: str = device.name.strip()
+        self.target = _target(device)
+        self.driver_version: str = device.driver_version
+        self.limits = Limits(
+            shared_bytes_per_block=device.local_mem_size,
+            threads_per_block=device.max_work_group_size,
+            multiprocessors=device.max_compute_units,
+            is_cpu=bool(device.type & cl.device_type.CPU),
+        )
+        self._device, self._context = device, context
+        self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
+        self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
+
+    def compiler(self) -> OpenCLCompiler:
+        return OpenCLCompiler(self._device, self._context)
+
+    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+        if binary.target != self.target:
+            raise DeviceError(f"{entry}: a binary for {binary.target} does not run on {self.target}")
+        cl = self._cl
+        with self._explained(f"loading {entry}"), _quiet(cl):
+            try:
+                program = cl.Program(self._context, [self._device], [binary.data]).build(cache_dir=False)
+            except cl.LogicError as error:
+                raise DeviceError(f"loading {entry}: the driver refuses the binary ({error}); build it again from source") from error
+            return _Kernel(cl, cl.Kernel(program, entry))
+
+    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+        queue = self._queue if stream is None else stream
+        with kernel.lock, self._explained(f"launching {kernel.entry}"):
+            kernel.set_args(args, shared_bytes)
+            event = self._cl.enqueue_nd_range_kernel(queue, kernel.kernel, (grid * block,), (block,))
+        if (events := getattr(self._timed, "events", None)) is not None:
+            events.append(event)
+
+    def allocate(self, nbytes: int) -> Buffer:
+        with self._explained(f"allocating {nbytes} bytes"):
+            return self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size=max(nbytes, 1))
+
+    def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
+        source = as_bytes(array)
+        self._copy(buffer, source, source.nbytes, stream)
+
+    def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
+        target = as_bytes(array)
+        self._copy(target, buffer, target.nbytes, stream)
+
+    def _copy(self, destination: Any, source: Any, nbytes: int, stream: Stream) -> None:
+        if nbytes:  # OpenCL refuses to copy nothing
+            with self._explained(f"copying {nbytes} bytes"):
+                self._cl.enqueue_copy(stream or self._queue, destination, source, is_blocking=True)
+
+    def synchronize(self, stream: Stream = None) -> None:
+        with self._explained("waiting for the queue"):
+            (stream or self._queue).finish()
+
+    def is_capturing(self, stream: Stream) -> bool:
+        return False
+
+    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+        queue = stream or self._queue
+        if not queue.properties & self._cl.command_queue_properties.PROFILING_ENABLE:
+            raise DeviceError(f"{queue}: timing needs a queue made with PROFILING_ENABLE, or None for the device's own")
+        for _ in range(warmup):
+            call()
+        return [self._seconds(call, queue) for _ in range(runs)]
+
+    def _seconds(self, call: Callable[[], None], queue: Any) -> float:
+        """From the start of the first launch to the end of the last one."""
+        events = self._timed.events = []
+        try:
+            call()
+        finally:
+            self._timed.events = None
+        if not events:
+            raise DeviceError("timing: the call launched nothing on this device")
+        with self._explained("timing"):
+            queue.finish()
+            nanoseconds: int = events[-1].profile.end - events[0].profile.start
+        return nanoseconds * 1e-9
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except self._cl.Error as error:
+            raise DeviceError(f"OpenCL on {self.name}, {doing}: {error}") from error
+
+
+class _Kernel:
+    """An entry of a loaded program. Arguments live in the kernel object itself: set and launch under `lock`."""
+
+    def __init__(self, cl: Any, kernel: Any) -> None:
+        self.kernel, self.lock = kernel, threading.Lock()
+        self.entry: str = kernel.function_name
+        self._count: int = kernel.num_args
+        self._cl, self._is_typed = cl, False
+
+    def set_args(self, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
+        import numpy as np
+
+        if not self._is_typed:  # which arguments are numbers never changes between launches
+            numbers: Sequence[Any] = [np.int64 if isinstance(arg, int) else None for arg in args]
+            self.kernel.set_scalar_arg_dtypes([*numbers, None][: self._count])
+            self._is_typed = True
+        if self._count == len(args) + 1:
+            args = (*args, self._cl.LocalMemory(shared_bytes))
+        self.kernel.set_args(*args)
+
+
+class OpenCLCompiler:
+    """The compiler inside an OpenCL driver: it builds only for the device it belongs to."""
+
+    name = "opencl"
+
+    def __init__(self, device: Any, context: Any) -> None:
+        self.version = _target(device)
+        self._device, self._context = device, context
+
+    def options(self, target: str) -> tuple[str, ...]:
+        return _BUILD_OPTIONS
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        if target != self.version:
+            raise ToolchainError(f"{entry}: the OpenCL compiler of {self.version} cannot build for {target}")
+        cl = _pyopencl()
+        try:
+            with _quiet(cl):
+                program = cl.Program(self._context, text)
+                program.build(list(self.options(target)), [self._device], cache_dir=False)
+            if entry not in program.get_info(cl.program_info.KERNEL_NAMES).split(";"):
+                raise ToolchainError(f"{entry}: the source compiles, but holds no __kernel function of that name")
+            kernel = cl.Kernel(program, entry)
+            shared_bytes = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, self._device)
+        except cl.Error as error:
+            raise ToolchainError(_build_failure(text, entry, str(error))) from error
+        (data,) = program.get_info(cl.program_info.BINARIES)
+        return Binary(data, entry, target, Resources(shared_bytes=shared_bytes))
+
+
+def _build_failure(text: str, entry: str, log: str) -> str:
+    """The kernel, the compiler's first error, and where its source was kept."""
+    message = f"{entry}: the OpenCL compiler refused it: {first_error(log)}"
+    kept = cache_dir() / "failed" / f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.cl"
+    with suppress(OSError):
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept.write_text(text, encoding="utf-8")
+        message += f"\n  source: {kept}"
+    return message
+
+
+@contextmanager
+def _quiet(cl: Any) -> Iterator[None]:
+    """PyOpenCL warns whenever a driver's build log is not empty, which some never are."""
+    with _building, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        yield
+
+
+def _target(device: Any) -> str:
+    """A CPU driver compiles for the very machine, so its instruction set is part of the name."""
+    words = [device.platform.name, device.name, device.driver_version]
+    if device.type & _pyopencl().device_type.CPU:
+        words.append(_instruction_set())
+    return ", ".join(word.strip() for word in words)
+
+
+@cache
+def _instruction_set() -> str:
+    try:
+        flags = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        flags = None
+    features = flags[2] if flags else platform.processor()
+    return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:8]}"
+
+
+def _devices() -> list[Any]:
+    """GPUs first, then in the loader's order."""
+    cl = _pyopencl()
+    devices: list[Any] = []
+    with suppress(cl.Error):  # no platform at all is an error of the loader
+        for one in cl.get_platforms():
+            with suppress(cl.Error):  # a platform with no device, likewise
+                devices += one.get_devices()
+    if not devices:
+        _raise_no_driver()
+    return sorted(devices, key=lambda device: not device.type & cl.device_type.GPU)
+
+
+@cache
+def _pyopencl() -> Any:
+    """The pyopencl module, its loader having read which drivers there are: it does that once in a process."""
+    with _drivers_shown():
+        try:
+            import pyopencl as cl
+        except ImportError as error:
+            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", _install_line("pyopencl")) from error
+        with suppress(cl.Error):
+            cl.get_platforms()
+    return cl
+
+
+@contextmanager
+def _drivers_shown() -> Iterator[None]:
+    """A passing folder of .icd files, the system's and the CPU driver's; a user's own choice of folder is left alone."""
+    try:
+        driver = _load_cpu_driver()
+    except UnavailableError:
+        driver = None
+    if driver is None or _user_folder():
+        yield
+        return
+    with TemporaryDirectory(prefix="ksgen-opencl-") as folder:
+        for system in _SYSTEM_DRIVERS.glob("*.icd"):
+            with suppress(OSError):
+                if driver.name not in (named := system.read_text()):
+                    Path(folder, system.name).write_text(named)
+        Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
+        os.environ["OCL_ICD_VENDORS"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["OCL_ICD_VENDORS"]
+
+
+def _load_cpu_driver() -> Path:
+    """The CPU driver of the running environment, loaded with all it needs: they need not lie in one folder."""
+    libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
+    if missing := {package: None for (package, _), path in libraries.items() if path is None}:
+        raise UnavailableError("OpenCL: no driver is installed", _install_line(*missing))
+    path = Path()
+    for path in filter(None, libraries.values()):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", _install_line(*_CPU_DRIVER)) from error
+    return path
+
+
+def _library(package: str, name: str) -> Path | None:
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(package) or ():
+            if file.name == name:
+                return Path(os.path.normpath(file.locate()))
+    return None
+
+
+def _raise_no_driver() -> None:
+    if folder := _user_folder():
+        raise UnavailableError(f"OpenCL: {folder} shows no device", "unset it to use the drivers installed here")
+    _load_cpu_driver()
+    raise UnavailableError("OpenCL: the installed driver shows no device", _install_line(*_CPU_DRIVER))
+
+
+def _user_folder() -> str | None:
+    """The user's own choice of drivers, as the variables that loaders read."""
+    for variable in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"):
+        if value := os.environ.get(variable):
+            return f"{variable}={value}"
+    return None
+
+
+def _install_line(*packages: str) -> str:
+    if "pyopencl" not in packages and (sys.platform != "linux" or platform.machine() != "x86_64"):
+        return "install your device's OpenCL driver, or PoCL"
+    if "pyopencl" in packages:
+        packages = ("pyopencl", *reversed(_CPU_DRIVER))
+    return f"pip install {' '.join(packages)}"

@@ -1,0 +1,237 @@
+"""From a kernel and its constants to one source text; from a spec to a folder of them with importable launchers.
+
+The same input gives the same bytes. Never chooses constants: a family does, or wisdom.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ksgen import __version__
+from ksgen.errors import KsgenError
+from ksgen.families import FAMILIES, Family, check, cuda_limits, family_for, family_named
+from ksgen.paths import resource
+from ksgen.pattern import Pattern
+from ksgen.spec import PRECISIONS, KernelSpec, Spec
+
+DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+PORTABLE = cuda_limits("sm_86")  # the least of the GPUs since sm_80: what is emitted without a device runs on all of them
+LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One emitted text, and what it was made from."""
+
+    text: str
+    entry: str
+    dialect: str
+    kernel: KernelSpec
+    family: str
+    constants: Any
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def pack_entry(self) -> str:
+        return f"{self.entry}_pack"
+
+
+def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
+    """The kernel's text under these constants; without any, under the family's default for every GPU since sm_80."""
+    if dialect not in DIALECTS:
+        raise KsgenError(f"unknown dialect {dialect!r}; accepted: {', '.join(DIALECTS)}")
+    chosen = family_named(family) if family else family_for(kernel)
+    if constants is None:
+        constants = chosen.default(kernel, PORTABLE)
+    check(chosen, kernel, constants)
+    entry = entry_name(kernel, chosen, constants)
+    template = f"{chosen.name}.cu.j2"
+    extras = [name for name, wanted in (("bias", kernel.epilogue.bias), ("residual", kernel.epilogue.residual)) if wanted]
+    text = _environment().get_template(template).render(
+        kernel=kernel,
+        constants=constants,
+        constexprs=chosen.constexprs(kernel, constants),
+        dialect=dialect,
+        entry=entry,
+        version=__version__,
+        template=template,
+        template_digest=template_digest(chosen.name),
+        layout_words=LAYOUT_WORDS[kernel.layout],
+        epilogue_words="".join(f", {word}" for word in _epilogue_words(kernel)),
+        epilogue_lines=_epilogue_lines(kernel),
+        extra_parameters="".join(f", GLOBAL const stored* {name}" for name in extras),
+        extra_arguments="".join(f", {name}" for name in extras),
+        item_bytes=PRECISIONS[kernel.precision].item_bytes,
+    )
+    return Source(text, entry, dialect, kernel, chosen.name, constants)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text that measures a device: no kernel, no constants."""
+
+    text: str
+    entry: str
+
+
+def render_probe(precision: str, dialect: str, threads: int) -> Probe:
+    """The copy and the multiply-adds that `roofline.py` times."""
+    entry = f"ks_probe_{precision}"
+    text = _environment().get_template("probe.cu.j2").render(
+        entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
+        arithmetic="float64" if precision == "float64" else "float32",
+    )  # fmt: skip
+    return Probe(text, entry)
+
+
+def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any) -> str:
+    """The kernel's name, with a hash of the constants where they are not the portable default."""
+    if family.name == "simt" and constants == family.default(kernel, PORTABLE):
+        return kernel.name
+    tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
+    return f"{kernel.name}_{tag}"
+
+
+@cache
+def template_digest(family: str) -> str:
+    """Eight hex digits over everything that can be part of the family's texts."""
+    root = resource("templates")
+    others = {root / "include" / name for name in FAMILIES if name != family}
+    digest = hashlib.sha256()
+    for path in [root / f"{family}.cu.j2", *sorted((root / "include").rglob("*.j2"))]:
+        if others.isdisjoint(path.parents):
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def emit(spec: Spec, folder: Path, dialect: str = "cuda") -> list[Source]:
+    """Write the spec's folder: a source per kernel, the manifest, the launchers. It appears whole or not at all."""
+    sources = [render(kernel, dialect=dialect) for kernel in spec.kernels]
+    files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
+    files[MANIFEST] = _manifest(spec, sources)
+    names = _launcher_names(spec)
+    files["launchers.py"] = _launchers(spec)
+    listed = "".join(f"    {name},\n" for name in names)
+    files["__init__.py"] = f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
+    _replace_folder(folder, files)
+    return sources
+
+
+def _environment_of(root: str) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, auto_reload=False,
+    )  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return _environment_of(str(resource("templates")))
+
+
+def _epilogue_words(kernel: KernelSpec) -> list[str]:
+    epilogue = kernel.epilogue
+    words = [("bias", epilogue.bias), (epilogue.activation, epilogue.activation != "none"), ("residual", epilogue.residual)]
+    return [word for word, wanted in words if wanted]
+
+
+def _epilogue_lines(kernel: KernelSpec) -> list[str]:
+    """Bias, activation, residual, in that order, in the sums' precision."""
+    epilogue = kernel.epilogue
+    lines = [
+        ("value += widen(bias[feature]);", epilogue.bias),
+        ("value = activate(value);", epilogue.activation != "none"),
+        ("value += widen(residual[offset]);", epilogue.residual),
+    ]
+    return [line for line, wanted in lines if wanted]
+
+
+def _manifest(spec: Spec, sources: list[Source]) -> str:
+    def entry(source: Source) -> dict[str, Any]:
+        kernel, family = source.kernel, family_named(source.family)
+        geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
+        return {
+            "entry": source.entry,
+            "file": f"{source.entry}{DIALECTS[source.dialect]}",
+            "sha256": source.digest,
+            "pattern": list(kernel.pattern.shape),
+            "precision": kernel.precision,
+            "layout": kernel.layout,
+            "epilogue": asdict(kernel.epilogue),
+            "batch": kernel.batch,
+            "family": source.family,
+            "constants": asdict(source.constants),
+            "threads": geometry.block,
+            "shared_bytes": geometry.shared_bytes,
+            "packed_bytes": family.packed_bytes(kernel, source.constants),
+        }
+
+    layers = {name: [list(pattern.shape) for pattern in chain] for name, chain in spec.layers.items()}
+    content = {"ksgen": __version__, "spec": spec.name, "layers": layers, "kernels": [entry(source) for source in sources]}
+    return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+
+
+def _patterns(spec: Spec) -> list[Pattern]:
+    return list(dict.fromkeys(kernel.pattern for kernel in spec.kernels))
+
+
+def _launcher_names(spec: Spec) -> list[str]:
+    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in spec.layers]
+
+
+def _list(names: list[str]) -> str:
+    return "[\n" + "".join(f'    "{name}",\n' for name in names) + "]"
+
+
+def _launchers(spec: Spec) -> str:
+    lines = [
+        f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the spec, not this file."""',
+        "",
+        f"from ksgen.launcher import {'ChainLauncher, ' if spec.layers else ''}Launcher",
+        "",
+    ]
+    lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
+    for name, chain in spec.layers.items():
+        lines.append(f"layer_{name} = ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)})")
+    return "\n".join(lines) + "\n"
+
+
+def _arguments(spec: Spec, pattern: Pattern) -> str:
+    batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
+    return ", ".join(map(str, pattern.shape)) + (f", batches={batches}" if batches else "")
+
+
+def _replace_folder(folder: Path, files: dict[str, str]) -> None:
+    """Put `files` in the place of the folder that an earlier emit wrote; refuse a folder that is something else."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        raise KsgenError(f"{folder} holds something else than emitted kernels; name another folder with -o, or empty it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise KsgenError(f"cannot write into {folder.parent}: {error.strerror}; name another folder with -o") from error
+    try:
+        written = aside / "new"
+        written.mkdir()
+        for name, text in files.items():
+            (written / name).write_text(text, encoding="utf-8", newline="\n")
+        if folder.exists():
+            folder.rename(aside / "old")
+        written.rename(folder)
+    except OSError as error:
+        raise KsgenError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        if not folder.exists() and (aside / "old").exists():
+            (aside / "old").rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,29 @@
+"""What ksgen raises: one root, and children that say what the user gave wrong. Never a traceback for a user's mistake."""
+
+
+class KsgenError(Exception):
+    """The root of every error that ksgen raises on purpose."""
+
+
+class PatternError(KsgenError):
+    """A pattern, a chain or a named family that cannot be."""
+
+
+class SpecError(KsgenError):
+    """A YAML spec, or a kernel specification, that asks for something unknown."""
+
+
+class ConstantsError(KsgenError):
+    """Compile-time constants that break a rule of their kernel family."""
+
+
+class ToolchainError(KsgenError):
+    """No compiler, or a compiler that refused the source."""
+
+
+class DeviceError(KsgenError):
+    """No device, a device that lacks what is asked of it, or a runtime that failed."""
+
+
+class LaunchError(KsgenError):
+    """Arguments of a call that do not fit the kernel."""

@@ -1,0 +1,112 @@
+"""What every kernel family has: constants with rules, a resource model, defaults, a search space, a launch geometry.
+
+A family decides; it never compiles, runs or renders.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from ksgen.errors import ConstantsError
+from ksgen.spec import KernelSpec
+
+ConstantsT = TypeVar("ConstantsT")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one block may use on a device."""
+
+    shared_bytes: int
+    threads: int = 1024
+    registers: int = 65536  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
+    is_cpu: bool = False
+    async_copies: bool = True  # cp.async: sm_80 and later
+
+
+CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
+    "sm_75": 64 * 1024,
+    "sm_80": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_87": 163 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_90a": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_100a": 227 * 1024,
+    "sm_103": 227 * 1024,
+    "sm_120": 99 * 1024,
+}
+
+
+def cuda_limits(target: str) -> Limits:
+    """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has."""
+    return Limits(CUDA_SHARED_BYTES.get(target, 99 * 1024), async_copies=target != "sm_75")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[ConstantsT]):
+    """A sentence that must hold of a kernel's constants, and the test of it."""
+
+    says: str
+    holds: Callable[[KernelSpec, ConstantsT], bool]
+
+
+@dataclass(frozen=True)
+class Constexpr:
+    """One compile-time constant of the emitted text."""
+
+    name: str
+    value: int
+    comment: str
+    type: str = "int"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How one launch looks."""
+
+    grid: int
+    block: int
+    shared_bytes: int
+
+
+class Family(Protocol[ConstantsT]):
+    """One way to compute a kernel. `name` is its template's stem and its word in wisdom."""
+
+    name: str
+
+    def serves(self, kernel: KernelSpec) -> bool: ...
+
+    def rules(self) -> tuple[Rule[ConstantsT], ...]: ...
+
+    def constants(self, values: Mapping[str, Any]) -> ConstantsT: ...
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> ConstantsT: ...
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...
+
+    def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]: ...
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+
+    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry: ...
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry: ...
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+
+
+def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
+    """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
+    for rule in family.rules():
+        if not rule.holds(kernel, constants):
+            raise ConstantsError(f"{kernel.name}: {rule.says}; got {constants}")
+    if limits is None:
+        return
+    if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:
+        raise ConstantsError(f"{kernel.name}: needs {need} bytes of shared memory, the device has {limits.shared_bytes}: {constants}")
+    if (threads := family.geometry(kernel, constants, 1).block) > limits.threads:
+        raise ConstantsError(f"{kernel.name}: needs {threads} threads a block, the device allows {limits.threads}: {constants}")

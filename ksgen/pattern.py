@@ -1,0 +1,282 @@
+"""Which entries of K are free: a `Pattern` (a, b, c, d), a `Chain` of them, and the named families of the literature.
+
+A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns: row (i, k, j) and
+column (i, l, j) meet in one free value, for i < a, k < b, l < c, j < d. Whole numbers only: never arrays, never GPUs.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+from ksgen.errors import PatternError
+
+MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
+
+_WRITTEN = re.compile(r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*", re.ASCII)
+
+
+class Gain(StrEnum):
+    """What (b + c)/(bc) lets expect of a fused kernel over permute-multiply-permute: a heuristic, not a measurement."""
+
+    NONE = "nothing to win: d = 1 makes K block diagonal, so there is nothing to permute"
+    LITTLE = "little to win: the multiplications hide the permutations"
+    SOME = "something to win: the permutations are a visible part of the time"
+    MOST = "most to win: the permutations are a large part of the time"
+
+
+# Where the words change, as (b + c)/(bc): at square blocks of 64 and of 256. The share of the time that goes into
+# permuting grows steadily with the ratio and depends on the device: round numbers to speak by, not measured boundaries.
+_MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Pattern:
+    """The support I_a ⊗ 1_{b x c} ⊗ I_d."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+    def __post_init__(self) -> None:
+        _check_counts(a=self.a, b=self.b, c=self.c, d=self.d)
+        if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
+            raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Pattern":
+        """`1,192,48,2`, also in parentheses or brackets."""
+        if not (found := _WRITTEN.fullmatch(text)):
+            raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
+        return cls(*map(int, found.groups()))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.shape))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of the weights."""
+        return self.a, self.b, self.c, self.d
+
+    @property
+    def name(self) -> str:
+        return "x".join(map(str, self.shape))
+
+    @property
+    def identifier(self) -> str:
+        return "_".join(map(str, self.shape))
+
+    @property
+    def in_features(self) -> int:
+        return self.a * self.c * self.d
+
+    @property
+    def out_features(self) -> int:
+        return self.a * self.b * self.d
+
+    @property
+    def weight_count(self) -> int:
+        return self.a * self.b * self.c * self.d
+
+    @property
+    def density(self) -> float:
+        """The share of K that is free."""
+        return 1 / (self.a * self.d)
+
+    @property
+    def transpose(self) -> "Pattern":
+        """The support of K's transpose: what the gradient with respect to X multiplies by."""
+        return Pattern(self.a, self.c, self.b, self.d)
+
+    @property
+    def rewrite_ratio(self) -> float:
+        """Memory that permute-multiply-permute rewrites, over its multiplications: (b + c)/(bc)."""
+        return (self.b + self.c) / (self.b * self.c)
+
+    def predicts(self) -> Gain:
+        """In words, what `rewrite_ratio` lets expect: the paper sees a fused kernel gain most where it is large."""
+        if self.d == 1:
+            return Gain.NONE
+        if self.rewrite_ratio >= _MOST_FROM:
+            return Gain.MOST
+        return Gain.SOME if self.rewrite_ratio >= _SOME_FROM else Gain.LITTLE
+
+    def column_order(self) -> tuple[int, ...]:
+        """The perfect shuffle Q of K = P K~ Q, as (Q x)[n] = x[order[n]]; K~ is block diagonal, a*d blocks of b x c."""
+        return _shuffle(self.a, self.c, self.d)
+
+    def row_order(self) -> tuple[int, ...]:
+        """The perfect shuffle P of K = P K~ Q, as (P y)[n] = y[order[n]]."""
+        return _shuffle(self.a, self.d, self.b)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Patterns whose product is one layer, listed from the factor that meets X first; a name is for people alone."""
+
+    factors: tuple[Pattern, ...]
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
+        if not self.factors or not all(isinstance(pattern, Pattern) for pattern in self.factors):
+            raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more")
+        for first, then in pairwise(self.factors):
+            if first.out_features != then.in_features:
+                raise PatternError(
+                    f"{first} gives {first.out_features} features and {then}, next in the chain, takes "
+                    f"{then.in_features}; accepted: patterns that fit, from the factor that meets X first",
+                )
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self.factors)
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+    def __getitem__(self, index: int) -> Pattern:
+        return self.factors[index]
+
+    def __str__(self) -> str:
+        return " then ".join(map(str, self.factors))
+
+    @property
+    def in_features(self) -> int:
+        return self.factors[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.factors[-1].out_features
+
+    @property
+    def weight_count(self) -> int:
+        return sum(pattern.weight_count for pattern in self.factors)
+
+    @property
+    def transpose(self) -> "Chain":
+        return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
+
+    @property
+    def is_chainable(self) -> bool:
+        """Whether every neighbouring pair is chainable, so that the factorisation by SVDs comes with its guarantees."""
+        return all(are_chainable(left, right) for right, left in pairwise(self.factors))
+
+
+def are_chainable(left: Pattern, right: Pattern) -> bool:
+    """Whether K = left @ right is chainable in the sense of the butterfly-factorisation papers.
+
+    left.a divides right.a, right.d divides left.d, and left.a*left.c/right.a = right.b*right.d/left.d is whole: more
+    than fitting in size. (1,128,128,3) @ (6,64,256,1) fits, but 128 is no multiple of 6.
+    """
+    inner, rest = divmod(left.a * left.c, right.a)
+    return right.a % left.a == 0 and left.d % right.d == 0 and rest == 0 and inner * left.d == right.b * right.d
+
+
+def dense(in_features: int, out_features: int) -> Chain:
+    """One factor, every entry free."""
+    _check_counts(in_features=in_features, out_features=out_features)
+    return Chain((Pattern(1, out_features, in_features, 1),), "dense")
+
+
+def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
+    """Down to `rank` features, then up."""
+    _check_counts(in_features=in_features, out_features=out_features, rank=rank)
+    if rank > (most := min(in_features, out_features)):
+        raise PatternError(f"rank={rank} for {in_features} to {out_features} features; accepted: 1 to {most}")
+    return Chain((Pattern(1, rank, in_features, 1), Pattern(1, out_features, rank, 1)), "low_rank")
+
+
+def square_dyadic(features: int) -> Chain:
+    """The butterfly of the fast Fourier transform: L factors of 2 x 2 blocks, for 2^L features."""
+    return Chain(_butterfly(features, 1), "square_dyadic")
+
+
+def kaleidoscope(features: int) -> Chain:
+    """A transposed square dyadic butterfly, then a square dyadic one: 2 L factors for 2^L features."""
+    butterfly = square_dyadic(features)
+    return Chain((*butterfly.transpose, *butterfly), "kaleidoscope")
+
+
+def block_butterfly(features: int, block: int) -> Chain:
+    """A square dyadic butterfly whose entries are blocks of `block` x `block`: L factors for 2^L * block features."""
+    return Chain(_butterfly(features, block), "block_butterfly")
+
+
+def monarch(in_features: int, out_features: int, split_in: int, split_out: int) -> Chain:
+    """`split_in` diagonal blocks, each a `split_in`-th of X to a `split_out`-th of Y, then blocks that mix across them.
+
+    The Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
+    """
+    _check_counts(in_features=in_features, out_features=out_features, split_in=split_in, split_out=split_out)
+    if in_features % split_in:
+        raise PatternError(f"split_in={split_in}; accepted: a divisor of in_features={in_features}")
+    if out_features % split_out:
+        raise PatternError(f"split_out={split_out}; accepted: a divisor of out_features={out_features}")
+    block_in, block_out = in_features // split_in, out_features // split_out
+    return Chain((Pattern(split_in, block_out, block_in, 1), Pattern(1, split_out, split_in, block_out)), "monarch")
+
+
+def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
+    """Blocks of b x c, given as pairs (b, c) from the factor that meets X first.
+
+    A factor's d is the product of the b before it; its a is what is then left of the features.
+    """
+    _check_counts(in_features=in_features)
+    if not isinstance(blocks, Sequence):
+        raise PatternError(f"blocks={excerpt(blocks)}; accepted: a list of pairs (b, c)")
+    factors: list[Pattern] = []
+    features, d = in_features, 1
+    for place, block in enumerate(blocks):
+        if not isinstance(block, Sequence) or len(block) != 2:
+            raise PatternError(f"blocks[{place}]={excerpt(block)}; accepted: a pair (b, c)")
+        b, c = block
+        _check_counts(**{f"blocks[{place}] b": b, f"blocks[{place}] c": c})
+        if features % (c * d):
+            raise PatternError(f"blocks[{place}] c={c} after d={d}; accepted: c*d a divisor of its {features} features")
+        factors.append(Pattern(features // (c * d), b, c, d))
+        features, d = factors[-1].out_features, b * d
+    return Chain(tuple(factors), "deformable_butterfly")
+
+
+NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
+    "dense": dense,
+    "low_rank": low_rank,
+    "square_dyadic": square_dyadic,
+    "kaleidoscope": kaleidoscope,
+    "block_butterfly": block_butterfly,
+    "monarch": monarch,
+    "deformable_butterfly": deformable_butterfly,
+}
+
+
+def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
+    """The factors of blocks of 2 `block` x 2 `block`, neighbours first."""
+    _check_counts(features=features, block=block)
+    count, rest = divmod(features, block)
+    if rest or count < 2 or count & (count - 1):
+        times = "" if block == 1 else f" times block={block}"
+        raise PatternError(f"features={features}; accepted: a power of two from 2 up{times}")
+    stages = count.bit_length() - 1
+    return tuple(Pattern(2 ** (stages - 1 - stage), 2 * block, 2 * block, 2**stage) for stage in range(stages))
+
+
+def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
+    """Reads, group by group, a row-major matrix of rows x columns column by column."""
+    starts = range(0, groups * rows * columns, rows * columns)
+    return tuple(start + row * columns + column for start in starts for column in range(columns) for row in range(rows))
+
+
+def _check_counts(**counts: object) -> None:
+    for name, value in counts.items():
+        if type(value) is not int or not 1 <= value <= MOST_FEATURES:
+            raise PatternError(f"{name}={excerpt(value)}; accepted: a whole number from 1 to {MOST_FEATURES}")
+
+
+def excerpt(value: object) -> str:
+    """The value as a message shows it: in one line, and short."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

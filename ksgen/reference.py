@@ -1,0 +1,136 @@
+"""What is true: Kronecker-sparse products in float64, with NumPy, by which every kernel is judged. Never in a hurry.
+
+Weights have shape (a, b, c, d). Arrays of any real dtype are taken, `ml_dtypes.bfloat16` included.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS
+
+Float64 = NDArray[np.float64]
+Size = TypeVar("Size", int, int | None)
+
+_ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
+
+
+def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
+    """K, as a matrix of out_features x in_features."""
+    dense = np.zeros((pattern.out_features, pattern.in_features))
+    _free_entries(pattern, dense)[...] = _checked("weights", weights, pattern.shape)
+    return dense
+
+
+def from_dense(pattern: Pattern, dense: ArrayLike) -> Float64:
+    """The weights of a K that is zero off the pattern's support; `PatternError` shows an entry that is not."""
+    rest = np.array(_checked("K", dense, (pattern.out_features, pattern.in_features)), dtype=np.float64, order="C")
+    free = _free_entries(pattern, rest)
+    weights = free.copy(order="C")
+    free[...] = 0
+    if rest.any():
+        row, column = np.argwhere(rest)[0]
+        raise PatternError(f"K[{row}, {column}]={rest[row, column]} is off the support of {pattern}; accepted: 0")
+    return weights
+
+
+def multiply(
+    pattern: Pattern,
+    x: ArrayLike,
+    weights: ArrayLike,
+    layout: str,
+    *,
+    bias: ArrayLike | None = None,
+    activation: str = "none",
+    residual: ArrayLike | None = None,
+) -> Float64:
+    """activation(X K^T + bias) + residual, in X's layout: one matrix product for each of the a*d blocks."""
+    if layout not in LAYOUTS:
+        raise LaunchError(f"layout={layout!r}; accepted: {', '.join(LAYOUTS)}")
+    if activation not in _ACTIVATIONS:
+        raise LaunchError(f"activation={activation!r}; accepted: {', '.join(_ACTIVATIONS)}")
+    blocks = np.ascontiguousarray(_checked("weights", weights, pattern.shape).transpose(0, 3, 2, 1), np.float64)
+    rows_in = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
+    batch = len(rows_in)
+    y = np.empty(_in_layout(layout, batch, pattern.out_features))
+    rows_out = _batch_first(y, layout)
+    added = None if bias is None else _checked("bias", bias, (pattern.out_features,)).astype(np.float64)
+    rows_residual = None if residual is None else _batch_first(_checked("residual", residual, y.shape), layout)
+    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN follow the rules of float64, silently
+        for start in range(0, batch, at_once):
+            part = slice(start, start + at_once)
+            rows = _multiply_rows(pattern, rows_in[part], blocks)
+            if added is not None:
+                rows += added
+            rows = _ACTIVATIONS[activation](rows)
+            if rows_residual is not None:
+                rows += rows_residual[part].astype(np.float64)
+            rows_out[part] = rows
+    return y
+
+
+def _multiply_rows(pattern: Pattern, rows: NDArray[Any], blocks: Float64) -> Float64:
+    """X K^T for a few rows of X, given the weights as a stack (a, d) of matrices c x b."""
+    a, _, c, d = pattern.shape
+    stack = np.ascontiguousarray(rows.reshape(-1, a, c, d).transpose(1, 3, 0, 2), np.float64)
+    products: Float64 = np.matmul(stack, blocks)
+    return products.transpose(2, 0, 3, 1).reshape(-1, pattern.out_features)
+
+
+def _free_entries(pattern: Pattern, dense: Float64) -> Float64:
+    """A view of shape (a, b, c, d) on the support of a contiguous K."""
+    a, b, c, d = pattern.shape
+    view: Float64 = np.einsum("ikjilj->iklj", dense.reshape(a, b, d, a, c, d))
+    return view
+
+
+def _in_layout(layout: str, batch: Size, features: Size) -> tuple[Size, Size]:
+    return (batch, features) if layout == "bsf" else (features, batch)
+
+
+def _batch_first(array: NDArray[Any], layout: str) -> NDArray[Any]:
+    return array if layout == "bsf" else array.T
+
+
+def _checked(name: str, values: ArrayLike, shape: Sequence[int | None]) -> NDArray[Any]:
+    """`values` as an array, if it has that shape; None stands for any size."""
+    array = np.asarray(values)
+    if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape, strict=True)):
+        wanted = ", ".join("batch" if size is None else str(size) for size in shape)
+        raise LaunchError(f"{name} has shape {array.shape}; accepted: ({wanted})")
+    return array
+
+
+def _relu(values: Float64) -> Float64:
+    return np.maximum(values, 0)
+
+
+def _gelu(values: Float64) -> Float64:
+    """x (1 + erf(x / sqrt 2)) / 2; through erfc, which does not cancel where x is far below zero."""
+    complement: Float64 = np.vectorize(math.erfc, otypes=[np.float64])(values * -math.sqrt(0.5))
+    return 0.5 * values * complement
+
+
+def _gelu_tanh(values: Float64) -> Float64:
+    """x (1 + tanh u) / 2, which is x sigmoid(2 u)."""
+    return _silu(values, 2 * math.sqrt(2 / math.pi) * (values + 0.044715 * values**3))
+
+
+def _silu(values: Float64, gate: Float64 | None = None) -> Float64:
+    result: Float64 = values / (1 + np.exp(-(values if gate is None else gate)))
+    return result
+
+
+_ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
+    "none": lambda values: values,
+    "relu": _relu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": _silu,
+}

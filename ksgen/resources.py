@@ -1,0 +1,149 @@
+"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and the digests and records
+that name them. Runs nothing and touches no file.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+FORMAT = 1  # raise it when records or digests change: what was stored before is then never found, and ages out
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one entry takes from a multiprocessor. `None`: the compiler did not say."""
+
+    registers: int | None = None  # per thread
+    shared_bytes: int | None = None  # static shared memory per block; what a launch asks for comes on top
+    spill_bytes: int | None = None  # stored and loaded again, per thread, for want of registers
+    stack_bytes: int | None = None  # local memory per thread, spills included
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One compiled source, of which `entry` is the entry that `resources` describes."""
+
+    data: bytes
+    entry: str
+    target: str
+    resources: Resources = field(default_factory=Resources)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+class Compiler(Protocol):
+    """Turns one source text into one binary. Its name, version and options are part of a cache key."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def options(self, target: str) -> tuple[str, ...]: ...
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        """Raises `ToolchainError`, with the compiler's first complaint, where the text is refused."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: one source text, for one target, of which one entry will be launched."""
+
+    text: str
+    entry: str
+    target: str
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return digest_of(f"ksgen request {FORMAT}", self.text, self.entry, self.target)
+
+    def key(self, compiler: Compiler) -> str:
+        return key_of(self.digest, compiler_provenance(compiler, self.target))
+
+
+class DamagedError(Exception):
+    """An entry whose content is not what was put there. Never leaves ksgen's caches."""
+
+
+def digest_of(*fields: str | bytes) -> str:
+    """SHA-256 over the fields, each after its length, so that no field can run into the next one."""
+    digest = hashlib.sha256()
+    for each in fields:
+        data = each.encode() if isinstance(each, str) else each
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+def compiler_provenance(compiler: Compiler, target: str) -> dict[str, str]:
+    options = json.dumps(compiler.options(target))
+    return {"compiler": compiler.name, "compiler_version": compiler.version, "options": options}
+
+
+def key_of(request_digest: str, provenance: Mapping[str, str]) -> str:
+    return digest_of(request_digest, *(provenance[name] for name in ("compiler", "compiler_version", "options")))
+
+
+def newness(provenance: Mapping[str, str]) -> tuple[list[int], str, str]:
+    """A sort key: how new a binary's compiler is, with ties broken the same way everywhere."""
+    version = [int(part) for part in re.findall(r"\d+", provenance["compiler_version"])]
+    return version, provenance["compiler"], provenance["options"]
+
+
+def describe(request: Request, binary: Binary) -> dict[str, Any]:
+    """A binary's record: all but its bytes. JSON carries it, in an entry's `meta.json` and in a bundle's index."""
+    return {
+        "format": FORMAT,
+        "request": request.digest,
+        "source_sha256": hashlib.sha256(request.text.encode()).hexdigest(),
+        "entry": binary.entry,
+        "target": binary.target,
+        "binary_bytes": len(binary.data),
+        "binary_sha256": hashlib.sha256(binary.data).hexdigest(),
+        "resources": asdict(binary.resources),
+        "provenance": dict(binary.provenance),
+    }
+
+
+def restore(record: Mapping[str, Any], data: bytes) -> Binary:
+    """The binary that `describe` described. Raises DamagedError where the bytes are other bytes."""
+    if hashlib.sha256(data).hexdigest() != record["binary_sha256"]:
+        raise DamagedError("the binary is not the one that was stored")
+    return Binary(data, record["entry"], record["target"], Resources(**record["resources"]), record["provenance"])
+
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
+_ROUTINE = (_ENTRY, _FUNCTION, _LOCAL, _USED, re.compile(r"bytes gmem"), re.compile(r"Compile time ="))
+
+
+def read_resources(log: str, entry: str) -> Resources:
+    """What `ptxas -v` says about one entry. A device function's own frame is not counted as the entry's."""
+    registers = shared_bytes = spill_bytes = stack_bytes = None
+    compiling = function = None
+    for line in log.splitlines():
+        if found := _ENTRY.search(line):
+            compiling = function = found[1]
+        elif found := _FUNCTION.search(line):
+            function = found[1]
+        elif function == entry and (found := _LOCAL.search(line)):
+            stack_bytes, spill_bytes = int(found[1]), int(found[2]) + int(found[3])
+        elif compiling == entry and (found := _USED.search(line)):
+            registers = int(found[1])
+            shared = _SHARED.search(line)
+            shared_bytes = int(shared[1]) if shared else 0
+    return Resources(registers, shared_bytes, spill_bytes, stack_bytes)
+
+
+def read_notes(log: str) -> Iterator[str]:
+    """ptxas's advice ("Potential Performance Loss: ..."): each of its lines that is not the routine report."""
+    for line in log.splitlines():
+        if line.startswith("ptxas") and not any(routine.search(line) for routine in _ROUTINE):
+            yield line.strip()

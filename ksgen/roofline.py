@@ -1,0 +1,47 @@
+"""The least time that a kernel can take on a device: what it must move and compute, over what the device was seen to do.
+
+Ceilings are measured, by a copy and by plain multiply-adds; tensor cores are not counted.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ksgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import Device
+
+THREADS = 256
+MULTIPLY_ADDS_A_ROUND = 128
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device does at most, in one precision."""
+
+    bytes_per_s: float  # copied: read plus written
+    flops_per_s: float  # a multiply-add is two
+
+    def floor_s(self, kernel: KernelSpec, batch: int) -> float:
+        """X, weights and Y moved once, all multiply-adds done: the larger of the two times."""
+        return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
+
+
+def measure_ceilings(device: "Device", precision: str) -> Ceilings:
+    """Run the two probes of `probe.cu.j2`; well under a second."""
+    from ksgen.build import build
+    from ksgen.emit import render_probe
+
+    source = render_probe(precision, device.dialect, THREADS)
+    binary = build(source.text, source.entry, device.target, device.compiler() if device.kind == "opencl" else None)
+    copy = device.load(binary, source.entry, 0)
+    multiply = device.load(binary, f"{source.entry}_multiply_add", 0)
+    copied_bytes = (64 if device.limits.is_cpu else 512) * 2**20
+    x, y = device.allocate(copied_bytes), device.allocate(copied_bytes)
+    groups = copied_bytes // 16
+    copy_s = device.time(lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), None, runs=7, warmup=2)
+    blocks, rounds = device.limits.multiprocessors * (16 if device.limits.is_cpu else 64), 2048
+    multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, 0, (y, rounds), None), None, runs=7, warmup=2)
+    flops = 2.0 * blocks * THREADS * rounds * MULTIPLY_ADDS_A_ROUND
+    return Ceilings(2 * copied_bytes / median(copy_s), flops / median(multiply_s))

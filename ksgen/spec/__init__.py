@@ -1,0 +1,38 @@
+"""What to generate: a YAML spec, and the kernels and layers that it stands for.
+
+    defaults:                            # any of the six options; these are the values without one
+      precision: float32                 # float32, float64, float16, bfloat16
+      layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
+      batch: any                         # any, or a number that the kernel is specialised to
+      bias: false                        # then, in this order: + bias,
+      activation: none                   #   none, relu, gelu, gelu_tanh, silu,
+      residual: false                    #   + residual
+    kernels:
+      - 6,64,64,1                        # a pattern a,b,c,d with the defaults
+      - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}
+    layers:                              # patterns from the one that meets x first; the epilogue is the last one's
+      qkv: [[2,48,192,1], [1,192,48,2]]
+      up: {chain: [[6,64,64,1], [1,768,192,2]], bias: true, activation: gelu}
+      mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
+    patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
+
+An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.
+The families and their arguments are the functions of `ksgen.pattern`.
+"""
+
+from ksgen.spec.document import Spec, load, parse
+from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, Precision
+from ksgen.spec.paper import paper_patterns
+
+__all__ = [
+    "ACTIVATIONS",
+    "LAYOUTS",
+    "PRECISIONS",
+    "Epilogue",
+    "KernelSpec",
+    "Precision",
+    "Spec",
+    "load",
+    "paper_patterns",
+    "parse",
+]

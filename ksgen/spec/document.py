@@ -1,0 +1,53 @@
+"""A spec as a user has it: a YAML file, its kernels and its layers. Never renders."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+
+from ksgen.errors import SpecError
+from ksgen.pattern import Chain
+from ksgen.spec.kernel import KernelSpec
+
+MOST_BYTES_OF_FILE = 2**22
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one YAML file asks for: each kernel once, and the layers that share them."""
+
+    name: str  # a Python identifier
+    kernels: tuple[KernelSpec, ...]
+    layers: Mapping[str, Chain]
+
+
+def load(path: str | Path) -> Spec:
+    """The spec in a YAML file; `SpecError` names the file, and the line and key if it is their fault."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES_OF_FILE + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: cannot be read ({reason}); accepted: the path of a YAML spec") from error
+    if len(content) > MOST_BYTES_OF_FILE:
+        raise SpecError(f"{path}: more than {MOST_BYTES_OF_FILE} bytes; accepted: a YAML spec, which is smaller")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}:{line}: byte 0x{content[error.start]:02x}; accepted: text in UTF-8") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str = "<text>") -> Spec:
+    """The spec in a YAML text; messages call it `file`, and its stem names the spec."""
+    from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
+
+    kernels, layers = read_spec(text, file)
+    return Spec(_identifier(Path(file).stem), kernels, layers)
+
+
+def _identifier(stem: str) -> str:
+    words = re.sub(r"[^0-9A-Za-z]+", "_", stem).strip("_")
+    return words if words[:1].isalpha() and not iskeyword(words) else f"spec_{words}".rstrip("_")

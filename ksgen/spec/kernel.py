@@ -1,0 +1,118 @@
+"""What one kernel is: pattern, precision, layout, epilogue and batch. Never how it is computed: families decide."""
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+
+from ksgen.errors import SpecError
+from ksgen.pattern import Pattern, excerpt
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How X, Y and the weights are stored."""
+
+    name: str
+    dtype: str  # NumPy's name of it; bfloat16 is ml_dtypes'
+    item_bytes: int
+
+
+PRECISIONS = {
+    "float32": Precision("float32", "float32", 4),
+    "float64": Precision("float64", "float64", 8),
+    "float16": Precision("float16", "float16", 2),
+    "bfloat16": Precision("bfloat16", "bfloat16", 2),
+}
+LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
+
+
+def hint(value: object, accepted: Collection[str]) -> str:
+    """The end of a message about a word that is none of the accepted ones."""
+    close = get_close_matches(str(value)[:100], accepted, n=1)
+    return f"{f'did you mean {close[0]}? ' if close else ''}accepted: {', '.join(accepted)}"
+
+
+def _check_word(name: str, value: object, accepted: Collection[str]) -> None:
+    if not isinstance(value, str) or value not in accepted:
+        raise SpecError(f"{name}={excerpt(value)}; {hint(value, accepted)}")
+
+
+@dataclass(frozen=True, order=True)
+class Epilogue:
+    """What happens to a sum before it is stored: + bias, activation, + residual."""
+
+    bias: bool = False
+    activation: str = "none"
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("bias", self.bias), ("residual", self.residual)):
+            if type(value) is not bool:
+                raise SpecError(f"{name}={excerpt(value)}; accepted: True or False")
+        _check_word("activation", self.activation, ACTIVATIONS)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What it does, in order, such as `("bias", "gelu")`."""
+        steps = (("bias", self.bias), (self.activation, self.activation != "none"), ("residual", self.residual))
+        return tuple(word for word, is_wanted in steps if is_wanted)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
+
+    pattern: Pattern
+    precision: str = "float32"
+    layout: str = "bsf"
+    epilogue: Epilogue = Epilogue()
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, Pattern):
+            raise SpecError(f"pattern={excerpt(self.pattern)}; accepted: a Pattern")
+        _check_word("precision", self.precision, PRECISIONS)
+        _check_word("layout", self.layout, LAYOUTS)
+        if not isinstance(self.epilogue, Epilogue):
+            raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
+        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+            raise SpecError(f"batch={excerpt(self.batch)}; accepted: a whole number from 1 up, or None for any")
+        batch = self.batch or 1
+        sizes = {
+            f"x (batch {batch})": batch * self.pattern.in_features,
+            f"y (batch {batch})": batch * self.pattern.out_features,
+            "weights": self.pattern.weight_count,
+        }
+        for name, count in sizes.items():
+            if count * self.item_bytes > MOST_BYTES:
+                raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    @property
+    def item_bytes(self) -> int:
+        return PRECISIONS[self.precision].item_bytes
+
+    @property
+    def name(self) -> str:
+        """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
+        batch = () if self.batch is None else (f"batch{self.batch}",)
+        return "_".join(("ks", self.pattern.name, self.precision, self.layout, *self.epilogue.words, *batch))
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits over every field."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+    def flops(self, batch: int) -> int:
+        """Additions and multiplications of the product."""
+        return 2 * batch * self.pattern.weight_count
+
+    def bytes(self, batch: int) -> int:
+        """What must cross memory: X, Y, the weights and the residual, each once."""
+        outputs = 2 if self.epilogue.residual else 1
+        rows = self.pattern.in_features + outputs * self.pattern.out_features
+        return self.item_bytes * (batch * rows + self.pattern.weight_count)

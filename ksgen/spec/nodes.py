@@ -1,0 +1,144 @@
+"""YAML text as nodes that know their place, so that every complaint names file, line and key. Never what the keys mean.
+
+Scalars stay text: `1,192,48,2` is no number here, and `no` no truth value. What a spec has no use for is refused:
+anchors and aliases (a few lines of them can stand for gigabytes), tags, further documents, deep nesting.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import yaml
+
+from ksgen.errors import SpecError
+from ksgen.pattern import excerpt
+from ksgen.spec.kernel import hint
+
+MOST_CHARACTERS = 2**20
+MOST_DEPTH = 8
+ROOT = "spec"  # the key of what is not under any key
+
+_PLAIN_KEY = re.compile(r"\w{1,60}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node stands: `key` leads to it from the root, as in `layers.up.chain[1]`."""
+
+    file: str
+    line: int
+    key: str = ROOT
+
+    def error(self, problem: str) -> SpecError:
+        return SpecError(f"{self.file}:{self.line}: {self.key}: {problem}")
+
+    def of_key(self, key: str, line: int) -> "Place":
+        shown = key if _PLAIN_KEY.fullmatch(key) else excerpt(key)
+        return Place(self.file, line, shown if self.key == ROOT else f"{self.key}.{shown}")
+
+    def of_item(self, index: int, line: int) -> "Place":
+        return Place(self.file, line, f"{self.key}[{index}]")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    place: Place
+    text: str
+    is_plain: bool  # not quoted
+
+    def __str__(self) -> str:
+        return excerpt(self.text) if self.text or not self.is_plain else "nothing"
+
+
+@dataclass(frozen=True)
+class Items:
+    place: Place
+    items: tuple["Node", ...]
+
+    def __str__(self) -> str:
+        return "a list" if self.items else "an empty list"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    place: Place  # of a value under a key, it is the key's
+    pairs: Mapping[str, "Node"]
+
+    def __str__(self) -> str:
+        return "a mapping" if self.pairs else "an empty mapping"
+
+    def check_keys(self, accepted: Collection[str], required: Collection[str] = ()) -> None:
+        for key, node in self.pairs.items():
+            if key not in accepted:
+                place = replace(self.place, line=node.place.line)
+                raise place.error(f"unknown key {excerpt(key)}; {hint(key, accepted)}")
+        if missing := [key for key in required if key not in self.pairs]:
+            raise self.place.error(f"no {' and no '.join(missing)}; accepted: {', '.join(accepted)}")
+
+
+Node = Scalar | Items | Pairs
+
+
+def read_nodes(text: str, file: str) -> Node:
+    """The text's root node; an empty text is an empty scalar."""
+    start = Place(file, 1)
+    if len(text) > MOST_CHARACTERS:
+        raise start.error(f"{len(text)} characters; accepted: at most {MOST_CHARACTERS}")
+    events = _events(text, file)
+    next(events)  # the stream's start
+    if isinstance(next(events), yaml.StreamEndEvent):
+        return Scalar(start, "", is_plain=True)
+    first = next(events)
+    root = _node(first, events, Place(file, _line(first)), depth=1)
+    next(events)  # the document's end
+    if not isinstance(after := next(events), yaml.StreamEndEvent):
+        raise Place(file, _line(after)).error("another YAML document starts; accepted: one")
+    return root
+
+
+def _events(text: str, file: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise Place(file, line, "YAML").error(f"{error.problem}; accepted: well-formed YAML") from error
+    except yaml.reader.ReaderError as error:
+        place = Place(file, text.count("\n", 0, error.position) + 1, "YAML")
+        raise place.error(f"character {text[error.position]!a}; accepted: printable ones") from error
+    except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF", or a directive with endless digits
+        raise Place(file, 1, "YAML").error("an escape or a directive out of range; accepted: Unicode") from error
+
+
+def _node(event: yaml.Event, events: Iterator[yaml.Event], place: Place, depth: int) -> Node:
+    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        raise place.error("YAML anchors and aliases are not read; accepted: what is shared goes into defaults")
+    if (tag := getattr(event, "tag", None)) is not None:
+        raise place.error(f"the YAML tag {excerpt(tag)}; accepted: values without a tag")
+    if depth > MOST_DEPTH:
+        raise place.error(f"nested more than {MOST_DEPTH} deep; accepted: the keys of a spec")
+    if isinstance(event, yaml.ScalarEvent):
+        return Scalar(place, event.value, is_plain=event.style is None)
+    if isinstance(event, yaml.SequenceStartEvent):
+        items: list[Node] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(_node(event, events, place.of_item(len(items), _line(event)), depth + 1))
+        return Items(place, tuple(items))
+    pairs: dict[str, Node] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        key = _key(_node(event, events, Place(place.file, _line(event), place.key), depth + 1), pairs)
+        pairs[key] = _node(next(events), events, place.of_key(key, _line(event)), depth + 1)
+    return Pairs(place, pairs)
+
+
+def _key(node: Node, before: Mapping[str, Node]) -> str:
+    if not isinstance(node, Scalar):
+        raise node.place.error(f"{node} as a key; accepted: a word")
+    if node.text.isdecimal():  # what becomes of {pattern: 6,64,64,1}
+        raise node.place.error(f"the number {node} as a key; accepted: a word, and patterns inside braces as [a,b,c,d]")
+    if node.text in before:
+        raise node.place.error(f"key {node} again, after line {before[node.text].place.line}; accepted: each key once")
+    return node.text
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark else 1

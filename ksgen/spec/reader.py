@@ -1,0 +1,229 @@
+"""A YAML text's nodes -> kernels and layers. Never opens a file."""
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from itertools import product
+from typing import Any
+
+from ksgen.errors import PatternError, SpecError
+from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
+from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, hint
+from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
+from ksgen.spec.paper import paper_patterns
+
+MOST_KERNELS = 100_000
+
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
+_LAYER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+_SECTIONS = ("defaults", "kernels", "layers", "patterns")
+_PATTERN_SETS = {"paper": paper_patterns}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What multiplies out: there is a kernel for each combination."""
+
+    precision: tuple[str, ...] = ("float32",)
+    layout: tuple[str, ...] = ("bsf",)
+    batch: tuple[int | None, ...] = (None,)
+    bias: tuple[bool, ...] = (False,)
+    activation: tuple[str, ...] = ("none",)
+    residual: tuple[bool, ...] = (False,)
+
+    def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
+        axes = (self.precision, self.layout, self.batch, self.bias, self.activation, self.residual)
+        for precision, layout, batch, bias, activation, residual in product(*axes):
+            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch)
+
+    def without_epilogue(self) -> "Options":
+        return replace(self, bias=(False,), activation=("none",), residual=(False,))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one entry asks for."""
+
+    place: Place
+    pattern: Pattern
+    options: Options
+    is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
+
+
+def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, Chain]]:
+    """Every kernel once, in the order of the text; and the layers' chains."""
+    root = read_nodes(text, file)
+    sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
+    sections.check_keys(_SECTIONS)
+    defaults = Options()
+    if "defaults" in sections.pairs:
+        options = _pairs(sections.pairs["defaults"], f"a mapping with {', '.join(_OPTIONS)}")
+        options.check_keys(_OPTIONS)
+        defaults = _options(options, defaults)
+    layers: dict[str, Chain] = {}
+    requests: list[Request] = []
+    for section, node in sections.pairs.items():
+        if section == "kernels":
+            requests += [_kernel(entry, defaults) for entry in _items(node, "a list of patterns")]
+        elif section == "layers":
+            for name, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
+                layers[name], options_of_layer = _layer(name, entry, defaults)
+                requests += _factors(entry.place, layers[name], options_of_layer)
+        elif section == "patterns":
+            patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
+            requests += [Request(node.place, pattern, defaults) for pattern in patterns]
+    if not requests:
+        raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
+    return _collect(requests), layers
+
+
+def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
+    kernels: dict[KernelSpec, None] = {}
+    listed: dict[KernelSpec, Place] = {}
+    for count, (request, kernel) in enumerate(_multiply_out(requests)):
+        if count == MOST_KERNELS:
+            raise request.place.error(f"multiplies out to too many kernels; accepted: {MOST_KERNELS} in one spec")
+        if request.is_listed and (before := listed.setdefault(kernel, request.place)) is not request.place:
+            raise request.place.error(f"asks for {kernel.name} again, after line {before.line}; accepted: once")
+        kernels[kernel] = None
+    return tuple(kernels)
+
+
+def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec]]:
+    for request in requests:
+        with _blaming(request.place):
+            for kernel in request.options.kernels(request.pattern):
+                yield request, kernel
+
+
+def _kernel(node: Node, defaults: Options) -> Request:
+    """An entry of `kernels`: a pattern, or a mapping with a pattern and options."""
+    if not isinstance(node, Pairs):
+        return Request(node.place, _pattern(node), defaults, is_listed=True)
+    node.check_keys(("pattern", *_OPTIONS), required=("pattern",))
+    return Request(node.place, _pattern(node.pairs["pattern"]), _options(node, defaults), is_listed=True)
+
+
+def _layer(name: str, node: Node, defaults: Options) -> tuple[Chain, Options]:
+    """An entry of `layers`: a chain, or a mapping with a chain and options."""
+    if not _LAYER_NAME.fullmatch(name):
+        raise node.place.error("is no layer name; accepted: letters, digits and _, a letter first")
+    if not isinstance(node, Pairs):
+        return _chain(name, node), defaults
+    node.check_keys(("chain", *_OPTIONS), required=("chain",))
+    return _chain(name, node.pairs["chain"]), _options(node, defaults)
+
+
+def _factors(place: Place, chain: Chain, options: Options) -> Iterator[Request]:
+    """The epilogue is the layer's, so that only the last factor has it."""
+    *first, last = chain
+    for pattern in first:
+        yield Request(place, pattern, options.without_epilogue())
+    yield Request(place, last, options)
+
+
+def _chain(name: str, node: Node) -> Chain:
+    """A list of patterns, or a named family with its arguments."""
+    if not isinstance(node, Pairs):
+        patterns = tuple(_pattern(item) for item in _items(node, "a list of patterns, or a mapping with a family"))
+        with _blaming(node.place):
+            return Chain(patterns, name)
+    if "family" not in node.pairs:
+        raise node.place.error(f"no family; accepted: {', '.join(NAMED_CHAINS)}")
+    family = NAMED_CHAINS[_word(node.pairs["family"], NAMED_CHAINS)]
+    arguments = tuple(signature(family).parameters)
+    node.check_keys(("family", *arguments), required=arguments)
+    values = {argument: _numbers(node.pairs[argument]) for argument in arguments}
+    with _blaming(node.place):
+        return replace(family(**values), name=name)
+
+
+def _pattern(node: Node) -> Pattern:
+    """`a,b,c,d`, or a list of the four."""
+    if isinstance(node, Pairs) or (isinstance(node, Items) and len(node.items) != 4):
+        raise node.place.error(f"got {node}; accepted: a pattern a,b,c,d or [a,b,c,d]")
+    if isinstance(node, Items):
+        numbers = [_number(item, "a whole number") for item in node.items]
+    with _blaming(node.place):
+        return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern(*numbers)
+
+
+def _options(node: Pairs, defaults: Options) -> Options:
+    given = {key: _one_or_more(node.pairs[key], read) for key, read in _OPTIONS.items() if key in node.pairs}
+    return replace(defaults, **given)
+
+
+def _one_or_more(node: Node, read: Callable[[Node], Any]) -> tuple[Any, ...]:
+    if not isinstance(node, Items):
+        return (read(node),)
+    values: dict[Any, None] = {}
+    for item in _items(node, "a value, or a list of them"):
+        if (value := read(item)) in values:
+            raise item.place.error(f"lists {item} again; accepted: each value once")
+        values[value] = None
+    return tuple(values)
+
+
+def _word(node: Node, accepted: Collection[str]) -> str:
+    if not isinstance(node, Scalar) or node.text not in accepted:
+        raise node.place.error(f"got {node}; {hint(node.text if isinstance(node, Scalar) else '', accepted)}")
+    return node.text
+
+
+def _flag(node: Node) -> bool:
+    if not isinstance(node, Scalar) or not node.is_plain or node.text not in ("true", "false"):
+        raise node.place.error(f"got {node}; accepted: true, false")
+    return node.text == "true"
+
+
+def _batch(node: Node) -> int | None:
+    if isinstance(node, Scalar) and node.text == "any":
+        return None
+    if (batch := _number(node, "any, or a whole number from 1 up")) < 1:
+        raise node.place.error(f"got {batch}; accepted: any, or a whole number from 1 up")
+    return batch
+
+
+def _numbers(node: Node) -> Any:
+    """A whole number, or a list of such, as deep as it goes."""
+    return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
+
+
+def _number(node: Node, accepted: str) -> int:
+    if not isinstance(node, Scalar) or not node.is_plain or not _WHOLE_NUMBER.fullmatch(node.text):
+        raise node.place.error(f"got {node}; accepted: {accepted}")
+    return int(node.text)
+
+
+def _items(node: Node, accepted: str) -> tuple[Node, ...]:
+    if not isinstance(node, Items) or not node.items:
+        raise node.place.error(f"got {node}; accepted: {accepted}")
+    return node.items
+
+
+def _pairs(node: Node, accepted: str) -> Pairs:
+    if not isinstance(node, Pairs) or not node.pairs:
+        raise node.place.error(f"got {node}; accepted: {accepted}")
+    return node
+
+
+@contextmanager
+def _blaming(place: Place) -> Iterator[None]:
+    """Says where the pattern, chain or kernel stands that cannot be."""
+    try:
+        yield
+    except (PatternError, SpecError) as error:
+        raise place.error(str(error)) from error
+
+
+_OPTIONS: dict[str, Callable[[Node], Any]] = {
+    "precision": partial(_word, accepted=PRECISIONS),
+    "layout": partial(_word, accepted=LAYOUTS),
+    "batch": _batch,
+    "bias": _flag,
+    "activation": partial(_word, accepted=ACTIVATIONS),
+    "residual": _flag,
+}

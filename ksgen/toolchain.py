@@ -1,0 +1,360 @@
+"""Which compiler makes CUDA binaries on this machine, and how it runs. Needs no GPU, and never looks into a cache.
+
+Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the `nvidia-cuda-nvcc` package; then NVRTC
+through `cuda-bindings`, which needs no host compiler. Every warning is an error. Spills are not: they are a number in
+`Resources`, because whether they cost more than they save is for a measurement to say.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+from ksgen import paths
+from ksgen.errors import ToolchainError
+from ksgen.resources import Binary, read_notes, read_resources
+
+INSTALL_HINT = "install one: pip install 'ksgen[cuda]' (NVRTC), or pip install nvidia-cuda-nvcc beside a C++ compiler"
+COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
+
+# They would change the code behind the cache key's back.
+_HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """The compiler driver of the CUDA toolkit, one process per binary."""
+
+    path: str
+    name: ClassVar[str] = "nvcc"
+
+    @property
+    def version(self) -> str:
+        return _nvcc_version(self.path)
+
+    def targets(self) -> tuple[str, ...]:
+        return _nvcc_targets(self.path)
+
+    def options(self, target: str) -> tuple[str, ...]:
+        number = target.removeprefix("sm_")
+        architecture = f"-gencode=arch=compute_{number},code=sm_{number}"
+        return ("-std=c++17", "-O3", "-cubin", architecture, "-Werror", "all-warnings", "-Xptxas", "-v")
+
+    def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
+        """What makes `name.cubin` of `name.cu`."""
+        return (self.path, *self.options(target), source, "-o", source + "bin")
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        check_target(target, self)
+        try:
+            # The compiler's own temporary files lie here too: a compiler that is killed leaves nothing behind.
+            with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
+                source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
+                source.write_text(text, encoding="utf-8")
+                finished = current_children.get().run(self.command(source.name, entry, target), folder)
+                data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
+        except OSError as error:
+            raise ToolchainError(f"{entry}: no room to compile in {tempfile.gettempdir()}: {error}") from None
+        if not data:
+            log = finished.log or f"exit status {finished.returncode}, and not a word"
+            raise compile_error(self, text, entry, target, log)
+        return _binary(data, entry, target, finished.log)
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """The compiler as a library, in this process: faster to start than nvcc, but nothing can stop it half-way."""
+
+    name: ClassVar[str] = "nvrtc"
+
+    @property
+    def version(self) -> str:
+        return _nvrtc_version()
+
+    def targets(self) -> tuple[str, ...]:
+        _, numbers = _nvrtc().nvrtcGetSupportedArchs()
+        return _with_variants(numbers)
+
+    def options(self, target: str) -> tuple[str, ...]:
+        return (f"--gpu-architecture={target}", "-std=c++17", "-default-device", "--ptxas-options=-v")
+
+    def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
+        """Another Python that does what this one did."""
+        call = f"Nvrtc().compile(open({source!r}).read(), {entry!r}, {target!r})"
+        return (sys.executable, "-c", f"from ksgen.toolchain import Nvrtc; {call}")
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        check_target(target, self)
+        nvrtc = _nvrtc()
+        flags = [flag.encode() for flag in (*self.options(target), *(f"-I{folder}" for folder in _include_folders()))]
+        _, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{entry}.cu".encode(), 0, [], [])
+        try:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+            log = _nvrtc_read(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0 \n")
+            data = _nvrtc_read(nvrtc, program, "CUBIN") if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else b""
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+        # Not every version can make warnings errors itself.
+        if not data or re.search(r"\bwarning\b", log):
+            raise compile_error(self, text, entry, target, log or str(status))
+        return _binary(data, entry, target, log)
+
+
+CudaCompiler = Nvcc | Nvrtc
+
+
+def find_compiler(name: str | None = None) -> CudaCompiler:
+    """The machine's CUDA compiler, or the one asked for by name (`nvcc`, `nvrtc`)."""
+    if name not in (None, "nvcc", "nvrtc"):
+        raise ToolchainError(f"no compiler is called {name!r}; try nvcc or nvrtc")
+    found = _find(name, *(os.environ.get(variable) for variable in ("KSGEN_NVCC", "PATH", "CUDA_HOME", "NVCC_CCBIN")))
+    if isinstance(found, str):
+        raise ToolchainError(found)
+    return found
+
+
+def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
+    """`sm_80,sm_90a` as targets, each once, in the order given."""
+    targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
+    if not targets:
+        raise ToolchainError(f"no target in {text!r}; try sm_90a, or sm_80,sm_90a")
+    for target in targets:
+        check_target(target, compiler)
+    return targets
+
+
+def check_target(target: str, compiler: CudaCompiler) -> None:
+    offered = compiler.targets()
+    if target not in offered:
+        known = ", ".join(offered)
+        raise ToolchainError(f"{target!r} is no target of {compiler.name} {compiler.version}; it offers {known}")
+
+
+def compile_error(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
+    """What to raise for a source that does not build: the first complaint, the source kept, the command to repeat."""
+    message = f"{entry}: {compiler.name} {compiler.version} refused it for {target}: {first_error(log)}"
+    if kept := _keep(text, entry, log):
+        message += f"\n  source: {kept}\n  repeat: {shlex.join(compiler.command(str(kept), entry, target))}"
+    return ToolchainError(message)
+
+
+def first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)]
+    warnings = [line for line in lines if re.search(r"\bwarning\b", line)]
+    return next(iter(errors or warnings or lines), "no output")
+
+
+@dataclass(frozen=True)
+class Finished:
+    returncode: int
+    log: str
+
+
+class Children:
+    """The compilers that run now. `stop` ends them all, and lets no other one start."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._guard = threading.Lock()
+        self.stopped = False
+
+    def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
+        """Runs a command to its end, or to the end of its time; whatever interrupts the wait ends the command too."""
+        command = tuple(command)
+        environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
+        environment |= {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
+        with self._guard:
+            if self.stopped:
+                raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
+            child = _start(command, folder, environment)
+            self._running.add(child)
+        seconds = compile_seconds()
+        try:
+            log, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
+            raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
+        finally:
+            with self._guard:
+                self._running.discard(child)
+                _kill(child)
+            child.communicate()
+        if child.returncode < 0:
+            log = f"{log.rstrip()}\nfatal: killed by signal {-child.returncode}".lstrip()
+        return Finished(child.returncode, log)
+
+    def stop(self) -> None:
+        with self._guard:
+            self.stopped = True
+            for child in self._running:
+                _kill(child)
+
+
+current_children: ContextVar[Children] = ContextVar("current_children", default=Children())  # noqa: B039 (meant to be shared)
+
+
+def compile_seconds() -> float:
+    text = os.environ.get("KSGEN_COMPILE_SECONDS", "") or str(COMPILE_SECONDS)
+    try:
+        return float(text)
+    except ValueError:
+        raise ToolchainError(f"KSGEN_COMPILE_SECONDS={text!r} must be a number of seconds") from None
+
+
+def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # a process group of its own, so that what it starts ends with it
+        )
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} does not run: {error}") from None
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
+    if f".text.{entry}\0".encode() not in data:
+        raise ToolchainError(f"{entry}: the source compiles, but holds no __global__ function of that name")
+    notes = "\n".join(read_notes(log))
+    return Binary(data, entry, target, read_resources(log, entry), {"notes": notes} if notes else {})
+
+
+def _keep(text: str, entry: str, log: str) -> Path | None:
+    """A refused source and its log, where the user finds them; the same source always lands in the same file."""
+    name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    for folder in (paths.cache_dir() / "failed", Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            folder.joinpath(f"{name}.log").write_text(log, encoding="utf-8")
+            kept = folder / f"{name}.cu"
+            kept.write_text(text, encoding="utf-8")
+            return kept
+    return None
+
+
+@functools.lru_cache
+def _find(
+    name: str | None, named: str | None, path: str | None, home: str | None, host: str | None
+) -> CudaCompiler | str:
+    """A compiler, or why there is none. The arguments are all that the answer depends on."""
+    if named and name != "nvrtc":
+        runnable = shutil.which(os.path.expanduser(named))
+        hint = f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
+        return Nvcc(os.path.abspath(runnable)) if runnable else hint
+    nvcc = None if name == "nvrtc" else _find_nvcc(path, home)
+    if nvcc and (host or shutil.which("gcc", path=path)):
+        return nvcc
+    if name != "nvcc" and _has_nvrtc():
+        return Nvrtc()
+    if nvcc:
+        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or: {INSTALL_HINT}"
+    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {INSTALL_HINT}"
+
+
+def _find_nvcc(path: str | None, home: str | None) -> Nvcc | None:
+    folders = [path, str(Path(home, "bin")) if home else None]
+    folders += [str(toolkit / "bin") for toolkit in _packaged_toolkits()]
+    found = (shutil.which("nvcc", path=folder) for folder in folders if folder)
+    return next((Nvcc(os.path.abspath(each)) for each in found if each), None)
+
+
+def _packaged_toolkits() -> list[Path]:
+    """`nvidia/cu13` in site-packages, which NVIDIA's packages fill together; the newest first."""
+    spec = importlib.util.find_spec("nvidia")
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    found = [toolkit for place in places for toolkit in Path(place).glob("cu[0-9]*") if toolkit.is_dir()]
+    return sorted(found, key=lambda toolkit: int(re.sub(r"\D", "", toolkit.name)), reverse=True)
+
+
+def _include_folders() -> list[Path]:
+    """CUDA's own headers for NVRTC, which brings none; kernels do without, unless their author includes one."""
+    home = os.environ.get("CUDA_HOME")
+    toolkits = ([Path(home)] if home else []) + _packaged_toolkits()
+    folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+@functools.cache
+def _nvcc_version(path: str) -> str:
+    return _ask(path, "--version", r"release [\d.]+, V([\d.]+)")[0]
+
+
+@functools.cache
+def _nvcc_targets(path: str) -> tuple[str, ...]:
+    return _with_variants(int(number) for number in _ask(path, "--list-gpu-code", r"\bsm_(\d+)\b"))
+
+
+def _ask(path: str, question: str, answer: str) -> list[str]:
+    said = current_children.get().run((path, question)).log
+    if not (found := re.findall(answer, said)):
+        raise ToolchainError(f"{path} {question} says {said.strip()!r}; that is not nvcc")
+    return found
+
+
+def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Neither compiler lists its `a` (this GPU only, 9.0 up) and `f` (this family, 10.0 up) variants by itself."""
+    suffixes = {number: ["", *("a" if number >= 90 else ""), *("f" if number >= 100 else "")] for number in numbers}
+    return tuple(f"sm_{number}{suffix}" for number in sorted(suffixes) for suffix in suffixes[number])
+
+
+def _nvrtc() -> ModuleType:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as missing:
+        raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {INSTALL_HINT}") from None
+    module: ModuleType = nvrtc
+    return module
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return bool(_nvrtc_version())
+    except ToolchainError:
+        return False
+
+
+@functools.cache
+def _nvrtc_version() -> str:
+    try:
+        _, major, minor = _nvrtc().nvrtcVersion()
+    except (RuntimeError, OSError) as missing:  # the bindings load the library at the first call
+        raise ToolchainError(f"cuda-bindings finds no NVRTC ({missing}); {INSTALL_HINT}") from None
+    return f"{major}.{minor}"
+
+
+def _nvrtc_read(nvrtc: ModuleType, program: object, what: str) -> bytes:
+    _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    if size <= 1:  # only the closing zero: Python shares its one-byte objects, so NVRTC must not write into one
+        return b""
+    text = bytes(size)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, text)
+    return text

@@ -1,0 +1,163 @@
+"""One kernel on one device, checked against the float64 reference and timed by the device's own clock."""
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ksgen import reference
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError
+from ksgen.plan import PLANNER, Plan
+from ksgen.spec import PRECISIONS, KernelSpec
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random arrays of one kernel and batch: weights uniform in +-1/sqrt(c), the others standard normal."""
+
+    kernel: KernelSpec
+    batch: int
+    x: "Array"
+    weights: "Array"
+    bias: "Array | None"
+    residual: "Array | None"
+
+    @property
+    def y_shape(self) -> tuple[int, int]:
+        outputs = self.kernel.pattern.out_features
+        return (self.batch, outputs) if self.kernel.layout == "bsf" else (outputs, self.batch)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one check and timing found."""
+
+    plan: Plan
+    error: float  # Frobenius norm of the difference over that of the reference
+    tolerance: float
+    checked: int  # batch entries that were compared
+    seconds: tuple[float, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance  # false for NaN
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+def tolerance(precision: str, c: int) -> float:
+    """What rounding can do: one rounding of 16-bit outputs, the accumulated roundings of c terms otherwise."""
+    if PRECISIONS[precision].item_bytes == 2:
+        return UNIT_ROUNDOFF[precision]
+    return UNIT_ROUNDOFF[precision] * max(4.0, 2 * sqrt(c))
+
+
+def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
+    """Reproducible: the same arrays for the same kernel, batch and seed."""
+    dtype = numpy_dtype(kernel.precision)
+    random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
+    pattern = kernel.pattern
+    inputs, outputs = pattern.in_features, pattern.out_features
+
+    def normal(*shape: int) -> "Array":
+        drawn: Array = random.standard_normal(shape, np.float32).astype(dtype)
+        return drawn
+
+    first = kernel.layout == "bsf"
+    bound = np.float32(1 / sqrt(pattern.c))
+    weights = (random.random(pattern.shape, np.float32) * 2 * bound - bound).astype(dtype)
+    y_shape = (batch, outputs) if first else (outputs, batch)
+    return Problem(
+        kernel,
+        batch,
+        normal(batch, inputs) if first else normal(inputs, batch),
+        weights,
+        normal(outputs) if kernel.epilogue.bias else None,
+        normal(*y_shape) if kernel.epilogue.residual else None,
+    )
+
+
+def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0) -> Measured:
+    """Build if need be, run once on a poisoned output, compare, then time."""
+    problem = make_problem(kernel, batch, seed)
+    plan = PLANNER.plan(device, kernel, batch)
+    y = np.full(problem.y_shape, np.nan, np.float32).astype(problem.x.dtype)
+    buffers = []
+    for array in (problem.x, problem.weights, y, problem.bias, problem.residual):
+        if array is not None:
+            buffer = device.allocate(array.nbytes)
+            device.upload(buffer, array)
+            buffers.append(buffer)
+    x, weights, out, *extras = buffers
+    packed = plan.pack(weights, None)
+    arguments = (x, packed, out, *extras, batch)
+    plan.launch(arguments, None)
+    device.download(y, out)
+    error, checked = compare(problem, y)
+    seconds = device.time(lambda: plan.launch(arguments, None), None, runs=runs, warmup=2) if runs else []
+    if runs and not all(second > 0 for second in seconds):
+        raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    return Measured(plan, error, tolerance(kernel.precision, kernel.pattern.c), checked, tuple(seconds))
+
+
+def compare(problem: Problem, y: "Array") -> tuple[float, int]:
+    """The relative error of an output, and how many batch entries were compared; NaN where a compared one is not finite."""
+    first = problem.kernel.layout == "bsf"
+    batch = problem.batch
+    within = max(64, int(MOST_REFERENCE_FLOPS / problem.kernel.flops(1)))
+    chosen: Any = slice(None)
+    if within < batch:  # both ends, where tiles are ragged, and a spread in between
+        chosen = np.unique(np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)]))
+
+    def sample(array: "Array | None") -> "Array | None":
+        return None if array is None else (array[chosen] if first else array[:, chosen])
+
+    x, residual, got = sample(problem.x), sample(problem.residual), sample(y)
+    epilogue = problem.kernel.epilogue
+    truth = reference.multiply(
+        problem.kernel.pattern, x, problem.weights, problem.kernel.layout,
+        bias=problem.bias, activation=epilogue.activation, residual=residual,
+    )  # fmt: skip
+    assert got is not None
+    difference = got.astype(np.float64) - truth
+    scale = float(np.linalg.norm(truth)) or 1.0
+    return float(np.linalg.norm(difference)) / scale, batch if isinstance(chosen, slice) else len(chosen)
+
+
+def numpy_way(problem: Problem) -> float:
+    """Seconds of what one writes in NumPy: permute, batched matrix product, permute back. 16-bit goes through float32."""
+    a, b, c, d = problem.kernel.pattern.shape
+    batch = problem.batch
+    small = PRECISIONS[problem.kernel.precision].item_bytes == 2
+    stacked = np.ascontiguousarray(problem.weights.transpose(0, 3, 1, 2).reshape(a * d, b, c))
+    stacked = stacked.astype(np.float32) if small else stacked
+    begin = perf_counter()
+    x = problem.x.astype(np.float32) if small else problem.x
+    if problem.kernel.layout == "bsf":
+        columns = x.reshape(batch, a, c, d).transpose(1, 3, 2, 0).reshape(a * d, c, batch)
+        y = np.matmul(stacked, columns).reshape(a, d, b, batch).transpose(3, 0, 2, 1).reshape(problem.y_shape)
+    else:
+        columns = x.reshape(a, c, d, batch).transpose(0, 2, 1, 3).reshape(a * d, c, batch)
+        y = np.matmul(stacked, columns).reshape(a, d, b, batch).transpose(0, 2, 1, 3).reshape(problem.y_shape)
+    y.astype(problem.x.dtype, copy=False)
+    return perf_counter() - begin
+
+
+def numpy_dtype(name: str) -> Any:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,164 @@
+"""Turns an emitted CUDA text into an executable that runs it on the CPU, once per content. It never runs one."""
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.simt.errors import SimtError
+
+KERNEL_FILE = "kernel.cu"  # what the compiler calls the text in its messages and debug information
+
+_HERE = Path(__file__).parent
+
+_COMMON_FLAGS = ("-std=c++17", "-g1", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
+# These checks call handlers of the runtime's own, in every build.
+_CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-fstack-clash-protection")
+_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-fno-exceptions", "-fno-rtti", *_CHECKS)
+# The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
+_RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-tree-loop-distribute-patterns")
+_SANITIZERS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "address": ("-fsanitize=address", "-fsanitize-sections=simt_shared"),
+    "race": ("-fsanitize=thread",),
+}
+
+_KERNEL = re.compile(r"\bSIMT_KERNEL\b[^(;{]*?(\w+)\s*\(")
+_DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b[^;{]*?(\w+)\s*\[\s*\]\s*;")
+# Blocks run one after the other, so one static copy serves; its section lets the runtime fill it with NaN.
+_STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
+
+
+@functools.cache
+def is_installed(sanitize: str) -> bool:
+    """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "empty.cpp").write_text("int main() {}\n", encoding="utf-8")
+        command = [_compiler(), *_SANITIZERS[sanitize], "empty.cpp"]
+        try:
+            return subprocess.run(command, cwd=scratch, capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            return False
+
+
+def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
+    """The executable for a text, from the cache or compiled now, and the number under which it knows the entry."""
+    if sanitize not in _SANITIZERS:
+        raise ValueError(f"sanitize={sanitize!r}; accepted are {', '.join(map(repr, _SANITIZERS))}")
+    folder = _cache_folder() / _digest(source, sanitize)
+    if not folder.exists():
+        runtime = _build_runtime(sanitize)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _build_kernels(source, sanitize, runtime, Path(scratch))
+            _put(Path(scratch, "entry"), folder)
+    entries = (folder / "entries").read_text(encoding="utf-8").split()
+    if entry not in entries:
+        raise ValueError(f"entry={entry!r}; the text has {', '.join(entries) or 'no kernel'}")
+    return folder / "kernel", entries.index(entry)
+
+
+def find_lines(executable: Path, addresses: Sequence[int]) -> dict[int, list[int]]:
+    """For each address of code, its line of the emitted text and those it was inlined into, innermost first."""
+    if not addresses:
+        return {}
+    command = ["addr2line", "-a", "-i", "-e", str(executable), *map(hex, addresses)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines: dict[int, list[int]] = {}
+    for answer in output.splitlines():
+        if answer.startswith("0x"):
+            lines[int(answer, 16)] = here = []
+        elif found := re.search(rf"{re.escape(KERNEL_FILE)}:(\d+)", answer):
+            here.append(int(found[1]))
+    return lines
+
+
+def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> None:
+    """Writes scratch/entry/kernel, and beside it the names of the kernels that it can launch, in its own order."""
+    preprocessed, entry = scratch / "kernel.ii", scratch / "entry"
+    entry.mkdir()
+    flags = (*_KERNEL_FLAGS, *_machine_flags(), *_SANITIZERS[sanitize])
+
+    (scratch / KERNEL_FILE).write_text(source, encoding="utf-8")
+    header = str(_HERE / "simt.h")
+    _compile(scratch, *flags, "-E", "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
+    expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
+    kernels = _KERNEL.findall(expanded)
+    dynamic = sorted(set(_DYNAMIC_SHARED.findall(expanded)))
+    expanded = re.sub(r"\bextern\s+SIMT_SHARED\b", "extern", expanded)
+    expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
+    expanded = re.sub(r"\bSIMT_KERNEL\b", "", expanded)
+    table = " ".join(f"{{[] {{ simt::call({name}); }}, simt::count_parameters({name})}}," for name in kernels)
+    preprocessed.write_text(f"{expanded}\nconst simt::Entry simt::entries[] = {{{table}}};\n", encoding="utf-8")
+    _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
+
+    # The text's dynamic shared memory is the runtime's zone, after the page in front that nobody may touch.
+    symbols = [f"-Wl,--defsym,{name}=simt_shared_zone+4096" for name in dynamic]
+    _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), *symbols, "-o", "entry/kernel")
+    (entry / "entries").write_text("\n".join(kernels), encoding="utf-8")
+
+
+def _build_runtime(sanitize: str) -> Path:
+    folder = _cache_folder() / f"runtime-{_digest('', sanitize)}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            entry = Path(scratch, "entry")
+            entry.mkdir()
+            defines = (f"-DSIMT_ADDRESS={int(sanitize == 'address')}", f"-DSIMT_RACE={int(sanitize == 'race')}")
+            _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
+            _put(entry, folder)
+    return folder / "runtime.o"
+
+
+def _put(entry: Path, folder: Path) -> None:
+    """Renames a finished entry into its place; another process may have been first, with the same content."""
+    try:
+        entry.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
+def _compile(folder: Path, *arguments: str) -> None:
+    result = subprocess.run([_compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        found = re.search(rf"{re.escape(KERNEL_FILE)}:(\d+):\d+: (?:fatal )?error: ", result.stderr)
+        raise SimtError("compile", result.stderr.strip(), int(found[1]) if found else None)
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def _cache_folder() -> Path:
+    named = os.environ.get("KSGEN_SIMT_CACHE")
+    folder = Path(named) if named else Path(tempfile.gettempdir(), f"ksgen-simt-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _digest(source: str, sanitize: str) -> str:
+    parts = (_tools_digest(), *_machine_flags(), sanitize, source)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _tools_digest() -> str:
+    """Stands for the compiler, its flags (all in this module) and every header."""
+    version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    digest = hashlib.sha256(version.encode())
+    for path in sorted(p for p in _HERE.rglob("*") if p.suffix in (".h", ".cpp") or p.name == "build.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _machine_flags() -> Sequence[str]:
+    """A fused multiply-add as one instruction where the CPU has it: as a call it is the slowest part of a kernel."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text(encoding="utf-8").split() if cpuinfo.exists() else []
+    return ("-mfma",) if platform.machine() == "x86_64" and "fma" in flags else ()

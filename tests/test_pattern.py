@@ -1,0 +1,242 @@
+"""Patterns, chains and the named families: sizes, shuffles, what is refused and how."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ksgen.errors import PatternError
+from ksgen.pattern import (
+    NAMED_CHAINS,
+    Chain,
+    Gain,
+    Pattern,
+    are_chainable,
+    block_butterfly,
+    deformable_butterfly,
+    dense,
+    kaleidoscope,
+    low_rank,
+    monarch,
+    square_dyadic,
+)
+
+patterns = st.builds(Pattern, *[st.integers(1, 9)] * 4)
+
+
+def shapes(chain: Chain) -> list[tuple[int, int, int, int]]:
+    return [pattern.shape for pattern in chain]
+
+
+def test_sizes_and_names_of_a_pattern() -> None:
+    pattern = Pattern(1, 192, 48, 2)
+    assert (pattern.in_features, pattern.out_features, pattern.weight_count) == (96, 384, 18432)
+    assert (str(pattern), pattern.name, pattern.identifier) == ("1,192,48,2", "1x192x48x2", "1_192_48_2")
+    assert pattern.shape == (1, 192, 48, 2)
+    assert pattern.transpose == Pattern(1, 48, 192, 2)
+    assert pattern.density == 0.5
+    assert pattern.rewrite_ratio == 240 / 9216
+
+
+@given(patterns)
+def test_density_is_the_share_of_free_entries(pattern: Pattern) -> None:
+    assert pattern.density == float(Fraction(pattern.weight_count, pattern.in_features * pattern.out_features))
+
+
+@given(patterns)
+def test_transposing_swaps_the_sides_and_twice_is_nothing(pattern: Pattern) -> None:
+    assert pattern.transpose.in_features == pattern.out_features
+    assert pattern.transpose.transpose == pattern
+
+
+@given(patterns, st.sampled_from(["{}", " {} ", "({})", "[{}]"]), st.sampled_from([",", ", ", " , "]))
+def test_parsing_reads_what_is_written(pattern: Pattern, frame: str, comma: str) -> None:
+    assert Pattern.parse(frame.format(comma.join(map(str, pattern.shape)))) == pattern
+
+
+@given(patterns)
+def test_the_shuffles_are_permutations_and_the_transpose_swaps_their_roles(pattern: Pattern) -> None:
+    assert sorted(pattern.column_order()) == list(range(pattern.in_features))
+    assert sorted(pattern.row_order()) == list(range(pattern.out_features))
+    there, back = pattern.column_order(), pattern.transpose.row_order()
+    assert [there[n] for n in back] == list(range(pattern.in_features))
+
+
+@given(patterns)
+def test_the_column_order_gathers_each_block_of_inputs(pattern: Pattern) -> None:
+    a, _, c, d = pattern.shape
+    expected = [(i * c + l) * d + j for i in range(a) for j in range(d) for l in range(c)]  # noqa: E741  the formula's l
+    assert list(pattern.column_order()) == expected
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "6", True, None, pytest.param(10**5000, id="huge")])
+def test_a_pattern_refuses_what_is_not_a_count(value: object) -> None:
+    with pytest.raises(PatternError, match=r"c=.{1,40}; accepted: a whole number from 1 to 2147483647"):
+        Pattern(6, 64, value, 1)  # type: ignore[arg-type]
+
+
+def test_a_pattern_refuses_more_features_than_32_bits_count() -> None:
+    assert Pattern(2**15, 1, 2**16 - 1, 1).in_features < 2**31
+    with pytest.raises(PatternError, match=r"pattern 32768,1,65536,1 has 2147483648 features .* at most 2147483647"):
+        Pattern(2**15, 1, 2**16, 1)
+
+
+@pytest.mark.parametrize("text", ["", "6,64,64", "6,64,64,1,1", "6.0,64,64,1", "6x64x64x1", "a,b,c,d", "٦,64,64,1"])
+def test_parsing_refuses_what_is_not_four_numbers(text: str) -> None:
+    with pytest.raises(PatternError, match="is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2"):
+        Pattern.parse(text)
+
+
+def test_parsing_names_the_number_that_is_out_of_range() -> None:
+    with pytest.raises(PatternError, match=r"b=-64; accepted: a whole number from 1"):
+        Pattern.parse("6,-64,64,1")
+
+
+@given(st.text())
+def test_parsing_any_text_gives_a_pattern_or_a_pattern_error_of_one_line(text: str) -> None:
+    try:
+        Pattern.parse(text)
+    except PatternError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "gain"),
+    [
+        ((6, 64, 64, 1), Gain.NONE),
+        ((1, 64, 64, 4), Gain.MOST),
+        ((1, 48, 96, 4), Gain.MOST),
+        ((1, 64, 65, 4), Gain.SOME),
+        ((1, 256, 256, 4), Gain.SOME),
+        ((1, 256, 257, 4), Gain.LITTLE),
+        ((1, 1024, 1024, 4), Gain.LITTLE),
+    ],
+)
+def test_the_heuristic_in_words(shape: tuple[int, int, int, int], gain: Gain) -> None:
+    assert Pattern(*shape).predicts() is gain
+
+
+def test_a_chain_is_listed_from_the_factor_that_meets_x_first() -> None:
+    chain = Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2)), "up")
+    assert (chain.in_features, chain.out_features, chain.weight_count) == (384, 1536, 24576 + 294912)
+    assert shapes(chain.transpose) == [(1, 192, 768, 2), (6, 64, 64, 1)]
+    assert (str(chain), len(chain), chain[1]) == ("6,64,64,1 then 1,768,192,2", 2, Pattern(1, 768, 192, 2))
+    assert chain == Chain(chain.factors)  # the name is for people
+
+
+def test_a_chain_refuses_factors_that_do_not_meet() -> None:
+    with pytest.raises(PatternError, match=r"1,768,192,2 gives 1536 features and 6,64,64,1, next .* takes 384; accepted"):
+        Chain((Pattern(1, 768, 192, 2), Pattern(6, 64, 64, 1)))
+
+
+@pytest.mark.parametrize("factors", [(), ((6, 64, 64, 1),)])
+def test_a_chain_refuses_what_are_not_patterns(factors: tuple[Pattern, ...]) -> None:
+    with pytest.raises(PatternError, match=r"factors=\(.*\); accepted: one Pattern or more"):
+        Chain(factors)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("1,192,48,2", "2,48,192,1", True),
+        ("1,768,192,2", "6,64,64,1", True),
+        ("1,128,128,3", "6,64,256,1", False),  # fits in size, but 128 is no multiple of 6
+        ("1,64,256,16", "64,64,64,1", True),
+        ("1,64,64,16", "16,64,256,1", True),
+        ("2,4,4,1", "1,4,4,2", False),  # 2 does not divide 1
+        ("1,4,6,1", "1,3,5,2", False),  # 2 does not divide 1, on the side of d
+    ],
+)
+def test_chainable_in_the_sense_of_the_factorisation_papers(left: str, right: str, expected: bool) -> None:
+    outer, inner = Pattern.parse(left), Pattern.parse(right)
+    assert are_chainable(outer, inner) is expected
+    assert Chain((inner, outer)).is_chainable is expected
+
+
+@given(patterns, patterns)
+def test_chainable_factors_fit_in_size(left: Pattern, right: Pattern) -> None:
+    if are_chainable(left, right):
+        assert left.in_features == right.out_features
+
+
+def test_the_named_families_are_those_of_the_literature() -> None:
+    assert shapes(dense(3, 5)) == [(1, 5, 3, 1)]
+    assert shapes(low_rank(8, 6, 2)) == [(1, 2, 8, 1), (1, 6, 2, 1)]
+    assert shapes(square_dyadic(8)) == [(4, 2, 2, 1), (2, 2, 2, 2), (1, 2, 2, 4)]
+    assert shapes(kaleidoscope(4)) == [(1, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)]
+    assert shapes(block_butterfly(12, 3)) == [(2, 6, 6, 1), (1, 6, 6, 2)]
+    assert shapes(monarch(6, 20, 3, 4)) == [(3, 5, 2, 1), (1, 4, 3, 5)]
+    assert shapes(deformable_butterfly(12, [(2, 3), (5, 2)])) == [(4, 2, 3, 1), (2, 5, 2, 2)]
+
+
+def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
+    arguments = {
+        "dense": (3, 5),
+        "low_rank": (8, 6, 2),
+        "square_dyadic": (8,),
+        "kaleidoscope": (8,),
+        "block_butterfly": (24, 3),
+        "monarch": (6, 20, 3, 4),
+        "deformable_butterfly": (12, [(2, 3), (5, 2)]),
+    }
+    sizes = {name: (3, 5) for name in arguments} | {"low_rank": (8, 6), "monarch": (6, 20), "deformable_butterfly": (12, 20)}
+    sizes |= {"square_dyadic": (8, 8), "kaleidoscope": (8, 8), "block_butterfly": (24, 24)}
+    assert set(NAMED_CHAINS) == set(arguments)
+    for name, family in NAMED_CHAINS.items():
+        chain = family(*arguments[name])
+        assert (chain.name, chain.in_features, chain.out_features) == (name, *sizes[name])
+
+
+@given(st.integers(1, 5), st.integers(1, 4))
+def test_a_block_butterfly_of_blocks_of_1_is_square_dyadic_and_all_are_chainable(stages: int, block: int) -> None:
+    features = 2**stages
+    assert block_butterfly(features, 1) == square_dyadic(features)
+    assert block_butterfly(features * block, block).is_chainable
+    assert len(kaleidoscope(features)) == 2 * stages
+
+
+@given(*[st.integers(1, 6)] * 4)
+def test_every_monarch_is_chainable(split_in: int, split_out: int, block_in: int, block_out: int) -> None:
+    assert monarch(split_in * block_in, split_out * block_out, split_in, split_out).is_chainable
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=4))
+def test_every_deformable_butterfly_is_chainable(a: int, blocks: list[tuple[int, int]]) -> None:
+    in_features = a
+    for _, c in blocks:
+        in_features *= c
+    chain = deformable_butterfly(in_features, blocks)
+    assert chain.is_chainable
+    assert [(pattern.b, pattern.c) for pattern in chain] == blocks
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "message"),
+    [
+        ("dense", (0, 5), "in_features=0; accepted: a whole number from 1"),
+        ("dense", (5, None), "out_features=None; accepted: a whole number from 1"),
+        ("low_rank", (8, 6, 7), "rank=7 for 8 to 6 features; accepted: 1 to 6"),
+        ("square_dyadic", (12,), "features=12; accepted: a power of two from 2 up"),
+        ("square_dyadic", (1,), "features=1; accepted: a power of two from 2 up"),
+        ("kaleidoscope", ("8",), "features='8'; accepted: a whole number"),
+        ("block_butterfly", (24, 5), "features=24; accepted: a power of two from 2 up times block=5"),
+        ("block_butterfly", (24, 0), "block=0; accepted: a whole number from 1"),
+        ("monarch", (6, 20, 4, 4), "split_in=4; accepted: a divisor of in_features=6"),
+        ("monarch", (6, 20, 3, 3), "split_out=3; accepted: a divisor of out_features=20"),
+        ("deformable_butterfly", (12, []), "factors=(); accepted: one Pattern or more"),
+        ("deformable_butterfly", (12, 3), "blocks=3; accepted: a list of pairs (b, c)"),
+        ("deformable_butterfly", (12, [(2, 3), 5]), "blocks[1]=5; accepted: a pair (b, c)"),
+        ("deformable_butterfly", (12, [(0, 3)]), "blocks[0] b=0; accepted: a whole number from 1"),
+        (
+            "deformable_butterfly",
+            (12, [(2, 3), (5, 3)]),
+            "blocks[1] c=3 after d=2; accepted: c*d a divisor of its 8 features",
+        ),
+    ],
+)
+def test_a_named_family_says_which_argument_is_wrong(family: str, arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        NAMED_CHAINS[family](*arguments)
+    assert str(caught.value).startswith(message)
