@@ -183,17 +183,17 @@ class Launcher:
         first = layout == "bsf"
         if len(x.shape) != 2 or x.shape[1 if first else 0] != inputs:
             wanted = f"(batch, {inputs})" if first else f"({inputs}, batch)"
-            raise LaunchError(f"{self!r}: x has shape {tuple(x.shape)}; layout {layout} wants {wanted}")
+            raise LaunchError(f"{self!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}")
         batch = int(x.shape[0 if first else 1])
         if batch < 1:
-            raise LaunchError(f"{self!r}: x has shape {tuple(x.shape)}; a batch of at least 1 is needed")
+            raise LaunchError(f"{self!r}: got x of shape {tuple(x.shape)}; a batch of at least 1 is needed")
         y_shape = (batch, outputs) if first else (outputs, batch)
         shapes = {"weights": pattern.shape, "bias": (outputs,), "residual": y_shape, "out": y_shape}
         for name, given in views.items():
             if name != "x" and tuple(given.shape) != shapes[name]:
-                raise LaunchError(f"{self!r}: {name} has shape {tuple(given.shape)}; {shapes[name]} is needed")
+                raise LaunchError(f"{self!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
             if given.dtype != x.dtype:
-                raise LaunchError(f"{self!r}: {name} is {given.dtype} and x is {x.dtype}; give both in one precision")
+                raise LaunchError(f"{self!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
             if not given.contiguous:
                 raise LaunchError(f"{self!r}: {name} is not row-major without gaps; give a contiguous copy of it")
         if x.dtype not in PRECISIONS:
@@ -205,7 +205,7 @@ class Launcher:
 
     def _check_weights(self, weights: ArrayView) -> None:
         if tuple(weights.shape) != self.pattern.shape:
-            raise LaunchError(f"{self!r}: weights have shape {tuple(weights.shape)}; {self.pattern.shape} is needed")
+            raise LaunchError(f"{self!r}: got weights of shape {tuple(weights.shape)}; {self.pattern.shape} is needed")
         if not weights.contiguous:
             raise LaunchError(f"{self!r}: weights are not row-major without gaps; give a contiguous copy of them")
 

@@ -102,8 +102,8 @@ def _checked(name: str, values: ArrayLike, shape: Sequence[int | None]) -> NDArr
     """`values` as an array, if it has that shape; None stands for any size."""
     array = np.asarray(values)
     if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape, strict=True)):
-        wanted = ", ".join("batch" if size is None else str(size) for size in shape)
-        raise LaunchError(f"{name} has shape {array.shape}; accepted: ({wanted})")
+        wanted = str(tuple(shape)).replace("None", "batch")
+        raise LaunchError(f"{name} has shape {array.shape}; accepted: {wanted}")
     return array
 
 

@@ -29,7 +29,7 @@ from ksgen import paths
 from ksgen.errors import ToolchainError
 from ksgen.resources import Binary, read_notes, read_resources
 
-INSTALL_HINT = "install one: pip install 'ksgen[cuda]' (NVRTC), or pip install nvidia-cuda-nvcc beside a C++ compiler"
+INSTALL_HINT = "pip install 'ksgen[cuda]' brings NVRTC; pip install 'ksgen[nvcc]' brings nvcc, to use beside g++"
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
 
 # They would change the code behind the cache key's back.
@@ -262,10 +262,9 @@ def _keep(text: str, entry: str, log: str) -> Path | None:
 
 
 @functools.lru_cache
-def _find(
-    name: str | None, named: str | None, path: str | None, home: str | None, host: str | None
-) -> CudaCompiler | str:
-    """A compiler, or why there is none. The arguments are all that the answer depends on."""
+def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
+    """A compiler, or why there is none. The arguments are all in the environment that the answer depends on."""
+    named, path, home, host = surroundings
     if named and name != "nvrtc":
         runnable = shutil.which(os.path.expanduser(named))
         hint = f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
@@ -276,7 +275,7 @@ def _find(
     if name != "nvcc" and _has_nvrtc():
         return Nvrtc()
     if nvcc:
-        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or: {INSTALL_HINT}"
+        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {INSTALL_HINT}"
     return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {INSTALL_HINT}"
 
 
@@ -347,7 +346,8 @@ def _nvrtc_version() -> str:
     try:
         _, major, minor = _nvrtc().nvrtcVersion()
     except (RuntimeError, OSError) as missing:  # the bindings load the library at the first call
-        raise ToolchainError(f"cuda-bindings finds no NVRTC ({missing}); {INSTALL_HINT}") from None
+        reason = next(iter(str(missing).splitlines()), "no reason given")
+        raise ToolchainError(f"cuda-bindings finds no NVRTC ({reason}); {INSTALL_HINT}") from None
     return f"{major}.{minor}"
 
 

@@ -176,9 +176,7 @@ def test_no_place_for_locks_is_no_obstacle(compiler, monkeypatch, tmp_path):
 
 def test_cache_that_cannot_be_written_warns_once(compiler, monkeypatch, tmp_path):
     (tmp_path / "user").write_text("a file where the folder should be")
-    with pytest.warns(
-        UserWarning, match=r"ksgen works without its cache, and compiles again next time: .*/user \(File"
-    ):
+    with pytest.warns(UserWarning, match=r"ksgen works without its cache, and compiles again next time: .*/user \("):
         assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -263,10 +261,9 @@ def test_forbidden_compiling(compiler, monkeypatch):
     assert build("text", "ks_1", "sm_90a").data == b"1.0 text"
     with pytest.raises(ToolchainError) as caught:
         build("other", "ks_1", "sm_90a", compiler)
-    assert str(caught.value) == (
-        "ks_1: no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling it; "
-        "prepare it with: ksgen build SPEC --arch sm_90a"
-    )
+    what, prepare = str(caught.value).split("; ")
+    assert what == "ks_1: no cache holds it for sm_90a, and KSGEN_NO_COMPILE forbids compiling it"
+    assert prepare == "prepare it with: ksgen build SPEC --arch sm_90a"
     with pytest.raises(ToolchainError, match="prepare it with: ksgen build SPEC, on this device"):
         build("other", "ks_1", "Some OpenCL device 3.0", compiler)
     assert compiler.count() == 1

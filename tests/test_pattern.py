@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksgen.errors import PatternError
@@ -21,6 +21,9 @@ from ksgen.pattern import (
     monarch,
     square_dyadic,
 )
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 patterns = st.builds(Pattern, *[st.integers(1, 9)] * 4)
 
@@ -94,12 +97,11 @@ def test_parsing_names_the_number_that_is_out_of_range() -> None:
 
 
 @given(st.text())
-def test_parsing_any_text_gives_a_pattern_or_a_pattern_error_of_one_line(text: str) -> None:
-    try:
-        Pattern.parse(text)
-    except PatternError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 200
+def test_parsing_text_that_is_no_pattern_says_so_in_one_line(text: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        Pattern.parse(f"{text}!")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_a_chain_is_listed_from_the_factor_that_meets_x_first() -> None:
 
 
 def test_a_chain_refuses_factors_that_do_not_meet() -> None:
-    with pytest.raises(PatternError, match=r"1,768,192,2 gives 1536 features and 6,64,64,1, next .* takes 384; accepted"):
+    with pytest.raises(PatternError, match=r"1,768,192,2 gives 1536 .* 6,64,64,1, next in the chain, takes 384; "):
         Chain((Pattern(1, 768, 192, 2), Pattern(6, 64, 64, 1)))
 
 
@@ -181,8 +183,15 @@ def test_a_named_chain_has_the_sizes_that_were_asked_for_and_its_name() -> None:
         "monarch": (6, 20, 3, 4),
         "deformable_butterfly": (12, [(2, 3), (5, 2)]),
     }
-    sizes = {name: (3, 5) for name in arguments} | {"low_rank": (8, 6), "monarch": (6, 20), "deformable_butterfly": (12, 20)}
-    sizes |= {"square_dyadic": (8, 8), "kaleidoscope": (8, 8), "block_butterfly": (24, 24)}
+    sizes = {
+        "dense": (3, 5),
+        "low_rank": (8, 6),
+        "square_dyadic": (8, 8),
+        "kaleidoscope": (8, 8),
+        "block_butterfly": (24, 24),
+        "monarch": (6, 20),
+        "deformable_butterfly": (12, 20),
+    }
     assert set(NAMED_CHAINS) == set(arguments)
     for name, family in NAMED_CHAINS.items():
         chain = family(*arguments[name])

@@ -5,6 +5,7 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_packaged_toolkits_newest_first(monkeypatch, tmp_path):
 
 
 def test_no_compiler_says_how_to_get_one(alone):
-    with pytest.raises(ToolchainError, match=r"no CUDA compiler found \(KSGEN_NVCC, PATH.*pip install 'ksgen\[cuda\]'"):
+    with pytest.raises(ToolchainError, match=r"no CUDA compiler found \(KSGEN_NVCC.*pip install 'ksgen\[cuda\]'"):
         find_compiler()
 
 
@@ -109,6 +110,17 @@ def test_nvcc_without_host_compiler_gives_way_to_nvrtc(alone, monkeypatch, tmp_p
     toolchain._find.cache_clear()
     monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: True)
     assert find_compiler() == Nvrtc()
+
+
+def test_bindings_without_their_library(monkeypatch):
+    def no_library() -> None:
+        raise RuntimeError("libnvrtc.so not found\nwhat was tried")
+
+    toolchain._nvrtc_version.cache_clear()
+    monkeypatch.setattr(toolchain, "_nvrtc", lambda: SimpleNamespace(nvrtcVersion=no_library))
+    with pytest.raises(ToolchainError, match=r"cuda-bindings finds no NVRTC \(libnvrtc.so not found\); pip install"):
+        Nvrtc().version  # noqa: B018 (reading it raises)
+    assert not toolchain._has_nvrtc()
 
 
 def test_compilers_by_name(alone, monkeypatch, tmp_path):
@@ -232,9 +244,7 @@ def test_command_that_does_not_exist():
 
 def test_source_without_the_entry(tmp_path):
     compiler = Nvcc(str(fake_nvcc(tmp_path / "nvcc", 'for last; do :; done; echo "not empty" > "$last"')))
-    with pytest.raises(
-        ToolchainError, match="scale: the source compiles, but holds no __global__ function of that name"
-    ):
+    with pytest.raises(ToolchainError, match="scale: the source compiles, but holds no __global__ function of that"):
         compiler.compile(SOURCE, "scale", "sm_90a")
 
 

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, simt.cu.j2 582323d9, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, simt.cu.j2 be3f0fc3, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -9,45 +9,45 @@
 // in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
 
 // ---- the pattern and the constants
-constexpr int A               =        1;  // blocks on the diagonal, index i
-constexpr int B               =      128;  // outputs of a block, index k
-constexpr int C               =      128;  // inputs of a block, index l
-constexpr int D               =        3;  // interleaved matrices of a block, index j
-constexpr long long BATCH           =        0;  // batch entries, index s; 0: known at the call
-constexpr int TILE_BATCH      =      128;  // batch entries a thread block
-constexpr int TILE_OUT        =      128;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN         =       16;  // inputs l a stage
-constexpr int TILE_D          =        1;  // neighbouring j a thread block: one plane of shared memory each
-constexpr int THREAD_BATCH    =        8;  // sums a thread, along the batch
-constexpr int THREAD_OUT      =        8;  // sums a thread, along the outputs
-constexpr int STAGES          =        2;  // stages of X and W in shared memory
-constexpr int MIN_BLOCKS      =        1;  // thread blocks that must fit a multiprocessor
-constexpr int GROUP           =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT       =        4;  // the same for weights, where a thread has fewer outputs
-constexpr int THREADS         =      256;  // threads a block
-constexpr int WARPS_BATCH     =        2;  // warps of a plane along the batch
-constexpr int WARPS_PER_PLANE =        8;  // warps of a plane
-constexpr int STEPS           =        8;  // stages until all C inputs are read
-constexpr int TILES_OUT       =        1;  // tiles along the outputs
-constexpr int TILES_D         =        3;  // tiles along j
-constexpr int X_PITCH         =      128;  // reals from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE         =     2048;  // reals from one plane to the next
-constexpr int W_BASE          =     2048;  // where a stage's weights begin
-constexpr int W_STAGE         =     2048;  // reals of weights a stage
-constexpr int STAGE           =     4096;  // reals a stage
-constexpr int SHARED_REALS    =     8192;  // reals of shared memory a block
-constexpr int X_LINES         =       16;  // lines of the X tile
-constexpr int X_VECTOR        =        4;  // neighbours that one copy of X moves
-constexpr int X_LANE_RUN      =       32;  // lanes of a warp along a line
-constexpr int X_LANE_LINES    =        1;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN     =        1;  // warps along a line
-constexpr int X_LINE_STEP     =        8;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS   =        2;  // rounds until all lines are copied
-constexpr int X_RUN_STEP      =      128;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS    =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS        =        2;  // copies of weights a thread and stage
-constexpr int PACK_THREADS    =      256;  // threads a block of the packing kernel
-constexpr int X_HELD          =        8;  // elements of X that a thread holds on their way
+constexpr int A                =        1;  // blocks on the diagonal, index i
+constexpr int B                =      128;  // outputs of a block, index k
+constexpr int C                =      128;  // inputs of a block, index l
+constexpr int D                =        3;  // interleaved matrices of a block, index j
+constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int TILE_BATCH       =      128;  // batch entries a thread block
+constexpr int TILE_OUT         =      128;  // outputs k a thread block, for each of its j
+constexpr int TILE_IN          =       16;  // inputs l a stage
+constexpr int TILE_D           =        1;  // neighbouring j a thread block: one plane of shared memory each
+constexpr int THREAD_BATCH     =        8;  // sums a thread, along the batch
+constexpr int THREAD_OUT       =        8;  // sums a thread, along the outputs
+constexpr int STAGES           =        2;  // stages of X and W in shared memory
+constexpr int MIN_BLOCKS       =        1;  // thread blocks that must fit a multiprocessor
+constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
+constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int THREADS          =      256;  // threads a block
+constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
+constexpr int WARPS_PER_PLANE  =        8;  // warps of a plane
+constexpr int STEPS            =        8;  // stages until all C inputs are read
+constexpr int TILES_OUT        =        1;  // tiles along the outputs
+constexpr int TILES_D          =        3;  // tiles along j
+constexpr int X_PITCH          =      128;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE          =     2048;  // reals from one plane to the next
+constexpr int W_BASE           =     2048;  // where a stage's weights begin
+constexpr int W_STAGE          =     2048;  // reals of weights a stage
+constexpr int STAGE            =     4096;  // reals a stage
+constexpr int SHARED_REALS     =     8192;  // reals of shared memory a block
+constexpr int X_LINES          =       16;  // lines of the X tile
+constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
+constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
+constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
+constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_LINE_STEP      =        8;  // lines that the block copies at once
+constexpr int X_LINE_ROUNDS    =        2;  // rounds until all lines are copied
+constexpr int X_RUN_STEP       =      128;  // elements of a line that the block copies at once
+constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
+constexpr int W_ROUNDS         =        2;  // copies of weights a thread and stage
+constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
+constexpr int X_HELD           =        8;  // elements of X that a thread holds on their way
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
@@ -120,7 +120,7 @@ DEVICE extent x_offset(const Tile tile, const extent batch, const int line, cons
     return (((extent)tile.block * C + line) * D + tile.first_j) * batch + tile.first_batch + run;
 }
 DEVICE extent x_next_line(const extent batch) { return D * batch; }
-DEVICE extent x_next_step(const extent batch) { return TILE_IN * D * batch; }
+DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D * batch; }
 DEVICE extent x_next_runs(const int run, const int rounds) { return rounds * X_RUN_STEP; }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + line < C) && run < tile.batch_left;

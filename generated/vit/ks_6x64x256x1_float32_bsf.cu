@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 582323d9, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 be3f0fc3, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -9,52 +9,52 @@
 // in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
 
 // ---- the pattern and the constants
-constexpr int A               =        6;  // blocks on the diagonal, index i
-constexpr int B               =       64;  // outputs of a block, index k
-constexpr int C               =      256;  // inputs of a block, index l
-constexpr int D               =        1;  // interleaved matrices of a block, index j
-constexpr long long BATCH           =        0;  // batch entries, index s; 0: known at the call
-constexpr int TILE_BATCH      =      128;  // batch entries a thread block
-constexpr int TILE_OUT        =       64;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN         =        8;  // inputs l a stage
-constexpr int TILE_D          =        1;  // neighbouring j a thread block: one plane of shared memory each
-constexpr int THREAD_BATCH    =        8;  // sums a thread, along the batch
-constexpr int THREAD_OUT      =        8;  // sums a thread, along the outputs
-constexpr int STAGES          =        3;  // stages of X and W in shared memory
-constexpr int MIN_BLOCKS      =        3;  // thread blocks that must fit a multiprocessor
-constexpr int GROUP           =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT       =        4;  // the same for weights, where a thread has fewer outputs
-constexpr int THREADS         =      128;  // threads a block
-constexpr int WARPS_BATCH     =        2;  // warps of a plane along the batch
-constexpr int WARPS_PER_PLANE =        4;  // warps of a plane
-constexpr int STEPS           =       32;  // stages until all C inputs are read
-constexpr int TILES_OUT       =        1;  // tiles along the outputs
-constexpr int TILES_D         =        1;  // tiles along j
-constexpr int X_PITCH         =      132;  // reals from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE         =     1060;  // reals from one plane to the next
-constexpr int W_BASE          =     1060;  // where a stage's weights begin
-constexpr int W_STAGE         =      512;  // reals of weights a stage
-constexpr int STAGE           =     1572;  // reals a stage
-constexpr int SHARED_REALS    =     4716;  // reals of shared memory a block
-constexpr int X_LINES         =      128;  // lines of the X tile
-constexpr int X_VECTOR        =        1;  // neighbours that one copy of X moves
-constexpr int X_LANE_RUN      =        8;  // lanes of a warp along a line
-constexpr int X_LANE_LINES    =        4;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN     =        1;  // warps along a line
-constexpr int X_LINE_STEP     =       16;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS   =        8;  // rounds until all lines are copied
-constexpr int X_RUN_STEP      =        8;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS    =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS        =        1;  // copies of weights a thread and stage
-constexpr int PACK_THREADS    =      256;  // threads a block of the packing kernel
-constexpr int Y_PLANE         =     4228;  // reals from one plane of a stored slice to the next
-constexpr int Y_LANE_RUN      =        8;  // lanes of a warp along a line of Y
-constexpr int Y_LANE_LINES    =        4;  // batch entries that a warp stores at once
-constexpr int Y_WARPS_RUN     =        4;  // warps along a line
-constexpr int Y_LINE_STEP     =        4;  // batch entries that the block stores at once
-constexpr int Y_LINE_ROUNDS   =       32;  // rounds until all batch entries are stored
-constexpr int Y_RUN_STEP      =       32;  // elements of a line that the block stores at once
-constexpr int Y_RUN_ROUNDS    =        1;  // rounds until a line is stored
+constexpr int A                =        6;  // blocks on the diagonal, index i
+constexpr int B                =       64;  // outputs of a block, index k
+constexpr int C                =      256;  // inputs of a block, index l
+constexpr int D                =        1;  // interleaved matrices of a block, index j
+constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int TILE_BATCH       =      128;  // batch entries a thread block
+constexpr int TILE_OUT         =       64;  // outputs k a thread block, for each of its j
+constexpr int TILE_IN          =        8;  // inputs l a stage
+constexpr int TILE_D           =        1;  // neighbouring j a thread block: one plane of shared memory each
+constexpr int THREAD_BATCH     =        8;  // sums a thread, along the batch
+constexpr int THREAD_OUT       =        8;  // sums a thread, along the outputs
+constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
+constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
+constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int THREADS          =      128;  // threads a block
+constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
+constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
+constexpr int STEPS            =       32;  // stages until all C inputs are read
+constexpr int TILES_OUT        =        1;  // tiles along the outputs
+constexpr int TILES_D          =        1;  // tiles along j
+constexpr int X_PITCH          =      132;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE          =     1060;  // reals from one plane to the next
+constexpr int W_BASE           =     1060;  // where a stage's weights begin
+constexpr int W_STAGE          =      512;  // reals of weights a stage
+constexpr int STAGE            =     1572;  // reals a stage
+constexpr int SHARED_REALS     =     4716;  // reals of shared memory a block
+constexpr int X_LINES          =      128;  // lines of the X tile
+constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
+constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
+constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
+constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_LINE_STEP      =       16;  // lines that the block copies at once
+constexpr int X_LINE_ROUNDS    =        8;  // rounds until all lines are copied
+constexpr int X_RUN_STEP       =        8;  // elements of a line that the block copies at once
+constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
+constexpr int W_ROUNDS         =        1;  // copies of weights a thread and stage
+constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
+constexpr int Y_PLANE          =     4228;  // reals from one plane of a stored slice to the next
+constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
+constexpr int Y_LANE_LINES     =        4;  // batch entries that a warp stores at once
+constexpr int Y_WARPS_RUN      =        4;  // warps along a line
+constexpr int Y_LINE_STEP      =        4;  // batch entries that the block stores at once
+constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all batch entries are stored
+constexpr int Y_RUN_STEP       =       32;  // elements of a line that the block stores at once
+constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
@@ -113,14 +113,14 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
-DEVICE int along_run(const int run) { return run / TILE_D * D + run % TILE_D; }
+DEVICE extent along_run(const int run) { return run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_next_line(const extent batch) { return (extent)A * C * D; }
 DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
     return (tile.first_batch + line) * x_next_line(batch) + (extent)tile.block * C * D + tile.first_j + along_run(run);
 }
-DEVICE extent x_next_step(const extent batch) { return TILE_IN * D; }
+DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D; }
 DEVICE extent x_next_runs(const int run, const int rounds) {
-    return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
+    return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * (extent)D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
 }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 582323d9, spec 6e694259
+// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3f0fc3, spec 6e694259
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -9,44 +9,44 @@
 // in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
 
 // ---- the pattern and the constants
-constexpr int A               =        6;  // blocks on the diagonal, index i
-constexpr int B               =       64;  // outputs of a block, index k
-constexpr int C               =       64;  // inputs of a block, index l
-constexpr int D               =        1;  // interleaved matrices of a block, index j
-constexpr long long BATCH           =        0;  // batch entries, index s; 0: known at the call
-constexpr int TILE_BATCH      =      128;  // batch entries a thread block
-constexpr int TILE_OUT        =       64;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN         =       16;  // inputs l a stage
-constexpr int TILE_D          =        1;  // neighbouring j a thread block: one plane of shared memory each
-constexpr int THREAD_BATCH    =        8;  // sums a thread, along the batch
-constexpr int THREAD_OUT      =        8;  // sums a thread, along the outputs
-constexpr int STAGES          =        3;  // stages of X and W in shared memory
-constexpr int MIN_BLOCKS      =        3;  // thread blocks that must fit a multiprocessor
-constexpr int GROUP           =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT       =        4;  // the same for weights, where a thread has fewer outputs
-constexpr int THREADS         =      128;  // threads a block
-constexpr int WARPS_BATCH     =        2;  // warps of a plane along the batch
-constexpr int WARPS_PER_PLANE =        4;  // warps of a plane
-constexpr int STEPS           =        4;  // stages until all C inputs are read
-constexpr int TILES_OUT       =        1;  // tiles along the outputs
-constexpr int TILES_D         =        1;  // tiles along j
-constexpr int X_PITCH         =      128;  // reals from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE         =     2048;  // reals from one plane to the next
-constexpr int W_BASE          =     2048;  // where a stage's weights begin
-constexpr int W_STAGE         =     1024;  // reals of weights a stage
-constexpr int STAGE           =     3072;  // reals a stage
-constexpr int SHARED_REALS    =     9216;  // reals of shared memory a block
-constexpr int X_LINES         =       16;  // lines of the X tile
-constexpr int X_VECTOR        =        4;  // neighbours that one copy of X moves
-constexpr int X_LANE_RUN      =       32;  // lanes of a warp along a line
-constexpr int X_LANE_LINES    =        1;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN     =        1;  // warps along a line
-constexpr int X_LINE_STEP     =        4;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS   =        4;  // rounds until all lines are copied
-constexpr int X_RUN_STEP      =      128;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS    =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS        =        2;  // copies of weights a thread and stage
-constexpr int PACK_THREADS    =      256;  // threads a block of the packing kernel
+constexpr int A                =        6;  // blocks on the diagonal, index i
+constexpr int B                =       64;  // outputs of a block, index k
+constexpr int C                =       64;  // inputs of a block, index l
+constexpr int D                =        1;  // interleaved matrices of a block, index j
+constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int TILE_BATCH       =      128;  // batch entries a thread block
+constexpr int TILE_OUT         =       64;  // outputs k a thread block, for each of its j
+constexpr int TILE_IN          =       16;  // inputs l a stage
+constexpr int TILE_D           =        1;  // neighbouring j a thread block: one plane of shared memory each
+constexpr int THREAD_BATCH     =        8;  // sums a thread, along the batch
+constexpr int THREAD_OUT       =        8;  // sums a thread, along the outputs
+constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
+constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
+constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int THREADS          =      128;  // threads a block
+constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
+constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
+constexpr int STEPS            =        4;  // stages until all C inputs are read
+constexpr int TILES_OUT        =        1;  // tiles along the outputs
+constexpr int TILES_D          =        1;  // tiles along j
+constexpr int X_PITCH          =      128;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PLANE          =     2048;  // reals from one plane to the next
+constexpr int W_BASE           =     2048;  // where a stage's weights begin
+constexpr int W_STAGE          =     1024;  // reals of weights a stage
+constexpr int STAGE            =     3072;  // reals a stage
+constexpr int SHARED_REALS     =     9216;  // reals of shared memory a block
+constexpr int X_LINES          =       16;  // lines of the X tile
+constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
+constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
+constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
+constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_LINE_STEP      =        4;  // lines that the block copies at once
+constexpr int X_LINE_ROUNDS    =        4;  // rounds until all lines are copied
+constexpr int X_RUN_STEP       =      128;  // elements of a line that the block copies at once
+constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
+constexpr int W_ROUNDS         =        2;  // copies of weights a thread and stage
+constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
@@ -106,7 +106,7 @@ DEVICE extent x_offset(const Tile tile, const extent batch, const int line, cons
     return (((extent)tile.block * C + line) * D + tile.first_j) * batch + tile.first_batch + run;
 }
 DEVICE extent x_next_line(const extent batch) { return D * batch; }
-DEVICE extent x_next_step(const extent batch) { return TILE_IN * D * batch; }
+DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D * batch; }
 DEVICE extent x_next_runs(const int run, const int rounds) { return rounds * X_RUN_STEP; }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + line < C) && run < tile.batch_left;

@@ -4,7 +4,6 @@ Each runtime is one module, imported only when it is asked for, with `found()` a
 """
 
 import os
-from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -16,9 +15,7 @@ __all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError",
 
 _MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "opencl": "opencl"}  # the order of preference
 _RUNTIMES = {"": tuple(_MODULES), "cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
-_ACCEPTED = (
-    "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, one of these with a number (opencl:1), or a part of a device's name"
-)
+_ACCEPTED = "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, each with or without a number (opencl:1), or a part of a name"
 
 
 def find_device(name: str | None = None) -> Device:
@@ -71,18 +68,12 @@ def _find(wanted: str) -> Device:
 
 
 def _find_by_name(wanted: str) -> Device:
-    devices = list(_all_found())
+    devices = [line for line in list_devices() if isinstance(line, Found)]
     for candidate in devices:
         if wanted.lower() in f"{candidate.name} {candidate.target}".lower():
             return _find(candidate.selector)
     names = ", ".join(f"{device.selector} ({device.name})" for device in devices) or "none"
     raise DeviceError(f"device {wanted!r}: none is called that; found: {names}; {_ACCEPTED}")
-
-
-def _all_found() -> Iterator[Found]:
-    for line in list_devices():
-        if isinstance(line, Found):
-            yield line
 
 
 def _module(runtime: str) -> Any:

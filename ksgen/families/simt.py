@@ -366,9 +366,15 @@ def _planes(d: int) -> int:
 
 
 def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> tuple[int, int]:
-    """(tile_out, thread_out): the least padding of b, then the widest tile, then the squarest thread."""
+    """(tile_out, thread_out): the least work, padding and loads of operands counted; then the widest tile."""
     choices = [(LANES_OUT * thread_out * warps, thread_out) for thread_out in threads for warps in (1, 2, 3, 4)]
-    return min((c for c in choices if c[0] <= most), key=lambda c: (_divide_up(b, c[0]) * c[0], -c[0], abs(c[1] - 8), -c[1]))
+
+    def work(choice: tuple[int, int]) -> tuple[float, ...]:
+        tile_out, thread_out = choice
+        loads = 1 + 2 / min(thread_out, 8)
+        return (_divide_up(b, tile_out) * tile_out * loads, -tile_out, abs(thread_out - 8), -thread_out)
+
+    return min((choice for choice in choices if choice[0] <= most), key=work)
 
 
 def _gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:

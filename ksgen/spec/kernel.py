@@ -79,7 +79,7 @@ class KernelSpec:
         _check_word("layout", self.layout, LAYOUTS)
         if not isinstance(self.epilogue, Epilogue):
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
-        if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
+        if self.batch is not None and (type(self.batch) is not int or not 1 <= self.batch <= MOST_BYTES):
             raise SpecError(f"batch={excerpt(self.batch)}; accepted: a whole number from 1 up, or None for any")
         batch = self.batch or 1
         sizes = {

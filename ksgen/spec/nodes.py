@@ -73,7 +73,7 @@ class Pairs:
                 place = replace(self.place, line=node.place.line)
                 raise place.error(f"unknown key {excerpt(key)}; {hint(key, accepted)}")
         if missing := [key for key in required if key not in self.pairs]:
-            raise self.place.error(f"no {' and no '.join(missing)}; accepted: {', '.join(accepted)}")
+            raise self.place.error(f"needs {' and '.join(missing)}; accepted: {', '.join(accepted)}")
 
 
 Node = Scalar | Items | Pairs

@@ -132,7 +132,7 @@ def _chain(name: str, node: Node) -> Chain:
         with _blaming(node.place):
             return Chain(patterns, name)
     if "family" not in node.pairs:
-        raise node.place.error(f"no family; accepted: {', '.join(NAMED_CHAINS)}")
+        raise node.place.error(f"needs family; accepted: {', '.join(NAMED_CHAINS)}")
     family = NAMED_CHAINS[_word(node.pairs["family"], NAMED_CHAINS)]
     arguments = tuple(signature(family).parameters)
     node.check_keys(("family", *arguments), required=arguments)

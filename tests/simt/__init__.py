@@ -17,6 +17,7 @@ caught comes as `SimtError(kind, message, line, block, thread)`:
 """
 
 from tests.simt.build import is_installed
-from tests.simt.emulator import SimtError, run_cuda
+from tests.simt.emulator import run_cuda
+from tests.simt.errors import SimtError
 
 __all__ = ["SimtError", "is_installed", "run_cuda"]

@@ -16,10 +16,10 @@ KERNEL_FILE = "kernel.cu"  # what the compiler calls the text in its messages an
 
 _HERE = Path(__file__).parent
 
-_COMMON_FLAGS = ("-std=c++17", "-g1", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
+_COMMON_FLAGS = ("-std=c++17", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
 # These checks call handlers of the runtime's own, in every build.
 _CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-fstack-clash-protection")
-_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-fno-exceptions", "-fno-rtti", *_CHECKS)
+_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS)
 # The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-tree-loop-distribute-patterns")
 _SANITIZERS: dict[str, tuple[str, ...]] = {

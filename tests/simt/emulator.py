@@ -23,6 +23,8 @@ MAX_SHARED_BYTES = 227 << 10  # what a block may have on compute capability 9.0
 MAX_THREADS = 1024
 _VALUE, _BUFFER, _NULL = range(3)
 _EXIT_CAUGHT = 3
+# Where the system scatters mappings widely, an older ThreadSanitizer refuses to start.
+_FIXED_ADDRESSES = ("setarch", "-R")
 
 
 def run_cuda(
@@ -52,18 +54,21 @@ def run_cuda(
         result = result_path.read_bytes() if done.returncode in (0, _EXIT_CAUGHT) else b""
     if not result and done.returncode != 0:
         raise SimtError("crash", f"exit code {done.returncode}\n{done.stderr.strip()}")
-    written = sum(array.nbytes for array in arrays) if done.returncode == 0 else 0
-    for line in result[written:].splitlines():
-        _judge(source, executable, json.loads(line), suspect=done.returncode == 0)
+    finished = done.returncode == 0
+    for line in result[sum(array.nbytes for array in arrays) if finished else 0 :].splitlines():
+        _judge(source, executable, json.loads(line), suspect=finished)
     _write_back(arrays, result)
 
 
-def _run(command: Sequence[Path], timeout_s: int) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str | Path], timeout_s: int) -> subprocess.CompletedProcess[str]:
     try:
         # The process ends itself in time, and says at which line; ThreadSanitizer may hold that signal back.
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s + 1)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s + 1)
     except subprocess.TimeoutExpired:
         raise SimtError("timeout", f"still running after {timeout_s} s") from None
+    if "unexpected memory mapping" in done.stderr and command[0] != _FIXED_ADDRESSES[0]:
+        return _run([*_FIXED_ADDRESSES, *command], timeout_s)
+    return done
 
 
 def _describe_launch(

@@ -1,4 +1,4 @@
-// The functions behind which emitted texts keep their __forceinline__ PTX. A text that finds KSGEN_PTX leaves its own out.
+// The functions behind which emitted texts keep their inline PTX. A text that finds KSGEN_PTX leaves out its own.
 #pragma once
 
 #define KSGEN_PTX

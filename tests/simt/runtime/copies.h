@@ -8,13 +8,6 @@
 
 namespace simt {
 
-inline bool is_in_a_buffer(const void* address, int bytes) {
-  for (const Buffer& buffer : buffers) {
-    if (buffer.holds(address, bytes)) return true;
-  }
-  return false;
-}
-
 void copy_async(void* destination, const void* source, int bytes, bool valid) {
   Thread& thread = *scheduler.current();
   const void* code = __builtin_return_address(0);

@@ -23,6 +23,7 @@ inline void on_signal(int signal, siginfo_t* info, void* context) {
     report("stack-overflow", {code}, "a thread has room for 64 KiB of local variables");
   }
   if (signal == SIGSEGV || signal == SIGBUS) {
+    if (is_in_a_buffer(info->si_addr, 1)) report("read-only", {code}, "write to " + describe(info->si_addr));
     report("out-of-bounds", {code}, "access to " + describe(info->si_addr));
   }
   if (signal == SIGALRM) report("timeout", {code}, "still running");
@@ -66,8 +67,8 @@ extern "C" const char* __asan_default_options() {
 
 #if SIMT_RACE
 extern "C" const char* __tsan_default_options() {
-  return "symbolize=0:halt_on_error=1:atexit_sleep_ms=0:report_thread_leaks=0:report_signal_unsafe=0:use_sigaltstack=0:handle_segv=0:"
-         "handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:log_path=/dev/null";
+  return "symbolize=0:atexit_sleep_ms=0:report_thread_leaks=0:report_signal_unsafe=0:use_sigaltstack=0:"
+         "handle_segv=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0";
 }
 
 namespace simt {
@@ -85,14 +86,14 @@ struct RacingAccess {
 
 // The CUDA thread's number, which is its fiber's name.
 inline const char* name_thread(void* found, int id) {
-  const char *description, *name = "?";
+  const char *description, *name;
   void* trace[1];
-  int threads, other, count = 0;
+  int unused, thread, count = 0;
   unsigned long system_id;
-  __tsan_get_report_data(found, &description, &other, &other, &other, &other, &other, &count, &other, trace, 1);
+  __tsan_get_report_data(found, &description, &unused, &unused, &unused, &unused, &unused, &count, &unused, trace, 1);
   for (int i = 0; i < count; ++i) {
-    __tsan_get_report_thread(found, i, &threads, &system_id, &other, &name, &other, trace, 1);
-    if (threads == id) return name;
+    __tsan_get_report_thread(found, i, &thread, &system_id, &unused, &name, &unused, trace, 1);
+    if (thread == id) return name;
   }
   return "?";
 }
@@ -115,7 +116,7 @@ extern "C" void __tsan_on_report(void* found) {
 }
 #endif
 
-// What -fsanitize=alignment,bounds calls, with the compiler's own record of the place.
+// What code compiled with -fsanitize=alignment,bounds calls, with the compiler's own record of the type.
 extern "C" {
 struct SourceLocation {
   const char* file;

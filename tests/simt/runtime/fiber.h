@@ -1,4 +1,4 @@
-// A fiber is one CUDA thread's stack and registers. Exactly one runs at a time; it goes back to the scheduler by itself.
+// A fiber is one CUDA thread's stack and registers. One runs at a time, until it goes back to the scheduler by itself.
 #pragma once
 
 #include <cstdint>

@@ -39,7 +39,7 @@ inline unsigned char* map(size_t bytes, int protection) {
   return static_cast<unsigned char*>(memory);
 }
 
-// One kernel argument's exact-size array. Its address modulo 16 is the caller's, and it is aligned to no more than that.
+// One kernel argument's exact-size array. Its address modulo 16 is the caller's; it is aligned to no more than that.
 class Buffer {
  public:
   Buffer(int argument, const unsigned char* content, size_t bytes, size_t address, bool writable)
@@ -122,6 +122,13 @@ class SharedMemory {
 
 inline std::vector<Buffer> buffers;
 inline SharedMemory shared;
+
+inline bool is_in_a_buffer(const void* address, int bytes) {
+  for (const Buffer& buffer : buffers) {
+    if (buffer.holds(address, bytes)) return true;
+  }
+  return false;
+}
 
 // In the reader's words: which buffer, how far in.
 inline std::string describe(const void* address) {

@@ -28,8 +28,9 @@ inline std::string place_of(const Code& code) {
 
 inline void write_report(FILE* file, const char* kind, const Code& code, long block, int thread,
                          const std::string& message) {
-  fprintf(file, "{\"kind\": \"%s\", \"block\": %ld, \"thread\": %d, \"place\": \"%s\", \"message\": \"", kind, block, thread,
+  fprintf(file, "{\"kind\": \"%s\", \"block\": %ld, \"thread\": %d, \"place\": \"%s\", ", kind, block, thread,
           place_of(code).c_str());
+  fputs("\"message\": \"", file);
   for (const char c : message) fprintf(file, c == '"' || c == '\\' ? "\\%c" : "%c", c);
   fputs("\"}\n", file);
 }

@@ -7,67 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "fiber.h"
 #include "interface.h"
 #include "launch.h"
 #include "memory.h"
+#include "thread.h"
 
 namespace simt {
-
-// An address of code as it stands in a message; emulator.py puts lines of the text in its place.
-inline std::string place(const void* code) { return "{" + std::to_string(reinterpret_cast<unsigned long>(code)) + "}"; }
-
-// A sanitizer, or a function called, knows where it returns to: the call is the instruction before.
-inline const void* before(const void* code) { return code == nullptr ? nullptr : static_cast<const char*>(code) - 1; }
-
-struct AsyncCopy {
-  unsigned char* shared;
-  const unsigned char* global;  // null: fill with zeros
-  int bytes;
-  int group;
-};
-
-struct Thread {
-  enum State { READY, WAITING, EXITED };
-
-  Thread(int number, unsigned char* stack, size_t stack_bytes)
-      : number(number), stack_guard(stack - PAGE), fiber(stack, stack_bytes, std::to_string(number).c_str()) {}
-
-  bool overflows_stack(const void* address) const {
-    return address >= stack_guard && address < stack_guard + PAGE;
-  }
-
-  int number;
-  unsigned char* stack_guard;  // the page below the stack: no access
-  Fiber fiber;
-  uint3 index = {};
-  State state = READY;
-  const void* code = nullptr;  // where it called the runtime last
-  // What a waiting thread waits for: its name, and the object that will wake it.
-  const char* what = nullptr;
-  const void* awaited = nullptr;
-  Exchange* held = nullptr;  // the collective step whose values it may still look at
-  std::vector<AsyncCopy> copies;
-  int committed = 0;  // groups so far
-};
-
-struct Barrier {
-  const void* code = nullptr;  // where the first to arrive came from
-  int threads = 0, arrived = 0;
-  // By turns, so that a thread still leaving the barrier observes nothing of the next one's arrivals.
-  char tokens[2] = {};
-  int turn = 0;
-};
-
-// Threads met at what seem to be two different calls. Only the debug information tells whether the compiler has just
-// written one call of the text twice, so emulator.py judges, after the run.
-struct Suspect {
-  const char* kind;
-  const char* what;
-  const void *code, *other_code;
-  long block;
-  int thread;
-};
 
 enum class Order { FORWARD, REVERSE, SHUFFLED };
 
@@ -101,8 +46,8 @@ class Scheduler {
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp, one for each lane at most; free when nobody reads it
   std::vector<int> turns_;                        // thread numbers in the order in which they run
-  Barrier barriers_[BARRIERS];
   std::vector<Suspect> suspects_;                 // one for each pair of places
+  Barrier barriers_[BARRIERS];
   Fiber main_;
   Thread* current_ = nullptr;
   long block_ = -1;
@@ -225,7 +170,8 @@ inline void Scheduler::arrive(const char* what, int id, int threads, bool waits)
   if (waits) observe_order(token);
 }
 
-inline const Exchange& Scheduler::meet(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory) {
+inline const Exchange& Scheduler::meet(const char* what, unsigned mask, const void* value, int bytes,
+                                       bool orders_memory) {
   Thread& thread = *current_;
   const int lane = thread.number % 32;
   if (!(mask >> lane & 1)) fail("collective", "%s: mask 0x%08x leaves out the calling lane %d", what, mask, lane);
@@ -250,13 +196,14 @@ inline Exchange& Scheduler::open_exchange(const char* what, unsigned mask) {
   Exchange* free = nullptr;
   for (Exchange& exchange : exchanges_[current_->number / 32]) {
     if (exchange.reading == 0) free = &exchange;
-    if (exchange.reading == 0 || exchange.arrived == exchange.mask || !(exchange.mask & mask)) continue;
-    if (exchange.mask == mask && strcmp(exchange.what, what) == 0) {
-      check_same_place("collective", what, exchange.code);
-      return exchange;
+    // With another mask, the lanes that wait may be waiting for this one to come by later.
+    if (exchange.reading == 0 || exchange.arrived == exchange.mask || exchange.mask != mask) continue;
+    if (strcmp(exchange.what, what) != 0) {
+      fail("collective", "%s reached while other lanes wait for %s at %s", what, exchange.what,
+           place(exchange.code).c_str());
     }
-    fail("collective", "%s with mask 0x%08x reached while other lanes wait at %s: %s with mask 0x%08x", what, mask,
-         place(exchange.code).c_str(), exchange.what, exchange.mask);
+    check_same_place("collective", what, exchange.code);
+    return exchange;
   }
   free->what = what;
   free->code = current_->code;

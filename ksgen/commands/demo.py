@@ -1,0 +1,94 @@
+"""`ksgen demo`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.commands.common import SPEC, console, find_spec, json_option, print_json, progress
+from ksgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import Device
+
+GPU_BATCH, CPU_BATCH = 25088, 1568  # 128 sequences of 196 tokens, and 8 of them
+
+
+@click.command("demo", short_help="Emit, build, check and time a whole spec.")
+@click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
+@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
+@json_option
+def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
+    """Emit a spec, build it, check every kernel against the float64 reference, and show a table.
+
+    \b
+    Examples:
+      ksgen demo
+      ksgen demo specs/gpt2.yaml --batch 512
+    """
+    from ksgen.devices import find_device
+    from ksgen.emit import emit
+    from ksgen.spec import load
+
+    loaded = load(find_spec(spec))
+    where = find_device(device)
+    folder = output or Path("generated") / loaded.name
+    emit(loaded, folder)
+    entries = batch or (CPU_BATCH if where.limits.is_cpu else GPU_BATCH)
+    note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
+    if not as_json:
+        click.echo(f"{len(loaded.kernels)} kernels of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
+    rows = _measure_all(where, loaded.kernels, entries)
+    if as_json:
+        print_json({"device": where.name, "batch": entries, "kernels": rows})
+    else:
+        _print(rows)
+    if not all(row["passed"] for row in rows):
+        sys.exit(1)
+
+
+def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batch: int) -> list[dict[str, Any]]:
+    from ksgen.verify import make_problem, measure, numpy_way
+
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("building, checking and timing", total=len(kernels), now="")
+        for kernel in kernels:
+            bar.update(task, now=kernel.name)
+            batch = kernel.batch or default_batch
+            measured = measure(device, kernel, batch, runs=5)
+            problem = make_problem(kernel, batch)
+            rows.append(
+                {
+                    "pattern": str(kernel.pattern),
+                    "precision": kernel.precision,
+                    "layout": kernel.layout,
+                    "error": measured.error,
+                    "tolerance": measured.tolerance,
+                    "passed": measured.passed,
+                    "median_us": measured.median_s * 1e6,
+                    "numpy_us": min(numpy_way(problem) for _ in range(3)) * 1e6,
+                }
+            )
+            bar.advance(task)
+    return rows
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for title in ("pattern", "precision", "layout"):
+        table.add_column(title)
+    for title in ("error", "", "time, us", "NumPy, us"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        verdict = "[green]ok[/]" if row["passed"] else f"[red]over {row['tolerance']:.1e}[/]"
+        figures = (f"{row['error']:.1e}", verdict, f"{row['median_us']:.0f}", f"{row['numpy_us']:.0f}")
+        table.add_row(row["pattern"], row["precision"], row["layout"], *figures)
+    console().print(table)
+    passed = sum(row["passed"] for row in rows)
+    click.echo(f"{passed} of {len(rows)} kernels agree with float64. NumPy: permute, batched matrix product, permute back, on this processor.")

@@ -1,0 +1,99 @@
+"""`ksgen run`."""
+
+import sys
+
+import click
+
+from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, console, json_option, print_json
+from ksgen.errors import SpecError
+from ksgen.pattern import Pattern
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+
+
+@click.command("run", short_help="Check and time one kernel.")
+@click.option("--pattern", type=PATTERN, required=True, help="The pattern, such as 1,192,48,2.")
+@click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
+@click.option("--precision", type=PRECISION, default="float32", show_default=True)
+@click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
+@click.option("--bias", is_flag=True, help="Add a bias.")
+@click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)
+@click.option("--residual", is_flag=True, help="Add a residual.")
+@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
+@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs; the median counts.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
+@json_option
+def command(
+    pattern: Pattern, batch: int, precision: str, layout: str, bias: bool, activation: str, residual: bool,
+    device: str | None, runs: int, seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
+
+    \b
+    Examples:
+      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen run --pattern 6,64,64,1 --batch 1000 --bias --activation gelu --json
+    """
+    from ksgen.devices import find_device
+    from ksgen.roofline import measure_ceilings
+    from ksgen.verify import measure
+
+    if batch < 1:
+        raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
+    kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual))
+    where = find_device(device)
+    measured = measure(where, kernel, batch, runs, seed)
+    ceilings = measure_ceilings(where, precision)
+    seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
+    figures = {
+        "kernel": measured.plan.source.entry,
+        "batch": batch,
+        "device": where.name,
+        "runtime": where.runtime,
+        "family": measured.plan.choice.family,
+        "constants": str(measured.plan.choice.constants),
+        "why": measured.plan.choice.why,
+        "passed": measured.passed,
+        "error": measured.error,
+        "tolerance": measured.tolerance,
+        "checked_batch_entries": measured.checked,
+        "median_us": seconds * 1e6,
+        "fastest_us": min(measured.seconds) * 1e6,
+        "slowest_us": max(measured.seconds) * 1e6,
+        "gflop_per_s": kernel.flops(batch) / seconds / 1e9,
+        "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
+        "floor_us": floor * 1e6,
+        "share_of_floor": floor / seconds,
+        "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
+        "measured_gflop_per_s": ceilings.flops_per_s / 1e9,
+    }
+    if as_json:
+        print_json(figures)
+    else:
+        _print(figures)
+    if not measured.passed:
+        sys.exit(1)
+
+
+def _print(figures: dict[str, object]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = [
+        ("kernel", "{kernel}, batch {batch}"),
+        ("device", "{device} ({runtime})"),
+        ("constants", "{family}: {constants}"),
+        ("chosen by", "{why}"),
+        ("error", "{error:.2e} against float64 over {checked_batch_entries} batch entries; {verdict} (at most {tolerance:.1e})"),
+        ("time", "{median_us:.1f} us median, {fastest_us:.1f} to {slowest_us:.1f}"),
+        ("rate", "{gflop_per_s:.1f} GFLOP/s, {gbyte_per_s:.1f} GB/s"),
+        (
+            "floor",
+            "{floor_us:.1f} us: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
+            " GFLOP/s of plain multiply-adds",
+        ),
+        ("share", "{share_of_floor:.0%} of the floor"),
+    ]
+    verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
+    for name, text in rows:
+        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, **figures))
+    console().print(table)

@@ -1,0 +1,1 @@
+"""Tests mirror the modules of ksgen; `simt/` is the emulator that plays the GPU."""

@@ -1,0 +1,69 @@
+// What the scheduler knows of each CUDA thread and of each barrier.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fiber.h"
+#include "interface.h"
+#include "launch.h"
+#include "memory.h"
+
+namespace simt {
+
+// An address of code as it stands in a message; emulator.py puts lines of the text in its place.
+inline std::string place(const void* code) { return "{" + std::to_string(reinterpret_cast<unsigned long>(code)) + "}"; }
+
+// A sanitizer, or a function called, knows where it returns to: the call is the instruction before.
+inline const void* before(const void* code) { return code == nullptr ? nullptr : static_cast<const char*>(code) - 1; }
+
+struct AsyncCopy {
+  unsigned char* shared;
+  const unsigned char* global;  // null: fill with zeros
+  int bytes;
+  int group;
+};
+
+struct Thread {
+  enum State { READY, WAITING, EXITED };
+
+  Thread(int number, unsigned char* stack, size_t stack_bytes)
+      : number(number), stack_guard(stack - PAGE), fiber(stack, stack_bytes, std::to_string(number).c_str()) {}
+
+  bool overflows_stack(const void* address) const {
+    return address >= stack_guard && address < stack_guard + PAGE;
+  }
+
+  int number;
+  unsigned char* stack_guard;  // the page below the stack: no access
+  Fiber fiber;
+  uint3 index = {};
+  State state = READY;
+  const void* code = nullptr;  // where it called the runtime last
+  // What a waiting thread waits for: its name, and the object that will wake it.
+  const char* what = nullptr;
+  const void* awaited = nullptr;
+  Exchange* held = nullptr;  // the collective step whose values it may still look at
+  std::vector<AsyncCopy> copies;
+  int committed = 0;  // groups so far
+};
+
+struct Barrier {
+  const void* code = nullptr;  // where the first to arrive came from
+  int threads = 0, arrived = 0;
+  // By turns, so that a thread still leaving the barrier observes nothing of the next one's arrivals.
+  char tokens[2] = {};
+  int turn = 0;
+};
+
+// Threads met at what seem to be two different calls. Only the debug information tells whether the compiler has just
+// written one call of the text twice, so emulator.py judges, after the run.
+struct Suspect {
+  const char* kind;
+  const char* what;
+  const void *code, *other_code;
+  long block;
+  int thread;
+};
+
+}  // namespace simt

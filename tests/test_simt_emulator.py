@@ -1,0 +1,595 @@
+"""The emulator runs right kernels right, and catches each kind of wrong one at its line."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.simt import SimtError, is_installed, run_cuda
+
+pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no g++ to run CUDA text with")
+
+BUILDS = [
+    pytest.param(name, marks=pytest.mark.skipif(not is_installed(name), reason=f"g++ cannot link sanitize={name!r}"))
+    for name in ("none", "address", "race")
+]
+THREADS = 64
+FAULT = "// the fault"  # marks the lines at one of which a broken kernel has to be caught
+
+# Y = X W^T in tiles of 16 x 16, with two stages in flight, as emitted kernels do it.
+TILED = """
+constexpr int TILE = 16;
+constexpr int PITCH = TILE + 4;  // keeps 16-byte copies aligned
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE void load_stage(float* x_tile, float* w_tile, const float* x, const float* w, int rows_left, int depth) {
+  const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 4;
+  copy_async_16(x_tile + row * PITCH + column, x + row * depth + column, row < rows_left);
+  copy_async_16(w_tile + row * PITCH + column, w + row * depth + column, true);
+}
+
+extern "C" __global__ __launch_bounds__(64, 2)
+void multiply(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ y, long long rows,
+              int depth) {
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  float* const tiles = reinterpret_cast<float*>(shared_memory);
+  const int left = static_cast<int>(min(rows - static_cast<long long>(blockIdx.x) * TILE, 16ll));
+  x += static_cast<long long>(blockIdx.x) * TILE * depth;
+  w += blockIdx.y * TILE * depth;
+  load_stage(tiles, tiles + TILE * PITCH, x, w, left, depth);
+  copy_async_commit();
+  float4 sum = make_float4(0, 0, 0, 0);
+  const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 4;
+  for (int k = 0; k < depth; k += TILE) {
+    const float* stage = tiles + k / TILE % 2 * 2 * TILE * PITCH;
+    float* next = tiles + (k / TILE + 1) % 2 * 2 * TILE * PITCH;
+    if (k + TILE < depth) load_stage(next, next + TILE * PITCH, x + k + TILE, w + k + TILE, left, depth);
+    copy_async_commit();
+    copy_async_wait<1>();
+    __syncthreads();
+    #pragma unroll
+    for (int l = 0; l < TILE; ++l) {
+      const float* weights = stage + TILE * PITCH + column * PITCH + l;
+      const float value = stage[row * PITCH + l];
+      sum.x = fmaf(value, weights[0], sum.x);
+      sum.y = fmaf(value, weights[PITCH], sum.y);
+      sum.z = fmaf(value, weights[2 * PITCH], sum.z);
+      sum.w = fmaf(value, weights[3 * PITCH], sum.w);
+    }
+    __syncthreads();  // before the next round overwrites the tiles
+  }
+  if (row >= left) return;
+  y += (static_cast<long long>(blockIdx.x) * TILE + row) * gridDim.y * TILE;
+  *reinterpret_cast<float4*>(y + blockIdx.y * TILE + column) = sum;
+}
+"""
+TILED_SHARED_BYTES = 2 * 2 * 16 * 20 * 4
+
+
+def floats(count: int) -> np.ndarray[Any, Any]:
+    return np.full(count, np.nan, np.float32)
+
+
+def kernel_text(body: str, before: str = "") -> str:
+    """A kernel with `body`, for which there are x, y, the shared floats s, and i = threadIdx.x. It begins at line 6."""
+    return f"""{before}
+extern "C" __global__ void kernel(const float* __restrict__ x, float* __restrict__ y) {{
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  float* const s = reinterpret_cast<float*>(shared_memory);
+  const int i = threadIdx.x;
+{body}
+}}
+"""
+
+
+def run_body(body: str, sanitize: str = "none", *, before: str = "", shared_bytes: int = 4 * THREADS, **options: Any) -> Any:
+    """One block of 64 threads running `body` with x = 0, 1, 2, ... and 64 shared floats; gives y, which starts as NaN."""
+    y = floats(THREADS)
+    args: list[Any] = [np.arange(THREADS, dtype=np.float32), y]
+    run_cuda(kernel_text(body, before), "kernel", 1, THREADS, shared_bytes, args, sanitize, **options)
+    return y
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+@pytest.mark.parametrize("order", ["forward", "reverse", 7])
+def test_tiled_kernel_is_right(sanitize: str, order: str | int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((41, 64), np.float32), rng.standard_normal((32, 64), np.float32)
+    y = np.full((41, 32), np.nan, np.float32)
+    args: list[Any] = [x, w, y, 41, np.int32(64)]
+    run_cuda(TILED, "multiply", (3, 2), 64, TILED_SHARED_BYTES, args, sanitize, order=order)
+    np.testing.assert_allclose(y, x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-5)
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+def test_tiled_kernel_with_too_little_shared_memory_is_caught(sanitize: str) -> None:
+    x, w, y = np.ones((16, 32), np.float32), np.ones((16, 32), np.float32), np.ones((16, 16), np.float32)
+    with pytest.raises(SimtError, match="copy_async_16 to byte 5088 of the dynamic shared memory, which has 5088") as caught:
+        run_cuda(TILED, "multiply", 1, 64, TILED_SHARED_BYTES - 32, [x, w, y, 16, np.int32(32)], sanitize)
+    assert caught.value.kind == "out-of-bounds"
+    assert "copy_async_16(w_tile" in TILED.splitlines()[(caught.value.line or 0) - 1]
+    called_from = [TILED.splitlines()[line - 1] for line in caught.value.callers]
+    assert any("if (k + TILE < depth) load_stage" in line for line in called_from)
+
+
+def test_tiled_kernel_without_its_wait_gives_nan() -> None:
+    x, y = np.ones((16, 16), np.float32), np.ones((16, 16), np.float32)
+    run_cuda(TILED.replace("copy_async_wait<1>();", ""), "multiply", 1, 64, TILED_SHARED_BYTES, [x, x, y, 16, np.int32(16)])
+    assert np.isnan(y).all()
+
+
+@pytest.mark.skipif(not is_installed("race"), reason="g++ cannot link sanitize='race'")
+@pytest.mark.parametrize("comment", ["", "  // before the next round overwrites the tiles"])
+def test_tiled_kernel_without_either_barrier_is_a_race(comment: str) -> None:
+    x, y = np.ones((16, 64), np.float32), np.ones((16, 16), np.float32)
+    broken = TILED.replace(f"    __syncthreads();{comment}\n", f"    {comment}\n", 1)
+    assert broken != TILED
+    with pytest.raises(SimtError, match=r"which thread .* with no barrier between") as caught:
+        run_cuda(broken, "multiply", 1, 64, TILED_SHARED_BYTES, [x, x, y, 16, np.int32(64)], "race")
+    assert caught.value.kind == "race"
+
+
+@dataclass
+class Broken:
+    """A kernel with one mistake: what it is caught as, and in which builds."""
+
+    name: str
+    kind: str
+    message: str
+    body: str
+    before: str = ""
+    builds: tuple[str, ...] = ("none", "address", "race")
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+WAIT_FOR_BLOCK = "__device__ __forceinline__ void wait_for_block() { __syncthreads(); } // the fault"
+BROKEN = [
+    Broken(
+        "read past the end",
+        "out-of-bounds",
+        "byte 256 of argument 0, which has 256 bytes",
+        f"y[i] = x[i + 1]; {FAULT}",
+    ),
+    Broken("write past the end", "out-of-bounds", "byte 256 of argument 1, which has 256", f"y[i + 1] = x[i]; {FAULT}"),
+    Broken(
+        "read before the start",
+        "out-of-bounds",
+        "byte -4 of argument 0",
+        f"y[i] = x[i - 1]; {FAULT}",
+        builds=("address",),
+    ),
+    Broken("write before the start", "out-of-bounds", "write next to argument 1", "y[i - 1] = x[i];", builds=("none",)),
+    Broken("null pointer", "out-of-bounds", "address 0x10", f"y[i] = *reinterpret_cast<int*>(16); {FAULT}"),
+    Broken(
+        "shared write past the end",
+        "out-of-bounds",
+        "write next to the dynamic shared memory, which has 256 bytes",
+        "s[i + 1] = 0;",
+        builds=("none",),
+    ),
+    Broken(
+        "shared read past the end",
+        "out-of-bounds",
+        "read of 4 bytes at byte 256 of the dynamic shared memory, which has 256 bytes",
+        f"y[i] = s[i + 1]; {FAULT}",
+        builds=("address",),
+    ),
+    Broken("shared access far past the end", "out-of-bounds", "byte 8000 of the dynamic", f"y[i] = s[i + 2000]; {FAULT}"),
+    Broken(
+        "static shared read past the end",
+        "out-of-bounds",
+        "byte 256 of the static shared memory",
+        f"__shared__ float t[64];\nfloat* p = t + i;\ny[i] = p[1]; {FAULT}",
+        builds=("address",),
+    ),
+    Broken(
+        "local array past its end",
+        "out-of-bounds",
+        r"index 4 of an array 'float \[4\]'",
+        f"float sums[4];\nfor (int q = 0; q < 5; ++q) sums[q] = x[q]; {FAULT}\ny[i] = sums[i % 4];",
+    ),
+    Broken(
+        "misaligned vector load",
+        "misaligned",
+        "struct float4' at byte 4 of argument 0, .* has to be a multiple of 16",
+        f"y[i] = reinterpret_cast<const float4*>(x + i % 32)->x; {FAULT}",
+    ),
+    Broken("misaligned copy", "misaligned", "copy_async_16 to byte 4 of", f"copy_async_16(s + i % 32, x, true); {FAULT}"),
+    Broken(
+        "misaligned copy source",
+        "misaligned",
+        "copy_async_8 from byte 4",
+        f"copy_async_8(s + i / 2 * 2, x + i, true); {FAULT}",
+    ),
+    Broken("copy from past the end", "out-of-bounds", "copy_async_4 from", f"copy_async_4(s + i, x + i + 1, true); {FAULT}"),
+    Broken("copy to past the end", "out-of-bounds", "copy_async_4 to", f"copy_async_4(s + i + 1, x, true); {FAULT}"),
+    Broken(
+        "copy into registers",
+        "out-of-bounds",
+        "copy_async_4 to",
+        f"float r;\ncopy_async_4(&r, x, true); {FAULT}\ny[i] = r;",
+    ),
+    Broken(
+        "barrier that some threads skip",
+        "barrier",
+        "threads 0-39 wait for __syncthreads at line 6; threads 40-63 exited",
+        f"if (i < 40) __syncthreads(); {FAULT}\ny[i] = 1;",
+    ),
+    Broken(
+        "barrier in two branches",
+        "barrier",
+        "__syncthreads reached while other threads wait at line 6",
+        f"if (i < 32) __syncthreads();\nelse __syncthreads(); {FAULT}\ny[i] = 1;",
+    ),
+    Broken(
+        "barrier in two branches, through a function",
+        "barrier",
+        "__syncthreads reached while other threads wait at line 1 called from 6",
+        "if (i < 32) wait_for_block();\nelse wait_for_block();",
+        before=WAIT_FOR_BLOCK,
+    ),
+    Broken(
+        "barrier against warp collective",
+        "barrier",
+        "threads 0-31 wait for __syncwarp at line 6; threads 32-63 wait for __syncthreads at line 7|"
+        "threads 0 wait for __syncwarp at line 6; threads 1-63 wait for __syncthreads at line 7",
+        f"if (i == 0) __syncwarp();\nelse __syncthreads(); {FAULT}",
+    ),
+    Broken(
+        "shuffle that a lane skips",
+        "collective",
+        "threads 0-2, 4-31 wait for __shfl_xor_sync at line 7; threads 3, 32-63 exited",
+        f"if (i == 3) return;\ny[i] = __shfl_xor_sync(0xffffffff, i, 1); {FAULT}",
+    ),
+    Broken(
+        "different warp collectives",
+        "collective",
+        "__any_sync reached while other lanes wait for __syncwarp at line 6",
+        f"if (i % 2 == 0) __syncwarp();\nelse __any_sync(0xffffffff, 1); {FAULT}",
+        options={"order": "forward"},
+    ),
+    Broken(
+        "vote outside its mask",
+        "collective",
+        "mask 0x0000ffff leaves out the calling lane 16",
+        f"y[i] = __ballot_sync(0xffff, 1); {FAULT}",
+    ),
+    Broken(
+        "shuffle from outside its mask",
+        "collective",
+        "reads lane 20, which mask 0x0000ffff leaves out",
+        f"if (i < 16)\ny[i] = __shfl_sync(0xffff, i, 20); {FAULT}",
+    ),
+    Broken(
+        "named barriers crosswise",
+        "deadlock",
+        "threads 0-31 wait for barrier_sync at line 6; threads 32-63 wait for barrier_sync at line 7",
+        f"if (i < 32) barrier_sync(1, 64); {FAULT}\nelse barrier_sync(2, 64);",
+    ),
+    Broken("named barrier of odd size", "barrier", "40 threads; whole warps", f"if (i < 40) barrier_sync(1, 40); {FAULT}"),
+    Broken(
+        "named barrier of two sizes",
+        "barrier",
+        "64 threads at barrier 1, which has 32",
+        f"barrier_sync(1, i == 0 ? 32 : 64); {FAULT}",
+    ),
+    Broken(
+        "neighbour's value without a barrier",
+        "race",
+        "write at byte .* of the dynamic shared memory, which has 256 bytes, which thread .* read at line 8 with no",
+        f"s[i] = i; {FAULT}\n__syncwarp();\ny[i] = s[63 - i]; {FAULT}",
+        builds=("race",),
+    ),
+    Broken(
+        "neighbour's copy without a barrier",
+        "race",
+        "which thread .* at line (6|8|10) with no barrier between",
+        f"copy_async_4(s + i, x + i, true); {FAULT}\ncopy_async_commit();\n"
+        f"copy_async_wait<0>(); {FAULT}\n__syncwarp();\ny[i] = s[63 - i]; {FAULT}",
+        builds=("race",),
+    ),
+    Broken(
+        "overwrite without a barrier",
+        "race",
+        "read at byte .* which thread .* wrote at line 9",
+        f"s[i] = i;\n__syncthreads();\ny[i] = s[63 - i]; {FAULT}\ns[i] = 0; {FAULT}",
+        builds=("race",),
+    ),
+    Broken(
+        "shuffle taken for a barrier",
+        "race",
+        "of the static shared memory",
+        f"__shared__ float t[64];\nt[i] = i; {FAULT}\n__shfl_sync(0xffffffff, i, 0);\ny[i] = t[i ^ 1]; {FAULT}",
+        builds=("race",),
+    ),
+    Broken("two writers of one output", "race", "write at byte 0 of argument 1", f"y[0] = i; {FAULT}", builds=("race",)),
+    Broken(
+        "endless loop",
+        "timeout",
+        "still running",
+        f"while (*(volatile float*)s != 1) continue; {FAULT}",
+        builds=("none", "address"),
+        options={"timeout_s": 1},
+    ),
+    Broken(
+        "too many local variables",
+        "stack-overflow",
+        "64 KiB",
+        "volatile float big[99999];\nbig[i] = 1;\ny[i] = big[i];",
+    ),
+    Broken("division by zero", "crash", "Floating point exception", f"y[i] = 7 / (i - 5); {FAULT}"),
+    Broken("trap", "trap", "__trap", f"if (i == 5) __trap(); {FAULT}"),
+    Broken("unknown name", "compile", "unknown. was not declared", f"y[i] = unknown; {FAULT}", builds=("none",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "sanitize"),
+    [
+        pytest.param(broken, *build.values, marks=build.marks, id=f"{broken.name}-{build.values[0]}")
+        for broken in BROKEN
+        for build in BUILDS
+        if build.values[0] in broken.builds
+    ],
+)
+def test_broken_kernel_is_caught(broken: Broken, sanitize: str) -> None:
+    with pytest.raises(SimtError, match=broken.message) as caught:
+        run_body(broken.body, sanitize, before=broken.before, **broken.options)
+    assert caught.value.kind == broken.kind
+    lines = kernel_text(broken.body, broken.before).splitlines()
+    marked = [number for number, line in enumerate(lines, 1) if FAULT in line]
+    if marked:
+        assert caught.value.line in marked
+
+
+@pytest.mark.skipif(not is_installed("race"), reason="g++ cannot link sanitize='race'")
+def test_endless_loop_is_ended_from_outside_where_signals_are_held_back() -> None:
+    with pytest.raises(SimtError, match="timeout: still running after 1 s"):
+        run_body("while (*(volatile float*)s != 1) continue;", "race", timeout_s=1)
+
+
+def test_error_names_block_and_thread() -> None:
+    source = 'extern "C" __global__ void kernel(float* y) {\n  y[blockIdx.x * 32 + threadIdx.x] = 1;\n}\n'
+    with pytest.raises(SimtError) as caught:
+        run_cuda(source, "kernel", 4, 32, 0, [floats(3 * 32)])
+    assert (caught.value.line, caught.value.block, caught.value.thread) == (2, 3, 0)
+    assert str(caught.value).endswith("(line 2, block 3, thread 0)")
+
+
+def test_shared_memory_starts_as_nan_in_every_block() -> None:
+    source = """
+extern "C" __global__ void kernel(float* y) {
+  extern __shared__ float s[];
+  __shared__ float t[1];
+  y[2 * blockIdx.x] = s[0];
+  y[2 * blockIdx.x + 1] = t[0];
+  s[0] = t[0] = 1;
+}
+"""
+    y = np.zeros(6, np.float32)
+    run_cuda(source, "kernel", 3, 1, 4, [y])
+    assert np.isnan(y).all()
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+def test_copies_land_at_the_wait_for_their_group(sanitize: str) -> None:
+    body = """
+s[i] = 5;
+copy_async_4(s + i, x + i, true);
+copy_async_commit();
+const float before = s[i];
+copy_async_4(s + 64 + i, x + 1000000, false);
+copy_async_commit();
+copy_async_wait<1>();
+const float first = s[i], second = s[64 + i];
+copy_async_wait<0>();
+y[i] = before == before ? -1 : second == second ? -2 : first + s[64 + i];
+"""
+    np.testing.assert_array_equal(run_body(body, sanitize, shared_bytes=512), np.arange(THREADS))
+
+
+def test_copy_that_is_not_committed_never_lands() -> None:
+    assert np.isnan(run_body("copy_async_4(s + i, x + i, true);\ncopy_async_wait<0>();\ny[i] = s[i];")).all()
+
+
+def test_order_dependent_result_shows() -> None:
+    body = "s[i] = i;\ny[i] = s[63 - i];"
+    results = {order: run_body(body, order=order).tobytes() for order in ("forward", "reverse", 1, 2)}
+    assert len(set(results.values())) == 4
+    assert run_body(body, order=1).tobytes() == results[1]
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+def test_warp_functions(sanitize: str) -> None:
+    body = """
+float sum = x[i];
+for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
+const int up = __shfl_up_sync(0xffffffff, i, 1), down = __shfl_down_sync(0xffffffff, i, 1, 8);
+const double first = __shfl_sync(0xffffffff, i + 0.5, 0);
+const bool votes = __ballot_sync(0xffffffff, i % 32 < 3) == 7 && __any_sync(0xffffffff, i % 32 == 9) &&
+                   !__all_sync(0xffffffff, i % 32 == 9) && __all_sync(0xffffffff, i >= 0);
+const bool moves = up == (i % 32 ? i - 1 : i) && down == (i % 8 == 7 ? i : i + 1) && first == i / 32 * 32 + 0.5;
+if (i % 32 < 8) sum += __shfl_xor_sync(0xff, 0.0f, 3);
+s[i] = votes && moves ? sum : -1;
+__syncwarp();
+y[i] = s[i ^ 1];
+"""
+    expected = np.repeat(np.arange(64).reshape(2, 32).sum(axis=1), 32)
+    np.testing.assert_array_equal(run_body(body, sanitize), expected)
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+def test_named_barriers_join_producers_and_consumers(sanitize: str) -> None:
+    body = """
+for (int round = 0; round < 3; ++round) {
+  if (i < 32) {
+    barrier_sync(1, 64);
+    s[i] = i + round;
+    barrier_arrive(2, 64);
+  } else {
+    barrier_arrive(1, 64);
+    barrier_sync(2, 64);
+    y[i] = s[63 - i];
+  }
+}
+"""
+    np.testing.assert_array_equal(run_body(body, sanitize)[32:], np.arange(31, -1, -1) + 2)
+
+
+@pytest.mark.parametrize("sanitize", BUILDS)
+def test_atomic_add(sanitize: str) -> None:
+    y = run_body("if (i == 0) y[0] = 0;\n__syncthreads();\natomicAdd(y, x[i]);", sanitize)
+    assert y[0] == np.arange(THREADS).sum()
+
+
+CONVERSIONS = """
+extern "C" __global__ void widen(const unsigned short* bits, float* half, float* bfloat16) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  half[i] = half_to_float(bits[i]);
+  bfloat16[i] = bfloat16_to_float(bits[i]);
+}
+extern "C" __global__ void narrow(const float* x, unsigned short* half, unsigned short* bfloat16) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  half[i] = float_to_half(x[i]);
+  bfloat16[i] = float_to_bfloat16(x[i]);
+}
+"""
+
+
+def test_every_16_bit_value_widens_exactly() -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    half, bfloat16 = floats(65536), floats(65536)
+    run_cuda(CONVERSIONS, "widen", 64, 1024, 0, [bits, half, bfloat16])
+    np.testing.assert_array_equal(half, bits.view(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(bfloat16, bits.view(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_narrowing_rounds_to_nearest_even() -> None:
+    rng = np.random.default_rng(1)
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (halves[1:] + halves[:-1]) / 2
+    near = np.concatenate([np.nextafter(ties, np.float32(0)), ties, np.nextafter(ties, np.float32(np.inf))])
+    special = np.array([65504, 65519.996, 65520, 1e6, np.inf, np.nan, 0, 2.0**-25, 1e-45, 3.4e38], np.float32)
+    x = np.concatenate([halves, near, special, rng.integers(0, 2**32, 4096, np.uint32).view(np.float32)])
+    x = np.concatenate([x, -x])
+    x = np.pad(x, (0, -len(x) % 1024))
+    half, bfloat16 = np.zeros(len(x), np.uint16), np.zeros(len(x), np.uint16)
+    run_cuda(CONVERSIONS, "narrow", len(x) // 1024, 1024, 0, [x, half, bfloat16])
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(half, np.where(np.isnan(x), 0x7FFF, x.astype(np.float16).view(np.uint16)))
+        expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(bfloat16, np.where(np.isnan(x), 0x7FFF, expected))
+
+
+ARGUMENTS = """
+extern "C" __global__ void kernel(double* y, const float* nothing, long long wide, int narrow, float real,
+                                  unsigned short bits) {
+  y[0] = nothing == nullptr;
+  y[1] = wide;
+  y[2] = narrow;
+  y[3] = real;
+  y[4] = bits;
+}
+"""
+GOOD_ARGUMENTS = (None, 2**40, np.int32(-3), np.float32(0.5), np.uint16(7))
+
+
+def test_arguments_keep_their_types() -> None:
+    y = np.zeros(5)
+    run_cuda(ARGUMENTS, "kernel", 1, 1, 0, [y, *GOOD_ARGUMENTS])
+    assert y.tolist() == [1, 2**40, -3, 0.5, 7]
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (2, np.int32(1), "argument 2: the kernel takes a 8-byte value, given is a 4-byte value"),
+        (3, 1, "argument 3: the kernel takes a 4-byte value, given is a 8-byte value"),
+        (1, 0, "argument 1: the kernel takes a 8-byte pointer, given is a 8-byte value"),
+        (2, None, "argument 2: the kernel takes a 8-byte value, given is a 8-byte pointer"),
+    ],
+)
+def test_argument_of_another_type_is_caught(position: int, value: object, message: str) -> None:
+    args: list[Any] = [np.zeros(5), *GOOD_ARGUMENTS]
+    args[position] = value
+    with pytest.raises(SimtError, match=message):
+        run_cuda(ARGUMENTS, "kernel", 1, 1, 0, args)
+
+
+def test_missing_argument_is_caught() -> None:
+    with pytest.raises(SimtError, match="the kernel takes 6 arguments, given are 1"):
+        run_cuda(ARGUMENTS, "kernel", 1, 1, 0, [np.zeros(5)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"entry": "other"}, ValueError, "entry='other'; the text has kernel"),
+        ({"block": 2000}, ValueError, "block=.*; at most 1024 threads"),
+        ({"grid": 0}, ValueError, "grid=0; at least 1"),
+        ({"shared_bytes": 1 << 20}, ValueError, "shared_bytes=1048576; from 0 to 232448"),
+        ({"args": [np.zeros((4, 4))[:, 1]]}, ValueError, "argument 0: an array of strides .* is not contiguous"),
+        ({"args": [1.0]}, TypeError, "argument 0: 1.0; arrays, None, NumPy scalars and ints are accepted"),
+        ({"sanitize": "memory"}, ValueError, "sanitize='memory'; accepted are 'none', 'address', 'race'"),
+        ({"order": "random"}, ValueError, "order='random'; 'forward', 'reverse' or a seed"),
+    ],
+)
+def test_launch_that_makes_no_sense_is_refused(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    launch: dict[str, Any] = {"entry": "kernel", "grid": 1, "block": 1, "shared_bytes": 0, "args": []}
+    with pytest.raises(error, match=message):
+        run_cuda(ARGUMENTS, **{**launch, **changed})
+
+
+COPY = """
+extern "C" __global__ void copy(const float* x, float* y, unsigned* alignment) {
+  y[threadIdx.x] = x[threadIdx.x];
+  alignment[0] = reinterpret_cast<unsigned long long>(x) % 16;
+}
+extern "C" __global__ void spoil(float* x) { x[threadIdx.x] = 0; }
+"""
+
+
+def test_slice_keeps_its_misalignment() -> None:
+    base, y, alignment = np.arange(36, dtype=np.float32), floats(32), np.zeros(1, np.uint32)
+    x = base[3:35]
+    run_cuda(COPY, "copy", 1, 32, 0, [x, y, alignment], "address" if is_installed("address") else "none")
+    np.testing.assert_array_equal(y, x)
+    assert alignment[0] == x.ctypes.data % 16
+
+
+def test_array_given_twice_is_one_buffer_and_overlaps_are_refused() -> None:
+    x, alignment = np.arange(32, dtype=np.float32), np.zeros(1, np.uint32)
+    run_cuda(COPY, "copy", 1, 32, 0, [x, x, alignment])
+    np.testing.assert_array_equal(x, np.arange(32))
+    with pytest.raises(ValueError, match="argument 1 overlaps another"):
+        run_cuda(COPY, "copy", 1, 32, 0, [x, x[1:], alignment])
+
+
+def test_read_only_array_is_read_only() -> None:
+    x = np.ones(32, np.float32)
+    x.flags.writeable = False
+    with pytest.raises(SimtError, match="write to byte 0 of argument 0") as caught:
+        run_cuda(COPY, "spoil", 1, 32, 0, [x])
+    assert caught.value.kind == "read-only"
+    assert caught.value.line == 6
+
+
+def test_text_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_SIMT_CACHE", str(tmp_path / "cache"))
+    x = np.ones(32, np.float32)
+    run_cuda(COPY, "spoil", 1, 32, 0, [x])
+    entries = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    run_cuda(COPY, "copy", 1, 32, 0, [x, floats(32), np.zeros(1, np.uint32)])
+    assert len(entries) == 2  # the text's, which has both kernels, and the runtime's
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == entries
+
+
+def test_printf_reaches_the_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    run_body('if (i == 3) printf("thread %d\\n", i);')
+    assert capsys.readouterr().out == "thread 3\n"
