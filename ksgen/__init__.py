@@ -1,3 +1,34 @@
-"""ksgen multiplies by Kronecker-sparse matrices: it generates, builds, caches, tunes and launches the kernels."""
+"""ksgen multiplies by Kronecker-sparse matrices: it generates, builds, caches, tunes and launches the kernels.
+
+    import ksgen
+    multiply = ksgen.Launcher(1, 192, 48, 2)
+    y = multiply(x, weights)
+
+Names are imported when they are first used, so that `import ksgen` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ksgen.errors import KsgenError
+    from ksgen.launcher import ChainLauncher, Launcher, use_bundle
+    from ksgen.pattern import Chain, Pattern
 
 __version__ = "0.1.0"
+__all__ = ["Chain", "ChainLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "use_bundle"]
+
+_HOMES = {
+    "Chain": "ksgen.pattern",
+    "ChainLauncher": "ksgen.launcher",
+    "KsgenError": "ksgen.errors",
+    "Launcher": "ksgen.launcher",
+    "Pattern": "ksgen.pattern",
+    "use_bundle": "ksgen.launcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ksgen' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

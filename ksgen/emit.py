@@ -58,21 +58,25 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     entry = entry_name(kernel, chosen, constants)
     template = f"{chosen.name}.cu.j2"
     extras = [name for name, wanted in (("bias", kernel.epilogue.bias), ("residual", kernel.epilogue.residual)) if wanted]
-    text = _environment().get_template(template).render(
-        kernel=kernel,
-        constants=constants,
-        constexprs=chosen.constexprs(kernel, constants),
-        dialect=dialect,
-        entry=entry,
-        version=__version__,
-        template=template,
-        template_digest=template_digest(chosen.name),
-        layout_words=LAYOUT_WORDS[kernel.layout],
-        epilogue_words="".join(f", {word}" for word in _epilogue_words(kernel)),
-        epilogue_lines=_epilogue_lines(kernel),
-        extra_parameters="".join(f", GLOBAL const stored* {name}" for name in extras),
-        extra_arguments="".join(f", {name}" for name in extras),
-        item_bytes=PRECISIONS[kernel.precision].item_bytes,
+    text = (
+        _environment()
+        .get_template(template)
+        .render(
+            kernel=kernel,
+            constants=constants,
+            constexprs=chosen.constexprs(kernel, constants),
+            dialect=dialect,
+            entry=entry,
+            version=__version__,
+            template=template,
+            template_digest=template_digest(chosen.name),
+            layout_words=LAYOUT_WORDS[kernel.layout],
+            epilogue_words="".join(f", {word}" for word in kernel.epilogue.words),
+            epilogue_lines=_epilogue_lines(kernel),
+            extra_parameters="".join(f", GLOBAL const stored* {name}" for name in extras),
+            extra_arguments="".join(f", {name}" for name in extras),
+            item_bytes=PRECISIONS[kernel.precision].item_bytes,
+        )
     )
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
@@ -123,7 +127,9 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda") -> list[Source]:
     names = _launcher_names(spec)
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
-    files["__init__.py"] = f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
+    files["__init__.py"] = (
+        f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
+    )
     _replace_folder(folder, files)
     return sources
 
@@ -138,12 +144,6 @@ def _environment_of(root: str) -> jinja2.Environment:
 @cache
 def _environment() -> jinja2.Environment:
     return _environment_of(str(resource("templates")))
-
-
-def _epilogue_words(kernel: KernelSpec) -> list[str]:
-    epilogue = kernel.epilogue
-    words = [("bias", epilogue.bias), (epilogue.activation, epilogue.activation != "none"), ("residual", epilogue.residual)]
-    return [word for word, wanted in words if wanted]
 
 
 def _epilogue_lines(kernel: KernelSpec) -> list[str]:

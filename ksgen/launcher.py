@@ -232,7 +232,13 @@ class Launcher:
             made = Weights(self.pattern, found.dtype, plan.device, found.pointer, found.owner)
             return self._uploaded(found, plan.device) if found.device == "host" else made
         kept = self._kept.get(id(weights))
-        if kept and kept[0]() is weights and kept[1] == found.version and kept[2].device is plan.device and kept[2].canonical == found.pointer:
+        if (
+            kept
+            and kept[0]() is weights
+            and kept[1] == found.version
+            and kept[2].device is plan.device
+            and kept[2].canonical == found.pointer
+        ):
             return kept[2]
         made = Weights(self.pattern, found.dtype, plan.device, found.pointer, None)
         key = id(weights)
@@ -324,7 +330,9 @@ def _device(place: Any, stream: Stream) -> Device:
         try:
             return find_device(f"driver:{device.index}")
         except DeviceError as error:
-            raise LaunchError(f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}") from None
+            raise LaunchError(
+                f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}"
+            ) from None
     return device
 
 

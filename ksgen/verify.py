@@ -119,19 +119,20 @@ def compare(problem: Problem, y: "Array") -> tuple[float, int]:
     within = max(64, int(MOST_REFERENCE_FLOPS / problem.kernel.flops(1)))
     chosen: Any = slice(None)
     if within < batch:  # both ends, where tiles are ragged, and a spread in between
-        chosen = np.unique(np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)]))
+        chosen = np.unique(
+            np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)])
+        )
 
-    def sample(array: "Array | None") -> "Array | None":
-        return None if array is None else (array[chosen] if first else array[:, chosen])
+    def sample(array: "Array") -> "Array":
+        return array[chosen] if first else array[:, chosen]
 
-    x, residual, got = sample(problem.x), sample(problem.residual), sample(y)
     epilogue = problem.kernel.epilogue
     truth = reference.multiply(
-        problem.kernel.pattern, x, problem.weights, problem.kernel.layout,
-        bias=problem.bias, activation=epilogue.activation, residual=residual,
+        problem.kernel.pattern, sample(problem.x), problem.weights, problem.kernel.layout,
+        bias=problem.bias, activation=epilogue.activation,
+        residual=None if problem.residual is None else sample(problem.residual),
     )  # fmt: skip
-    assert got is not None
-    difference = got.astype(np.float64) - truth
+    difference = sample(y).astype(np.float64) - truth
     scale = float(np.linalg.norm(truth)) or 1.0
     return float(np.linalg.norm(difference)) / scale, batch if isinstance(chosen, slice) else len(chosen)
 

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ksgen.errors import PatternError
@@ -21,9 +21,6 @@ from ksgen.pattern import (
     monarch,
     square_dyadic,
 )
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 patterns = st.builds(Pattern, *[st.integers(1, 9)] * 4)
 

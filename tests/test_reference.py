@@ -15,9 +15,6 @@ from ksgen.pattern import Chain, Pattern, kaleidoscope, monarch
 from ksgen.reference import from_dense, multiply, to_dense
 from ksgen.spec import ACTIVATIONS, LAYOUTS
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
-
 patterns = st.builds(Pattern, *[st.integers(1, 5)] * 4)
 seeds = st.integers(0, 2**32 - 1)
 layouts = st.sampled_from(LAYOUTS)

@@ -17,6 +17,7 @@ from ksgen.verify import make_problem
 from tests import kernels
 
 SIMT = Simt()
+PLAIN = Epilogue()
 GPU = cuda_limits("sm_90a")
 GOOD = SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async")
 PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d with a rest; b and c smaller and ragged; a > 1
@@ -28,10 +29,10 @@ PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d
     "blocks": (4, 64, 48, 1),
     "aligned": (2, 48, 16, 4),
 }
-ALL = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ALL = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
-def kernel(pattern=(2, 37, 13, 5), precision="float32", layout="bsf", epilogue=Epilogue(), batch=None) -> KernelSpec:
+def kernel(pattern=(2, 37, 13, 5), precision="float32", layout="bsf", epilogue=PLAIN, batch=None) -> KernelSpec:
     return KernelSpec(Pattern(*pattern), precision, layout, epilogue, batch)
 
 
@@ -133,7 +134,7 @@ def test_any_pattern_constants_and_batch(case: tuple[KernelSpec, SimtConstants, 
     kernels.check(spec, batch, constants)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.tuples(*[st.integers(1, 2000)] * 4),
     st.sampled_from(list(PRECISIONS)),

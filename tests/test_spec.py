@@ -18,9 +18,6 @@ from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, paper_patterns, parse, reader
 
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
-
 SMALL = Pattern(6, 64, 64, 1)
 
 # --- one kernel

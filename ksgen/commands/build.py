@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json, progress
+from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
 
 
 @click.command("build", short_help="Compile a spec's kernels into the cache; needs no GPU.")
@@ -25,8 +25,7 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
-    with progress() as bar:
-        compiled = compile_spec(loaded, arch, device_name, jobs, bar)
+    compiled = compile_spec(loaded, arch, device_name, jobs)
     first_failure([job.result for job in compiled])
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:

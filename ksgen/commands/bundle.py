@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json, progress
+from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
 
 
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
@@ -28,11 +28,7 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
 
     loaded = load(find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
-    compiled = {}
-    with progress() as bar:
-        for name in device_name or (None,):
-            for job in compile_spec(loaded, arch, name, None, bar):
-                compiled[job.request] = job
+    compiled = {job.request: job for name in device_name or (None,) for job in compile_spec(loaded, arch, name)}
     first_failure([job.result for job in compiled.values()])
     wisdom = {file_name(name): dump(name, load_wisdom(name)).encode() for name in device_name}
     write_bundle(

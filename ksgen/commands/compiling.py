@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ksgen.build import Binary, Request, build_many
+from ksgen.commands.common import progress
 from ksgen.emit import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import cuda_limits
@@ -12,9 +12,6 @@ from ksgen.plan import choose
 from ksgen.spec import KernelSpec, Spec
 from ksgen.toolchain import find_compiler, parse_targets
 from ksgen.wisdom import Wisdom, load_wisdom
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -36,18 +33,19 @@ class Compiled:
         return self.result
 
 
-def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None, bar: "Progress") -> list[Compiled]:
+def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
     """Every kernel of the spec for every target, with what a device of that name knows by wisdom."""
     compiler = find_compiler()
     wisdom = load_wisdom(device_name) if device_name else Wisdom()
     wanted = [(source, target) for target in parse_targets(arch, compiler) for source in _sources(spec.kernels, target, wisdom)]
-    task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
-    results = build_many(
-        [Request(source.text, source.entry, target) for source, target in wanted],
-        compiler,
-        workers=jobs,
-        on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
-    )
+    with progress() as bar:
+        task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
+        results = build_many(
+            [Request(source.text, source.entry, target) for source, target in wanted],
+            compiler,
+            workers=jobs,
+            on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
+        )
     return [Compiled(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
 
 

@@ -91,4 +91,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_row(row["pattern"], row["precision"], row["layout"], *figures)
     console().print(table)
     passed = sum(row["passed"] for row in rows)
-    click.echo(f"{passed} of {len(rows)} kernels agree with float64. NumPy: permute, batched matrix product, permute back, on this processor.")
+    click.echo(
+        f"{passed} of {len(rows)} kernels agree with float64. NumPy: permute, batched matrix product, permute back, on this processor."
+    )

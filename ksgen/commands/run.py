@@ -11,7 +11,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
 
 @click.command("run", short_help="Check and time one kernel.")
-@click.option("--pattern", type=PATTERN, required=True, help="The pattern, such as 1,192,48,2.")
+@click.option("--pattern", type=PATTERN, metavar="A,B,C,D", required=True, help="The pattern, such as 1,192,48,2.")
 @click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)

@@ -259,7 +259,15 @@ class Simt:
         copies = ["registers"] if _is_sixteen_bit(kernel) or not limits.async_copies else ["async", "registers"]
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, _planes(kernel.pattern.d)})
         for tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy in product(
-            (32, 64, 128, 256), (4, 8, 16, 32, 48, 64, 96, 128), (4, 8, 16, 32), planes, (4, 8, 16), (1, 2, 4, 8, 12), (2, 3, 4), (1, 2, 3), copies
+            (32, 64, 128, 256),
+            (4, 8, 16, 32, 48, 64, 96, 128),
+            (4, 8, 16, 32),
+            planes,
+            (4, 8, 16),
+            (1, 2, 4, 8, 12),
+            (2, 3, 4),
+            (1, 2, 3),
+            copies,
         ):
             constants = SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy)
             if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
@@ -280,7 +288,8 @@ class Simt:
         if constants.copy == "registers":
             plan = shape.x_plan
             held = plan.line_rounds * plan.run_rounds * plan.vector * shape.stored_bytes // 4 + shape.w_rounds * 4
-        return words * (sums + 2 * (constants.thread_batch + constants.thread_out)) + held + 32
+        addresses = 32 if kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
+        return words * (sums + 2 * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
 
     def shared_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
         shape = Shape(kernel, constants)
@@ -378,21 +387,23 @@ def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> 
 
 
 def _gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
+    """Wide tiles of square threads; as many blocks a multiprocessor as the registers allow, so that one multiplies
+    while another waits."""
     pattern = kernel.pattern
     copy = "registers" if _is_sixteen_bit(kernel) or not limits.async_copies else "async"
     doubles = kernel.precision == "float64"
     tile_d = 1 if kernel.layout == "bsl" else _planes(pattern.d)
-    tile_out, thread_out = _outputs(pattern.b, 128 if tile_d == 1 and not doubles else 64 if tile_d <= 4 else 48)
-    if doubles and thread_out > 8:
-        tile_out, thread_out = _outputs(pattern.b, 32)
     thread_batch = 4 if doubles else 8
     small_batch = kernel.batch is not None and kernel.batch <= 64
-    tile_batch = LANES_BATCH * thread_batch * (1 if small_batch or tile_d > 4 else 2)
-    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 else 8
-    chosen = SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, 3 if copy == "async" else 2, 1, copy)
-    threads = Shape(kernel, chosen).threads
-    registers = Simt().registers(kernel, chosen)
-    return replace(chosen, min_blocks=max(1, min(3, limits.registers // (registers * threads)))) if limits.registers else chosen
+    warps_batch = 1 if small_batch or tile_d > 4 else 2
+    warps = 8 if doubles else 12 if copy == "registers" else 16  # a block: as many as the registers of a multiprocessor serve
+    most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
+    tile_out, thread_out = _outputs(pattern.b, most, threads=(1, 2, 4, 8) if doubles else (1, 2, 4, 8, 12))
+    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
+    stages = 3 if copy == "async" else 2
+    chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
+    registers = Simt().registers(kernel, chosen) * Shape(kernel, chosen).threads
+    return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
 
 
 def _cpu_default(kernel: KernelSpec) -> SimtConstants:

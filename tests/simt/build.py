@@ -96,10 +96,20 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
     preprocessed.write_text(f"{expanded}\nconst simt::Entry simt::entries[] = {{{table}}};\n", encoding="utf-8")
     _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
 
+    _refuse_shared_in_templates(scratch)
+
     # The text's dynamic shared memory is the runtime's zone, after the page in front that nobody may touch.
     symbols = [f"-Wl,--defsym,{name}=simt_shared_zone+4096" for name in dynamic]
     _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), *symbols, "-o", "entry/kernel")
     (entry / "entries").write_text("\n".join(kernels), encoding="utf-8")
+
+
+def _refuse_shared_in_templates(scratch: Path) -> None:
+    """g++ forgets the section of a template's static variable, so that nobody would fill it with NaN."""
+    symbols = subprocess.run(["nm", "-C", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
+    unique = re.findall(r" u (.*)", symbols)
+    if unique:
+        raise SimtError("compile", f"static __shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
 
 
 def _build_runtime(sanitize: str) -> Path:

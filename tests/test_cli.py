@@ -1,0 +1,149 @@
+"""The command line: what a user's mistakes print, and emit, build, bundle, run and demo end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ksgen.devices import Found, list_devices
+from ksgen.errors import ToolchainError
+from ksgen.toolchain import find_compiler
+
+ROOT = Path(__file__).parents[1]
+SMALL = 'defaults: {precision: [float32, float16]}\nkernels: ["2,9,5,3"]\n'
+
+
+def ksgen(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ksgen", *arguments], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240
+    )
+
+
+def has_device() -> bool:
+    return any(isinstance(line, Found) for line in list_devices())
+
+
+def has_compiler() -> bool:
+    try:
+        find_compiler()
+    except ToolchainError:
+        return False
+    return True
+
+
+needs_device = pytest.mark.skipif(not has_device(), reason="no GPU and no OpenCL device")
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="neither nvcc nor NVRTC")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+MISTAKES = [
+    (["frobnicate"], "ksgen: no command 'frobnicate'; commands: emit, build,"),
+    (["emti"], "ksgen: no command 'emti'; did you mean emit?"),
+    (["emit"], "ksgen: Missing argument 'SPEC'. (ksgen emit --help)"),
+    (["emit", "none.yaml"], "SpecError: none.yaml: cannot be read"),
+    (["emit", "bad.yaml"], "SpecError: bad.yaml:1: spec: unknown key 'kernel'; did you mean kernels?"),
+    (["build", "small.yaml", "--arch", "sm_42"], "ToolchainError: "),
+    (["build", "bad.yaml"], "SpecError: bad.yaml:1"),
+    (["bundle", "none.yaml"], "SpecError: none.yaml: cannot be read"),
+    (["run"], "ksgen: Missing option '--pattern'. (ksgen run --help)"),
+    (["run", "--pattern", "1,2,3"], "PatternError: '1,2,3' is not a pattern"),
+    (["run", "--pattern", "1,0,3,1"], "PatternError: "),
+    (["run", "--pattern", "1,2,3,1", "--batch", "0"], "SpecError: --batch 0: a batch is a whole number of at least 1"),
+    (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
+    (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "DeviceError: device 'abacus': none is called that; found: "),
+    (["demo", "none.yaml"], "SpecError: none.yaml: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "bad.yaml").write_text('kernel: ["2,9,5,3"]\n')
+    done = ksgen(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith(message), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "small.yaml"]  # nothing half-written
+
+
+@pytest.mark.parametrize("command", ["emit", "build", "bundle", "run", "demo"])
+def test_help_has_examples(command: str) -> None:
+    done = ksgen(command, "--help")
+    assert done.returncode == 0
+    assert f"ksgen {command}" in done.stdout.split("Examples:")[1]
+
+
+def test_the_script_at_the_top_is_the_same_command(spec: Path) -> None:
+    done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == ksgen("--version").stdout
+
+
+def test_completion_offers_the_commands() -> None:
+    done = ksgen("--version", _KSGEN_COMPLETE="bash_source")
+    assert "_ksgen_completion" in done.stdout
+
+
+def test_emit_goes_to_generated_here_unless_told(spec: Path) -> None:
+    done = ksgen("emit", spec.name, cwd=spec.parent)
+    assert done.stdout == "2 kernels of small in generated/small\n"
+    assert (spec.parent / "generated" / "small" / "ks_2x9x5x3_float32_bsf.cu").is_file()
+    told = ksgen("emit", spec.name, "--dialect", "opencl", "-o", "elsewhere", "--json", cwd=spec.parent)
+    assert json.loads(told.stdout)["folder"] == "elsewhere"
+    assert (spec.parent / "elsewhere" / "ks_2x9x5x3_float32_bsf.cl").is_file()
+
+
+def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
+    done = ksgen("emit", "specs/gpt2.yaml", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
+    done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))
+    rows = json.loads(done.stdout)
+    assert {(row["entry"], row["target"]) for row in rows} == {
+        (f"ks_2x9x5x3_{precision}_bsf", target) for precision in ("float32", "float16") for target in ("sm_80", "sm_90a")
+    }
+    again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
+    assert again.stdout.startswith("4 binaries of small for sm_80,sm_90a are in the cache; 0 of them spill registers")
+
+
+@needs_compiler
+def test_bundle_is_one_file(spec: Path) -> None:
+    done = ksgen("bundle", spec.name, "--arch", "sm_90a", cwd=spec.parent)
+    assert done.stdout.startswith("2 binaries of small for sm_90a in small.ksb ("), done.stderr
+    assert (spec.parent / "small.ksb").stat().st_size > 1000
+
+
+@needs_device
+def test_run_checks_and_times_one_kernel() -> None:
+    done = ksgen(
+        "run", "--pattern", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json"
+    )
+    figures = json.loads(done.stdout)
+    assert figures["passed"]
+    assert figures["checked_batch_entries"] == 70
+    assert 0 < figures["error"] <= figures["tolerance"]
+    assert figures["median_us"] > 0
+    assert figures["share_of_floor"] == pytest.approx(figures["floor_us"] / figures["median_us"])
+    table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
+    assert "of the floor" in table.stdout
+    assert "passed" in table.stdout
+
+
+@needs_device
+def test_demo_checks_every_kernel_of_a_spec(spec: Path) -> None:
+    done = ksgen("demo", spec.name, "--batch", "33", cwd=spec.parent)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 kernels agree with float64" in done.stdout
+    assert (spec.parent / "generated" / "small" / "manifest.json").is_file()

@@ -1,0 +1,77 @@
+"""The package as a whole: what importing it costs and offers, and which rooms may import which."""
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import ksgen
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
+ALONE = {  # what only one module, or one folder, may import
+    "pycuda": {"ksgen/devices/cuda_pycuda.py"},
+    "cuda": {"ksgen/devices/cuda_driver.py", "ksgen/toolchain.py"},
+    "pyopencl": {"ksgen/devices/opencl.py"},
+    "torch": set(),
+}
+
+
+def imported_by(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_importing_ksgen_imports_nothing_heavy() -> None:
+    program = f"import sys, ksgen; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_there() -> None:
+    for name in ksgen.__all__:
+        assert getattr(ksgen, name)
+    with pytest.raises(AttributeError, match="module 'ksgen' has no attribute 'nothing'"):
+        ksgen.nothing  # noqa: B018  (the access is the test)
+
+
+@pytest.mark.parametrize("library", ALONE)
+def test_a_runtime_is_imported_in_its_own_module_alone(library: str) -> None:
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ksgen").rglob("*.py")
+        if any(name.split(".")[0] == library for name in imported_by(path))
+    }
+    assert importers <= ALONE[library]
+
+
+def test_families_emit_and_build_know_no_device() -> None:
+    for name in ("pattern", "reference", "families/simt", "families/base", "emit", "resources", "toolchain", "cache", "bundle"):
+        names = imported_by(ROOT / "ksgen" / f"{name}.py")
+        assert not any(module.startswith(("ksgen.devices", "ksgen.launcher", "ksgen.plan")) for module in names), name
+
+
+def test_extras_are_those_that_are_documented() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(project["optional-dependencies"]) == {"pycuda", "cuda", "nvcc", "cpu", "torch", "tune", "bench", "dev", "all"}
+    assert project["requires-python"] == ">=3.11"
+
+
+def test_no_machine_is_named() -> None:
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if files.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, files.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".yaml", ".j2", ".cu", ".json") and path != Path(__file__):
+            assert os.fspath(ROOT) + "/" not in path.read_text(encoding="utf-8"), name
