@@ -1,6 +1,7 @@
 """OpenCL end to end on whatever device is here, the CPU driver from PyPI included; and how its driver is found."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ksgen
-from ksgen.devices import find_device, opencl
+from ksgen.devices import find_device, opencl, opencl_drivers
 from ksgen.devices.base import UnavailableError
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.resources import Binary
@@ -249,7 +250,7 @@ def test_a_users_folder_without_drivers_is_respected_and_named(device, tmp_path)
 
 
 def test_a_users_folder_with_a_driver_is_used(device, tmp_path):
-    library = opencl._library("intel-opencl-rt", "libintelocl.so")
+    library = opencl_drivers._library("intel-opencl-rt", "libintelocl.so")
     if library is None:
         pytest.skip("the CPU driver of PyPI is not installed")
     (tmp_path / "own.icd").write_text(f"{library}\n")
@@ -261,9 +262,9 @@ def test_the_systems_drivers_are_shown_beside_the_cpu_driver(monkeypatch, tmp_pa
     (tmp_path / "nvidia.icd").write_text("libnvidia-opencl.so.1\n")
     (tmp_path / "intel.icd").write_text("/opt/intel/libintelocl.so\n")
     monkeypatch.delenv("OCL_ICD_VENDORS", raising=False)
-    monkeypatch.setattr(opencl, "_SYSTEM_DRIVERS", tmp_path)
-    monkeypatch.setattr(opencl, "_load_cpu_driver", lambda: Path("/here/libintelocl.so"))
-    with opencl._drivers_shown():
+    monkeypatch.setattr(opencl_drivers, "_SYSTEM_DRIVERS", tmp_path)
+    monkeypatch.setattr(opencl_drivers, "load_cpu_driver", lambda: Path("/here/libintelocl.so"))
+    with opencl_drivers.drivers_shown():
         folder = Path(os.environ["OCL_ICD_VENDORS"])
         shown = {icd.name: icd.read_text().strip() for icd in folder.iterdir()}
     assert shown == {"nvidia.icd": "libnvidia-opencl.so.1", "ksgen-cpu.icd": "/here/libintelocl.so"}
@@ -272,27 +273,27 @@ def test_the_systems_drivers_are_shown_beside_the_cpu_driver(monkeypatch, tmp_pa
 
 
 def test_the_packages_that_the_cpu_driver_lacks_are_named(monkeypatch):
-    there = opencl._library
-    monkeypatch.setattr(opencl, "_library", lambda package, name: there("tbb", name) if package == "tbb" else None)
-    monkeypatch.setattr(opencl.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(opencl.sys, "platform", "linux")
+    there = opencl_drivers._library
+    monkeypatch.setattr(opencl_drivers, "_library", lambda package, name: there("tbb", name) if package == "tbb" else None)
+    monkeypatch.setattr(opencl_drivers.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(opencl_drivers.sys, "platform", "linux")
     with pytest.raises(UnavailableError) as caught:
-        opencl._load_cpu_driver()
+        opencl_drivers.load_cpu_driver()
     assert "no driver is installed" in caught.value.why
     assert "intel-cmplr-lib-rt intel-opencl-rt" in caught.value.remedy
 
 
 def test_other_processors_are_told_to_install_a_driver(monkeypatch):
-    monkeypatch.setattr(opencl.platform, "machine", lambda: "aarch64")
-    assert opencl._install_line("tbb") == "install your device's OpenCL driver, or PoCL"
+    monkeypatch.setattr(opencl_drivers.platform, "machine", lambda: "aarch64")
+    assert opencl_drivers.install_line("tbb") == "install your device's OpenCL driver, or PoCL"
 
 
 def test_a_driver_that_cannot_be_loaded_is_told(monkeypatch, tmp_path):
     broken = tmp_path / "libtbb.so.12"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(opencl, "_library", lambda package, name: broken)
+    monkeypatch.setattr(opencl_drivers, "_library", lambda package, name: broken)
     with pytest.raises(UnavailableError, match=r"the CPU driver cannot be loaded \(.*libtbb"):
-        opencl._load_cpu_driver()
+        opencl_drivers.load_cpu_driver()
 
 
 def test_a_missing_pyopencl_is_named_with_the_line_that_installs_all(monkeypatch):
@@ -300,3 +301,16 @@ def test_a_missing_pyopencl_is_named_with_the_line_that_installs_all(monkeypatch
     with pytest.raises(UnavailableError, match="PyOpenCL cannot be imported") as caught:
         opencl._pyopencl.__wrapped__()
     assert caught.value.remedy == "pip install pyopencl intel-opencl-rt intel-cmplr-lib-rt tbb"
+
+
+def test_a_driver_below_a_path_with_a_space_is_used_by_another_path(tmp_path):
+    plain, spaced = tmp_path / "plain", tmp_path / "a b"
+    for folder in (plain, spaced):
+        folder.mkdir()
+        (folder / "libtbb.so.12").write_bytes(b"code")
+    assert opencl_drivers._spaceless({plain}) is None
+    place = opencl_drivers._spaceless({plain, spaced})
+    assert " " not in str(place)
+    assert (place / "libtbb.so.12").read_bytes() == b"code"
+    assert opencl_drivers._spaceless({plain, spaced}) == place
+    shutil.rmtree(place)

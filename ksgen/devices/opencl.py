@@ -1,28 +1,23 @@
-"""Runs kernels on OpenCL devices, CPUs included: finds their drivers, builds, loads, launches. The only user of pyopencl.
+"""Runs kernels on OpenCL devices, CPUs included: builds, loads, launches. The only user of pyopencl.
 
-On x86-64 Linux the CPU driver comes from PyPI; its packages leave no usable .icd file, so this module shows it to
-PyOpenCL's loader beside the system's drivers.
+`opencl_drivers.py` knows where drivers are.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
 import platform
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
+from ksgen.devices.opencl_drivers import drivers_shown, install_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.paths import cache_dir
 from ksgen.resources import Binary, Resources
@@ -31,12 +26,6 @@ from ksgen.toolchain import first_error
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
 
-_SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
-_CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of, each after those that it needs
-    "tbb": ("libtbb.so.12",),
-    "intel-cmplr-lib-rt": ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so"),
-    "intel-opencl-rt": ("libintelocl.so",),
-}
 _BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
 _building = threading.Lock()  # `catch_warnings` changes the whole process
 
@@ -50,7 +39,12 @@ def found() -> list[Found]:
 def open_device(index: int) -> OpenCLDevice:
     devices = _devices()
     check_index("opencl", index, [device.name.strip() for device in devices])
-    return OpenCLDevice(devices[index], _pyopencl().Context([devices[index]]), index)
+    cl = _pyopencl()
+    try:
+        context = cl.Context([devices[index]])
+    except cl.Error as error:
+        raise DeviceError(f"opencl:{index} ({devices[index].name.strip()}): the driver refused to start ({error})") from error
+    return OpenCLDevice(devices[index], context, index)
 
 
 @cache
@@ -257,86 +251,18 @@ def _devices() -> list[Any]:
             with suppress(cl.Error):  # a platform with no device, likewise
                 devices += one.get_devices()
     if not devices:
-        _raise_no_driver()
+        raise_no_driver()
     return sorted(devices, key=lambda device: not device.type & cl.device_type.GPU)
 
 
 @cache
 def _pyopencl() -> Any:
     """The pyopencl module, its loader having read which drivers there are: it does that once in a process."""
-    with _drivers_shown():
+    with drivers_shown():
         try:
             import pyopencl as cl
         except ImportError as error:
-            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", _install_line("pyopencl")) from error
+            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", install_line("pyopencl")) from error
         with suppress(cl.Error):
             cl.get_platforms()
     return cl
-
-
-@contextmanager
-def _drivers_shown() -> Iterator[None]:
-    """A passing folder of .icd files, the system's and the CPU driver's; a user's own choice of folder is left alone."""
-    try:
-        driver = _load_cpu_driver()
-    except UnavailableError:
-        driver = None
-    if driver is None or _user_folder():
-        yield
-        return
-    with TemporaryDirectory(prefix="ksgen-opencl-") as folder:
-        for system in _SYSTEM_DRIVERS.glob("*.icd"):
-            with suppress(OSError):
-                if driver.name not in (named := system.read_text()):
-                    Path(folder, system.name).write_text(named)
-        Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
-        os.environ["OCL_ICD_VENDORS"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["OCL_ICD_VENDORS"]
-
-
-def _load_cpu_driver() -> Path:
-    """The CPU driver of the running environment, loaded with all it needs: they need not lie in one folder."""
-    libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
-    if missing := {package: None for (package, _), path in libraries.items() if path is None}:
-        raise UnavailableError("OpenCL: no driver is installed", _install_line(*missing))
-    path = Path()
-    for path in filter(None, libraries.values()):
-        try:
-            ctypes.CDLL(str(path))
-        except OSError as error:
-            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", _install_line(*_CPU_DRIVER)) from error
-    return path
-
-
-def _library(package: str, name: str) -> Path | None:
-    with suppress(metadata.PackageNotFoundError):
-        for file in metadata.files(package) or ():
-            if file.name == name:
-                return Path(os.path.normpath(file.locate()))
-    return None
-
-
-def _raise_no_driver() -> None:
-    if folder := _user_folder():
-        raise UnavailableError(f"OpenCL: {folder} shows no device", "unset it to use the drivers installed here")
-    _load_cpu_driver()
-    raise UnavailableError("OpenCL: the installed driver shows no device", _install_line(*_CPU_DRIVER))
-
-
-def _user_folder() -> str | None:
-    """The user's own choice of drivers, as the variables that loaders read."""
-    for variable in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"):
-        if value := os.environ.get(variable):
-            return f"{variable}={value}"
-    return None
-
-
-def _install_line(*packages: str) -> str:
-    if "pyopencl" not in packages and (sys.platform != "linux" or platform.machine() != "x86_64"):
-        return "install your device's OpenCL driver, or PoCL"
-    if "pyopencl" in packages:
-        packages = ("pyopencl", *reversed(_CPU_DRIVER))
-    return f"pip install {' '.join(packages)}"

@@ -1,0 +1,131 @@
+"""Shows PyOpenCL's loader the drivers there are: the system's, and the CPU driver from PyPI in the running environment.
+
+The driver's packages leave no usable .icd file, and the driver does not work from a folder with a space in its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
+
+from ksgen.devices.base import UnavailableError
+
+_SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
+_CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of, each after those that it needs
+    "tbb": ("libtbb.so.12",),
+    "intel-cmplr-lib-rt": ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so"),
+    "intel-opencl-rt": ("libintelocl.so",),
+}
+
+
+@contextmanager
+def drivers_shown() -> Iterator[None]:
+    """A passing folder of .icd files, the system's and the CPU driver's; a user's own choice of folder is left alone."""
+    try:
+        driver = load_cpu_driver()
+    except UnavailableError:
+        driver = None
+    if driver is None or user_folder():
+        yield
+        return
+    with TemporaryDirectory(prefix="ksgen-opencl-") as folder:
+        for system in _SYSTEM_DRIVERS.glob("*.icd"):
+            with suppress(OSError):
+                if driver.name not in (named := system.read_text()):
+                    Path(folder, system.name).write_text(named)
+        Path(folder, "ksgen-cpu.icd").write_text(f"{driver}\n")
+        os.environ["OCL_ICD_VENDORS"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["OCL_ICD_VENDORS"]
+
+
+def load_cpu_driver() -> Path:
+    """The CPU driver of the running environment, loaded with all it needs: they need not lie in one folder."""
+    libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
+    if missing := {package: None for (package, _), path in libraries.items() if path is None}:
+        raise UnavailableError("OpenCL: no driver is installed", install_line(*missing))
+    folder = _spaceless({path.parent for path in libraries.values() if path})
+    path = Path()
+    for found in filter(None, libraries.values()):
+        path = folder / found.name if folder else found
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", install_line(*_CPU_DRIVER)) from error
+    return path
+
+
+def _spaceless(folders: set[Path]) -> Path | None:
+    """A folder of hard links to everything in `folders`, if one of them has a space in its path; None if none has.
+
+    The driver finds its other files by its own real path, so that symbolic links do not help.
+    """
+    if not any(" " in str(folder) for folder in folders):
+        return None
+    key = hashlib.sha256("\0".join(f"{folder} {folder.stat().st_mtime_ns}" for folder in sorted(folders)).encode()).hexdigest()[:16]
+    for root in dict.fromkeys((gettempdir(), "/tmp", "/var/tmp")):
+        place = Path(root, f"ksgen-opencl-{os.getuid()}-{key}")
+        if " " in root:
+            continue
+        with suppress(OSError):
+            if not place.is_dir():
+                aside = Path(mkdtemp(prefix="ksgen-opencl-", dir=root))
+                for folder in sorted(folders):
+                    for file in folder.iterdir():
+                        if file.is_file() and not (aside / file.name).exists():
+                            _link(file, aside / file.name)
+                aside.rename(place)
+            if place.stat().st_uid == os.getuid():
+                return place
+    raise UnavailableError(
+        "OpenCL: the CPU driver does not work from a path with a space", "install ksgen's environment elsewhere, or make /tmp writable"
+    )
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:  # another file system
+        shutil.copy2(file, to)
+
+
+def _library(package: str, name: str) -> Path | None:
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(package) or ():
+            if file.name == name:
+                return Path(os.path.normpath(file.locate()))
+    return None
+
+
+def raise_no_driver() -> None:
+    if folder := user_folder():
+        raise UnavailableError(f"OpenCL: {folder} shows no device", "unset it to use the drivers installed here")
+    load_cpu_driver()
+    raise UnavailableError("OpenCL: the installed driver shows no device", install_line(*_CPU_DRIVER))
+
+
+def user_folder() -> str | None:
+    """The user's own choice of drivers, as the variables that loaders read."""
+    for variable in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"):
+        if value := os.environ.get(variable):
+            return f"{variable}={value}"
+    return None
+
+
+def install_line(*packages: str) -> str:
+    if "pyopencl" not in packages and (sys.platform != "linux" or platform.machine() != "x86_64"):
+        return "install your device's OpenCL driver, or PoCL"
+    if "pyopencl" in packages:
+        packages = ("pyopencl", *reversed(_CPU_DRIVER))
+    return f"pip install {' '.join(packages)}"
