@@ -1,0 +1,129 @@
+"""`ksgen show`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, SPEC, console, find_spec, json_option, print_json
+from ksgen.errors import KsgenError, PatternError
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import KernelSpec
+
+
+@click.command("show", short_help="Say what a pattern is, with a picture.")
+@click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
+@click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", help="The same as an argument.")
+@click.option("--spec", type=SPEC, help="All patterns and layers of a spec.")
+@click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="For bytes and operations.")
+@click.option("--precision", type=PRECISION, default="float32", show_default=True)
+@click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
+@click.option("--png", type=click.Path(path_type=Path), help="Write the picture of a single pattern to this file.")
+@json_option
+def command(
+    patterns: tuple[Pattern, ...], named: Pattern | None, spec: Path | None, batch: int, precision: str, layout: str, png: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say what a pattern, a chain of patterns (from the one that meets X first) or a spec is, with a picture.
+
+    \b
+    Examples:
+      ksgen show 2,3,4,5 --png pattern.png
+      ksgen show 2,48,192,1 1,192,48,2 --precision float16
+      ksgen show --spec specs/vit.yaml
+    """
+    chosen = (*patterns, named) if named else patterns
+    if bool(chosen) == bool(spec):
+        raise PatternError("nothing to show; give patterns such as 1,192,48,2, or --spec FILE")
+    layers = {}
+    if spec:
+        from ksgen.spec import load
+
+        loaded = load(find_spec(spec))
+        chosen, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
+    elif len(chosen) > 1:
+        layers = {"chain": Chain(chosen)}
+    described = [_describe(KernelSpec(pattern, precision, layout), batch) for pattern in chosen]
+    if png:
+        _draw(chosen, png)
+    if as_json:
+        print_json({"patterns": described, "layers": {name: _describe_chain(chain) for name, chain in layers.items()}})
+        return
+    for pattern, facts in zip(chosen, described, strict=True):
+        _print(pattern, facts, with_picture=not spec)
+    for name, chain in layers.items():
+        click.echo("{name}: {chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(name=name, chain=chain, **_describe_chain(chain)))
+
+
+def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
+    from ksgen.emit import PORTABLE
+    from ksgen.families import family_for
+
+    pattern, family = kernel.pattern, family_for(kernel)
+    constants = family.default(kernel, PORTABLE)
+    geometry = family.geometry(kernel, constants, batch)
+    return {
+        "pattern": str(pattern),
+        "rows": pattern.out_features,
+        "columns": pattern.in_features,
+        "weights": pattern.weight_count,
+        "density": pattern.density,
+        "blocks": pattern.a * pattern.d,
+        "rewrite_ratio": pattern.rewrite_ratio,
+        "predicts": str(pattern.predicts()),
+        "kernel": kernel.name,
+        "batch": batch,
+        "gflop": kernel.flops(batch) / 1e9,
+        "dense_gflop": 2e-9 * batch * pattern.out_features * pattern.in_features,
+        "mbyte": kernel.bytes(batch) / 1e6,
+        "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
+        "family": family.name,
+        "constants": str(constants),
+        "blocks_of_threads": geometry.grid,
+        "threads": geometry.block,
+        "shared_bytes": geometry.shared_bytes,
+        "registers": family.registers(kernel, constants),
+    }
+
+
+def _describe_chain(chain: Chain) -> dict[str, Any]:
+    return {
+        "patterns": [str(pattern) for pattern in chain],
+        "in_features": chain.in_features,
+        "out_features": chain.out_features,
+        "weights": chain.weight_count,
+        "share": chain.weight_count / (chain.in_features * chain.out_features),
+        "chainable": chain.is_chainable,
+    }
+
+
+def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = [
+        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks, {density:.2%} of dense"),
+        ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
+        ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
+        ("kernel", "{kernel}, {family}: {constants}"),
+        ("resources", "{threads} threads and {shared_bytes} bytes of shared memory a block, about {registers} registers a thread"),
+    ]
+    for name, text in rows:
+        table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
+    console().print(table)
+    if with_picture:
+        from ksgen.picture import text as draw
+
+        console().print(Text(draw(pattern), style="cyan"))
+
+
+def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:
+    from ksgen.picture import write_png
+
+    if len(chosen) != 1:
+        raise PatternError(f"--png draws one pattern; got {len(chosen)}")
+    try:
+        write_png(chosen[0], path)
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be written ({error.strerror})") from error
