@@ -389,7 +389,7 @@ def _host_array(found: ArrayView) -> "HostArray":
     """Host memory of any library as a NumPy array, without a copy."""
     import numpy as np
 
-    memory = (ctypes.c_char * _bytes(found)).from_address(found.pointer)
+    memory: Any = (ctypes.c_char * _bytes(found)).from_address(found.pointer)
     array: HostArray = np.frombuffer(memory, _numpy_dtype(found.dtype)).reshape(tuple(found.shape))
     return array
 

@@ -52,7 +52,11 @@ def command(
     for pattern, facts in zip(chosen, described, strict=True):
         _print(pattern, facts, with_picture=not spec)
     for name, chain in layers.items():
-        click.echo("{name}: {chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(name=name, chain=chain, **_describe_chain(chain)))
+        click.echo(
+            "{name}: {chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(
+                name=name, chain=chain, **_describe_chain(chain)
+            )
+        )
 
 
 def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""`ksgen cache`."""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.commands.common import console, json_option, print_json
+from ksgen.errors import KsgenError
+
+if TYPE_CHECKING:
+    from ksgen.cache import Cache
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+folder_option = click.option("--folder", type=click.Path(path_type=Path), help="Another cache than the user's.")
+
+
+@click.group("cache", short_help="Look after the cache of binaries.")
+def command() -> None:
+    """Look after the cache of binaries.
+
+    \b
+    Examples:
+      ksgen cache ls
+      ksgen cache gc --max-bytes 500M
+      KSGEN_CACHE_DIR=./cache ksgen cache verify
+    """
+
+
+@command.command("path")
+@folder_option
+def path(folder: Path | None) -> None:
+    """Print the cache's folder.
+
+    \b
+    Examples:
+      ksgen cache path
+    """
+    click.echo(str(_cache(folder).path))
+
+
+@command.command("ls")
+@folder_option
+@json_option
+def ls(folder: Path | None, as_json: bool) -> None:
+    """List the entries, the last used first.
+
+    \b
+    Examples:
+      ksgen cache ls --json
+    """
+    from datetime import datetime
+
+    cache = _cache(folder)
+    entries = sorted(cache.entries(), key=lambda entry: (-entry.last_used, entry.entry, entry.target))
+    if as_json:
+        fields = ("key", "entry", "target", "compiler", "bytes", "last_used")
+        print_json([{name: getattr(entry, name) for name in fields} for entry in entries])
+        return
+    if entries:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        for title in ("kernel", "target", "compiler", "last used"):
+            table.add_column(title)
+        table.add_column("kB", justify="right")
+        for entry in entries:
+            used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
+            table.add_row(entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}")
+        console().print(table)
+    click.echo(f"{len(entries)} entries, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
+
+
+@command.command("verify")
+@folder_option
+@json_option
+def verify(folder: Path | None, as_json: bool) -> None:
+    """Read and hash everything; exit code 1 where an entry is damaged. Its next use sets it aside and builds it again.
+
+    \b
+    Examples:
+      ksgen cache verify
+    """
+    cache = _cache(folder)
+    bad = cache.verify()
+    if as_json:
+        print_json([{"path": str(entry.path), "reason": entry.reason} for entry in bad])
+    else:
+        for entry in bad:
+            click.echo(f"{entry.path}: {entry.reason}")
+        click.echo(f"{sum(1 for _ in cache.entries())} entries can be read, {len(bad)} are damaged, in {cache.path}")
+    if bad:
+        sys.exit(1)
+
+
+@command.command("gc")
+@folder_option
+@click.option("--max-bytes", help="Evict down to this, such as 500M; to KSGEN_CACHE_MAX_BYTES unless given.")
+def gc(folder: Path | None, max_bytes: str | None) -> None:
+    """Sweep what killed processes left, then evict what was not used for longest.
+
+    \b
+    Examples:
+      ksgen cache gc --max-bytes 500M
+    """
+    cache = _cache(folder)
+    freed = cache.gc(None if max_bytes is None else _parse_bytes(max_bytes))
+    click.echo(f"{freed / 1e6:.1f} MB freed in {cache.path}")
+
+
+@command.command("clear")
+@folder_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def clear(folder: Path | None, yes: bool) -> None:
+    """Remove every entry.
+
+    \b
+    Examples:
+      ksgen cache clear --yes
+    """
+    cache = _cache(folder)
+    if not yes:
+        click.confirm(f"Remove every binary in {cache.path}?", abort=True)
+    click.echo(f"{cache.clear() / 1e6:.1f} MB freed in {cache.path}")
+
+
+def _cache(folder: Path | None) -> "Cache":
+    from ksgen.cache import Cache
+    from ksgen.paths import cache_dir
+
+    place = folder or cache_dir()
+    if place.exists() and not place.is_dir():
+        raise KsgenError(f"{place} is not a folder; name the cache's folder with --folder or KSGEN_CACHE_DIR")
+    return Cache(place)
+
+
+def _parse_bytes(text: str) -> int:
+    """`500M` -> 500000000."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if not found:
+        raise KsgenError(f"--max-bytes {text!r}: give a number of bytes, such as 500000000, 500M or 2G")
+    return int(float(found[1]) * UNITS[found[2]])

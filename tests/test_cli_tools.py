@@ -1,0 +1,167 @@
+"""show, doctor and cache: what they say, and what a mistake prints."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ksgen import picture
+from ksgen.cache import Cache
+from ksgen.cli import cli
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+from ksgen.reference import to_dense
+from ksgen.resources import Binary, Request, Resources
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), env=environment)
+
+
+def test_show_gives_sizes_and_costs() -> None:
+    (facts,) = json.loads(run("show", "2,48,192,1", "--batch", "1000", "--json").stdout)["patterns"]
+    assert (facts["rows"], facts["columns"], facts["weights"], facts["density"]) == (96, 384, 18432, 0.5)
+    assert facts["gflop"] == pytest.approx(2 * 1000 * 18432 / 1e9)
+    assert facts["mbyte"] == pytest.approx(4 * (1000 * 480 + 18432) / 1e6)
+    assert facts["threads"] % 32 == 0
+
+
+def test_show_of_a_chain_and_of_a_spec() -> None:
+    chain = run("show", "2,48,192,1", "1,192,48,2")
+    assert "chain: 2,48,192,1 then 1,192,48,2, 384 -> 384, 25.0% of dense" in chain.stdout
+    spec = run("show", "--spec", "specs/vit.yaml")
+    assert "attention: 2,48,192,1 then 1,192,48,2" in spec.stdout
+    assert spec.stdout.count("weights in") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to show; give patterns such as 1,192,48,2, or --spec FILE"),
+        (["1,2,3,1", "9,9,9,1"], "1,2,3,1 gives 2 features and 9,9,9,1"),
+        (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
+        (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),
+        (["1,2"], "'1,2' is not a pattern"),
+    ],
+)
+def test_mistakes_of_show(arguments: list[str], message: str) -> None:
+    caught = run("show", *arguments).exception
+    assert isinstance(caught, KsgenError)
+    assert str(caught).startswith(message)
+
+
+def test_a_small_picture_is_the_support_itself() -> None:
+    pattern = Pattern(2, 3, 4, 5)
+    lines = picture.text(pattern).splitlines()
+    support = to_dense(pattern, np.ones(pattern.shape)) != 0
+    drawn = np.zeros((2 * len(lines), pattern.in_features), bool)
+    for at, line in enumerate(lines):
+        for column, character in enumerate(line):
+            drawn[2 * at, column] = character in "▀█"
+            drawn[2 * at + 1, column] = character in "▄█"
+    np.testing.assert_array_equal(drawn[: pattern.out_features], support)
+
+
+@pytest.mark.parametrize("pattern", ["1,1,1,1", "1,192,48,2", "3,5,7,2", "1,1000,1000,1000", "1,1,5000,1", "5000,1,1,1", "16,9,33,64"])
+def test_a_picture_shows_the_right_share(pattern: str) -> None:
+    found = Pattern.parse(pattern)
+    height, width = min(32, found.out_features), min(48, found.in_features)
+    share, _ = picture._cells(found, height, width)
+    assert share.mean() == pytest.approx(found.density, rel=0.15)
+    lines = picture.text(found).splitlines()
+    assert len(lines) <= picture.LINES
+    assert max(map(len, lines)) <= picture.COLUMNS
+
+
+def test_a_png_is_one_that_others_can_read(tmp_path: Path) -> None:
+    assert run("show", "2,3,4,5", "--png", str(tmp_path / "p.png")).exit_code == 0
+    data = (tmp_path / "p.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert (width, height) == (40 * 25, 30 * 25)
+    length = struct.unpack(">I", data[33:37])[0]
+    pixels = (
+        np.frombuffer(zlib.decompress(data[41 : 41 + length]), np.uint8).reshape(height, 1 + 3 * width)[:, 1:].reshape(height, width, 3)
+    )
+    coloured = (pixels[12::25, 12::25] != 255).any(axis=2)
+    pattern = Pattern(2, 3, 4, 5)
+    np.testing.assert_array_equal(coloured, to_dense(pattern, np.ones(pattern.shape)) != 0)
+
+
+def test_doctor_names_what_is_there_and_what_installs_the_rest() -> None:
+    rows = {row["what"]: row for row in json.loads(run("doctor", "--json").stdout)}
+    assert {"ksgen", "Python", "launchers take", "nvcc", "nvrtc", "cache", "wisdom"} <= set(rows)
+    for row in rows.values():
+        assert bool(row["found"]) != bool(row["why"])
+    assert "launchers take" in run("doctor").stdout
+
+
+def test_doctor_without_any_device_says_so_and_exits_1() -> None:
+    done = run("doctor", "--json", KSGEN_DEVICE="abacus")
+    chosen = next(row for row in json.loads(done.stdout) if row["what"] == "launchers take")
+    assert done.exit_code == 1
+    assert "none is called that" in chosen["why"]
+
+
+def test_doctor_without_pycuda_is_one_line_and_no_traceback() -> None:
+    program = "import sys; sys.modules['pycuda'] = None; from ksgen.cli import cli; cli.main(['doctor', '--json'], standalone_mode=False)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    row = next(row for row in json.loads(done.stdout) if row["what"] == "GPU by PyCUDA")
+    assert row["found"] == ""
+    assert "pip install pycuda" in row["remedy"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    cache = Cache(tmp_path / "cache")
+    for name in ("ks_one", "ks_two"):
+        provenance = {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
+        cache.put(Request(f"text of {name}", name, "sm_90a"), Binary(b"code" * 100, name, "sm_90a", Resources(), provenance))
+    return cache.path
+
+
+def test_cache_ls_lists_what_is_there(folder: Path) -> None:
+    rows = json.loads(run("cache", "ls", "--json", "--folder", str(folder)).stdout)
+    assert sorted((row["entry"], row["target"], row["compiler"]) for row in rows) == [
+        ("ks_one", "sm_90a", "nvcc 13.0"),
+        ("ks_two", "sm_90a", "nvcc 13.0"),
+    ]
+    assert run("cache", "ls", "--folder", str(folder)).stdout.splitlines()[-1].startswith("2 entries, ")
+    assert run("cache", "ls", "--folder", str(folder / "none")).stdout == f"0 entries, 0.0 MB in {folder / 'none'}\n"
+
+
+def test_cache_verify_finds_damage(folder: Path) -> None:
+    assert run("cache", "verify", "--folder", str(folder)).exit_code == 0
+    binary = next(folder.glob("*/*/binary"))
+    binary.write_bytes(b"c0de" * 100)
+    done = run("cache", "verify", "--folder", str(folder))
+    assert done.exit_code == 1
+    assert str(binary.parent) in done.stdout
+    assert "1 are damaged" in done.stdout
+
+
+def test_cache_gc_and_clear(folder: Path) -> None:
+    assert "freed" in run("cache", "gc", "--max-bytes", "1k", "--folder", str(folder)).stdout
+    assert len(list(Cache(folder).entries())) <= 1
+    assert run("cache", "clear", "--folder", str(folder)).exit_code == 1  # asks, and nobody answers
+    assert run("cache", "clear", "--yes", "--folder", str(folder)).exit_code == 0
+    assert list(Cache(folder).entries()) == []
+
+
+def test_mistakes_of_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments, message in (
+        (["gc", "--max-bytes", "12x"], "--max-bytes '12x': give a number of bytes, such as 500000000, 500M or 2G"),
+        (["ls", "--folder", str(tmp_path / "file")], f"{tmp_path / 'file'} is not a folder; name the cache's folder"),
+    ):
+        caught = run("cache", *arguments).exception
+        assert isinstance(caught, KsgenError)
+        assert str(caught).startswith(message)
