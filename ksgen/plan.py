@@ -97,6 +97,7 @@ class Planner:
     """Makes plans and keeps them: one lookup for a plan that was made before."""
 
     def __init__(self) -> None:
+        self.generation = 0  # grows when what was planned before no longer holds
         self._plans: dict[Hashable, Plan] = {}
         self._loaded: dict[Hashable, tuple[Binary, KernelHandle, KernelHandle]] = {}
         self._wisdom: dict[str, Wisdom] = {}
@@ -109,9 +110,10 @@ class Planner:
             self._bundles.insert(0, open_bundle(path))
             self._plans.clear()
             self._wisdom.clear()
+            self.generation += 1
 
-    def known(self, device: Device, kernel: KernelSpec, batch: int) -> Plan | None:
-        return self._plans.get((id(device), kernel, batch))
+    def has(self, device: Device, kernel: KernelSpec, batch: int) -> bool:
+        return (id(device), kernel, batch) in self._plans
 
     def plan(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
         """The plan for a kernel at a batch; builds and loads at first use. Devices live as long as the process."""

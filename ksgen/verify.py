@@ -11,6 +11,7 @@ import numpy as np
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError
+from ksgen.memory import numpy_dtype
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import PRECISIONS, KernelSpec
 
@@ -154,11 +155,3 @@ def numpy_way(problem: Problem) -> float:
         y = np.matmul(stacked, columns).reshape(a, d, b, batch).transpose(0, 2, 1, 3).reshape(problem.y_shape)
     y.astype(problem.x.dtype, copy=False)
     return perf_counter() - begin
-
-
-def numpy_dtype(name: str) -> Any:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
