@@ -1,0 +1,170 @@
+"""The SIMT family: plain fused multiply-adds, for every pattern, batch, layout and device.
+
+Decides the tiles of `simt.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from itertools import product
+from typing import Any
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule
+from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
+from ksgen.spec import KernelSpec
+
+__all__ = ["Shape", "Simt", "SimtConstants"]
+
+PACK_THREADS = 256
+PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
+
+
+_RULES: tuple[Rule[SimtConstants], ...] = (
+    Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
+    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
+    Rule("thread_batch is a multiple of a 16-byte group", lambda k, c: c.thread_batch % Shape(k, c).group == 0),
+    Rule("thread_batch and thread_out are at most 16", lambda k, c: max(c.thread_batch, c.thread_out) <= 16),
+    Rule("8 thread_batch divides tile_batch", lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0),
+    Rule("4 thread_out divides tile_out", lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= 1024),
+    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
+    Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
+    Rule("stages is at least 2", lambda k, c: c.stages >= 2),
+    Rule("copy=registers has 2 stages", lambda k, c: c.copy != "registers" or c.stages == 2),
+    Rule("copy=async needs a 32 or 64-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+)
+
+
+class Simt:
+    """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
+
+    name = "simt"
+
+    def serves(self, kernel: KernelSpec) -> bool:
+        return True
+
+    def rules(self) -> tuple[Rule[SimtConstants], ...]:
+        return _RULES
+
+    def constants(self, values: Mapping[str, Any]) -> SimtConstants:
+        names = [field.name for field in fields(SimtConstants)]
+        if set(values) != set(names):
+            raise ConstantsError(f"simt constants are {', '.join(names)}; got {', '.join(map(str, values))}")
+        for name, value in values.items():
+            wanted = str if name == "copy" else int
+            if type(value) is not wanted:
+                raise ConstantsError(f"simt constant {name}={value!r} must be {'a word' if wanted is str else 'an integer'}")
+        return SimtConstants(**values)
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> SimtConstants:
+        chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
+        budget = min(limits.shared_bytes, PORTABLE_SHARED_BYTES)
+        while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > limits.threads:
+            chosen = smaller(kernel, chosen, budget)
+        return chosen
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
+        """Every combination that the rules, the shared memory and the registers allow."""
+        copies = ["registers"] if is_sixteen_bit(kernel) or not limits.async_copies else ["async", "registers"]
+        planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
+        for tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy in product(
+            (32, 64, 128, 256),
+            (4, 8, 16, 32, 48, 64, 96, 128),
+            (4, 8, 16, 32),
+            planes,
+            (4, 8, 16),
+            (1, 2, 4, 8, 12),
+            (2, 3, 4),
+            (1, 2, 3),
+            copies,
+        ):
+            constants = SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy)
+            if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
+                yield constants
+
+    def fits(self, kernel: KernelSpec, constants: SimtConstants, limits: Limits) -> bool:
+        shape = Shape(kernel, constants)
+        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes // constants.min_blocks:
+            return False
+        return not limits.registers or self.registers(kernel, constants) * shape.threads * constants.min_blocks <= limits.registers
+
+    def registers(self, kernel: KernelSpec, constants: SimtConstants) -> int:
+        return Shape(kernel, constants).registers
+
+    def shared_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
+        shape = Shape(kernel, constants)
+        return shape.shared_reals * shape.real_bytes
+
+    def packed_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
+        shape = Shape(kernel, constants)
+        return shape.packed_reals * shape.real_bytes
+
+    def geometry(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Geometry:
+        shape = Shape(kernel, constants)
+        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
+        return Geometry(grid, shape.threads, shape.shared_reals * shape.real_bytes)
+
+    def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:
+        return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
+
+    def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
+        shape = Shape(kernel, constants)
+        a, b, c, d = kernel.pattern.shape
+        x, y = shape.x_plan, shape.y_plan
+        tuned = [
+            Constexpr("A", a, "blocks on the diagonal, index i"),
+            Constexpr("B", b, "outputs of a block, index k"),
+            Constexpr("C", c, "inputs of a block, index l"),
+            Constexpr("D", d, "interleaved matrices of a block, index j"),
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block: one plane of shared memory each"),
+            Constexpr("THREAD_BATCH", constants.thread_batch, "sums a thread, along the batch"),
+            Constexpr("THREAD_OUT", constants.thread_out, "sums a thread, along the outputs"),
+            Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
+            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+        ]
+        derived = [
+            Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
+            Constexpr("GROUP_OUT", shape.group_out, "the same for weights, where a thread has fewer outputs"),
+            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("WARPS_BATCH", shape.warps_batch, "warps of a plane along the batch"),
+            Constexpr("WARPS_PER_PLANE", shape.warps_batch * shape.warps_out, "warps of a plane"),
+            Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
+            Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
+            Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
+            Constexpr("X_PITCH", shape.x_pitch, "reals from one l of a plane to the next, free of bank conflicts"),
+            Constexpr("X_PLANE", shape.x_plane, "reals from one plane to the next"),
+            Constexpr("W_BASE", shape.w_base, "where a stage's weights begin"),
+            Constexpr("W_STAGE", shape.w_stage, "reals of weights a stage"),
+            Constexpr("STAGE", shape.stage, "reals a stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory a block"),
+            Constexpr("X_LINES", x.lines, "lines of the X tile"),
+            Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
+            Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),
+            Constexpr("X_LANE_LINES", x.lane_lines, "lines that a warp copies at once"),
+            Constexpr("X_WARPS_RUN", x.warps_run, "warps along a line"),
+            Constexpr("X_LINE_STEP", x.line_step, "lines that the block copies at once"),
+            Constexpr("X_LINE_ROUNDS", x.line_rounds, "rounds until all lines are copied"),
+            Constexpr("X_RUN_STEP", x.run_step, "elements of a line that the block copies at once"),
+            Constexpr("X_RUN_ROUNDS", x.run_rounds, "rounds until a line is copied"),
+            Constexpr("W_ROUNDS", shape.w_rounds, "copies of weights a thread and stage"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+        ]
+        if constants.copy == "registers":
+            derived.append(Constexpr("X_HELD", x.line_rounds * x.run_rounds * x.vector, "elements of X that a thread holds on their way"))
+        if kernel.layout == "bsf":
+            derived += [
+                Constexpr("Y_PLANE", shape.y_plane, "reals from one plane of a stored slice to the next"),
+                Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
+                Constexpr("Y_LANE_LINES", y.lane_lines, "batch entries that a warp stores at once"),
+                Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),
+                Constexpr("Y_LINE_STEP", y.line_step, "batch entries that the block stores at once"),
+                Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all batch entries are stored"),
+                Constexpr("Y_RUN_STEP", y.run_step, "elements of a line that the block stores at once"),
+                Constexpr("Y_RUN_ROUNDS", y.run_rounds, "rounds until a line is stored"),
+            ]
+        return tuned + derived

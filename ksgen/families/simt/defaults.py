@@ -1,0 +1,70 @@
+"""The SIMT family's constants before any search: by rule, for a GPU and for a processor."""
+
+from dataclasses import replace
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Limits
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
+from ksgen.spec import KernelSpec
+
+
+def neighbours(d: int) -> int:
+    """Neighbouring j a block: few enough for its warps, and dividing d with the least rest."""
+    return min(range(1, min(d, 8) + 1), key=lambda planes: (divide_up(d, planes) * planes, -planes))
+
+
+def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> tuple[int, int]:
+    """(tile_out, thread_out): the least work, padding and loads of operands counted; then the widest tile."""
+    choices = [(LANES_OUT * thread_out * warps, thread_out) for thread_out in threads for warps in (1, 2, 3, 4)]
+
+    def work(choice: tuple[int, int]) -> tuple[float, ...]:
+        tile_out, thread_out = choice
+        loads = 1 + 2 / min(thread_out, 8)
+        return (divide_up(b, tile_out) * tile_out * loads, -tile_out, abs(thread_out - 8), -thread_out)
+
+    return min((choice for choice in choices if choice[0] <= most), key=work)
+
+
+def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
+    """Wide tiles of square threads; as many blocks a multiprocessor as the registers allow, so that one multiplies
+    while another waits."""
+    pattern = kernel.pattern
+    copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
+    doubles = kernel.precision == "float64"
+    tile_d = 1 if kernel.layout == "bsl" else neighbours(pattern.d)
+    thread_batch = 4 if doubles else 8
+    small_batch = kernel.batch is not None and kernel.batch <= 64
+    warps_batch = 1 if small_batch or tile_d > 4 else 2
+    warps = 8 if doubles else 12 if copy == "registers" else 16  # a block: as many as the registers of a multiprocessor serve
+    most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
+    tile_out, thread_out = _outputs(pattern.b, most, threads=(1, 2, 4, 8) if doubles else (1, 2, 4, 8, 12))
+    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
+    stages = 3 if copy == "async" else 2
+    chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
+    registers = Shape(kernel, chosen).registers * Shape(kernel, chosen).threads
+    return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
+
+
+def cpu_default(kernel: KernelSpec) -> SimtConstants:
+    """A thread of 4 x 8 sums keeps a processor's vector registers full; larger ones spill."""
+    tile_d = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
+    tile_out, thread_out = _outputs(kernel.pattern.b, 64, threads=(1, 2, 4, 8))
+    return SimtConstants(2 * LANES_BATCH * 4, tile_out, 8, tile_d, 4, thread_out, 2, 1, "registers")
+
+
+def smaller(kernel: KernelSpec, constants: SimtConstants, budget: int) -> SimtConstants:
+    """The same with one thing less of what takes shared memory; the smallest tile there is fits every device."""
+    shape = Shape(kernel, constants)
+    if constants.stages > 2:
+        return replace(constants, stages=constants.stages - 1)
+    if constants.tile_in > 8:
+        return replace(constants, tile_in=constants.tile_in // 2)
+    if shape.warps_batch > 1:
+        return replace(constants, tile_batch=constants.tile_batch // shape.warps_batch)
+    if shape.warps_out > 1:
+        return replace(constants, tile_out=constants.tile_out // shape.warps_out)
+    if constants.tile_d > 1:
+        return replace(constants, tile_d=constants.tile_d // 2)
+    if constants.tile_in > 1:
+        return replace(constants, tile_in=max(1, constants.tile_in // 2))
+    raise ConstantsError(f"{kernel.name}: no tile fits {budget} bytes of shared memory")

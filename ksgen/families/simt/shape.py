@@ -1,0 +1,212 @@
+"""What follows from a SIMT kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
+
+from dataclasses import asdict, dataclass
+from math import gcd
+
+from ksgen.spec import PRECISIONS, KernelSpec
+
+WARP = 32
+LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
+
+
+@dataclass(frozen=True)
+class SimtConstants:
+    """The constants that a search may change."""
+
+    tile_batch: int  # batch entries a block
+    tile_out: int  # outputs k a block, for each of its j
+    tile_in: int  # inputs l a stage
+    tile_d: int  # neighbouring j a block (1 in bsl)
+    thread_batch: int  # sums a thread, along the batch
+    thread_out: int  # sums a thread, along the outputs
+    stages: int  # stages of X and W in shared memory
+    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def divide_up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def _power_of_two_in(value: int, most: int) -> int:
+    """The largest power of two that divides `value`, and is at most `most`."""
+    return gcd(value, most)
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """How the block's warps walk over `lines` x `run` elements, `vector` neighbours of a run at a time."""
+
+    lines: int
+    run: int
+    vector: int
+    lane_run: int  # lanes of a warp along the run; the others stand on further lines
+    warps: int
+
+    @property
+    def lane_lines(self) -> int:
+        return WARP // self.lane_run
+
+    @property
+    def warps_run(self) -> int:
+        return gcd(self.warps, self.run // (self.lane_run * self.vector))
+
+    @property
+    def run_step(self) -> int:
+        return self.warps_run * self.lane_run * self.vector
+
+    @property
+    def line_step(self) -> int:
+        return self.warps // self.warps_run * self.lane_lines
+
+    @property
+    def run_rounds(self) -> int:
+        return self.run // self.run_step
+
+    @property
+    def line_rounds(self) -> int:
+        return divide_up(self.lines, self.line_step)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: SimtConstants
+
+    @property
+    def stored_bytes(self) -> int:
+        return PRECISIONS[self.kernel.precision].item_bytes
+
+    @property
+    def real_bytes(self) -> int:
+        return max(4, self.stored_bytes)
+
+    @property
+    def group(self) -> int:
+        """Elements of a 16-byte access to shared memory."""
+        return 16 // self.real_bytes
+
+    @property
+    def group_out(self) -> int:
+        return gcd(self.group, self.constants.thread_out)
+
+    @property
+    def warps_batch(self) -> int:
+        return self.constants.tile_batch // (LANES_BATCH * self.constants.thread_batch)
+
+    @property
+    def warps_out(self) -> int:
+        return self.constants.tile_out // (LANES_OUT * self.constants.thread_out)
+
+    @property
+    def warps(self) -> int:
+        return self.constants.tile_d * self.warps_batch * self.warps_out
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    @property
+    def steps(self) -> int:
+        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def tiles_out(self) -> int:
+        return divide_up(self.kernel.pattern.b, self.constants.tile_out)
+
+    @property
+    def tiles_d(self) -> int:
+        return divide_up(self.kernel.pattern.d, self.constants.tile_d)
+
+    def _padded(self, size: int, remainder: int) -> int:
+        """The least number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""
+        banks = 128 // self.real_bytes
+        return size + (remainder - size) % banks
+
+    @property
+    def x_pitch(self) -> int:
+        if self.kernel.layout == "bsl":
+            return self.constants.tile_batch
+        return self._padded(self.constants.tile_batch, self.group * self.constants.tile_d)
+
+    @property
+    def x_plane(self) -> int:
+        rows = self.constants.tile_in * self.x_pitch
+        return rows if self.kernel.layout == "bsl" else self._padded(rows, self.group)
+
+    @property
+    def y_plane(self) -> int:
+        return self._padded(self.slice_out * self.x_pitch, self.group)
+
+    @property
+    def slice_out(self) -> int:
+        """Outputs that one slice of the store takes through shared memory."""
+        return self.warps_out * LANES_OUT * self.group_out
+
+    @property
+    def w_base(self) -> int:
+        return self.constants.tile_d * self.x_plane
+
+    @property
+    def w_stage(self) -> int:
+        return self.constants.tile_d * self.constants.tile_in * self.constants.tile_out
+
+    @property
+    def stage(self) -> int:
+        return self.w_base + self.w_stage
+
+    @property
+    def shared_reals(self) -> int:
+        store = self.constants.tile_d * self.y_plane if self.kernel.layout == "bsf" else 0
+        return max(self.constants.stages * self.stage, store)
+
+    @property
+    def w_rounds(self) -> int:
+        return divide_up(self.w_stage, self.group * self.threads)
+
+    @property
+    def packed_reals(self) -> int:
+        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage
+
+    @property
+    def x_plan(self) -> CopyPlan:
+        constants = self.constants
+        if self.kernel.layout == "bsl":
+            lane_run = _power_of_two_in(constants.tile_batch // self.group, WARP)
+            return CopyPlan(constants.tile_in, constants.tile_batch, self.group, lane_run, self.warps)
+        run = constants.tile_d * constants.tile_in
+        vector = self.group if constants.copy == "registers" and self._rows_are_aligned(run) else 1
+        lane_run = _power_of_two_in(run // vector, 8 if vector == 1 else 4)
+        return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
+
+    def _rows_are_aligned(self, run: int) -> bool:
+        """Whether groups of neighbours of a batch-size-first row never straddle a run, an i or a ragged edge."""
+        _, _, c, d = self.kernel.pattern.shape
+        whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
+        return whole % self.group == 0 and run % self.group == 0
+
+    @property
+    def y_plan(self) -> CopyPlan:
+        run = self.slice_out * self.constants.tile_d
+        return CopyPlan(self.constants.tile_batch, run, 1, _power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps)
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread: the sums, two sets of operands, what is held on its way, and addresses."""
+        constants, words = self.constants, self.real_bytes // 4
+        sums = constants.thread_batch * constants.thread_out
+        held = 0
+        if constants.copy == "registers":
+            plan = self.x_plan
+            held = plan.line_rounds * plan.run_rounds * plan.vector * self.stored_bytes // 4 + self.w_rounds * 4
+        addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
+        return words * (sums + 2 * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
+
+
+def is_sixteen_bit(kernel: KernelSpec) -> bool:
+    return PRECISIONS[kernel.precision].item_bytes == 2
