@@ -5,7 +5,7 @@ The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest b
 
 import threading
 from collections.abc import Hashable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import Wisdom, load_wisdom
+from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 
@@ -49,12 +49,7 @@ class Plan:
     pack_grid: int
     pack_block: int
     packed_bytes: int
-
-    @property
-    def packing(self) -> Hashable:
-        """Equal for plans whose packed weights are the same bytes."""
-        kernel = self.kernel
-        return (kernel.pattern, kernel.precision, kernel.layout, self.choice.family, astuple(self.choice.constants))
+    packing: Hashable  # equal for plans whose packed weights are the same bytes
 
     def pack(self, weights: Buffer, stream: Stream) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -128,7 +123,7 @@ class Planner:
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         if device.name not in self._wisdom:
-            packed = [text for bundle in self._bundles for name, text in bundle.wisdom().items() if name == _wisdom_file(device)]
+            packed = [text for bundle in self._bundles for name, text in bundle.wisdom().items() if name == file_name(device.name)]
             self._wisdom[device.name] = load_wisdom(device.name, [text.decode() for text in packed])
         return self._wisdom[device.name]
 
@@ -150,6 +145,7 @@ class Planner:
             device, kernel, batch, choice, source, binary, multiply, pack,
             geometry.grid, geometry.block, geometry.shared_bytes,
             packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
+            (kernel.pattern, kernel.precision, kernel.layout, choice.family, choice.constants),
         )  # fmt: skip
 
     def _binary(self, device: Device, source: Source) -> Binary:
@@ -157,12 +153,6 @@ class Planner:
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
         compiler = device.compiler() if device.kind == "opencl" else None
         return next(packed, None) or build(source.text, source.entry, device.target, compiler, default_caches())
-
-
-def _wisdom_file(device: Device) -> str:
-    from ksgen.wisdom import file_name
-
-    return file_name(device.name)
 
 
 PLANNER = Planner()

@@ -56,7 +56,19 @@ def test_a_runtime_is_imported_in_its_own_module_alone(library: str) -> None:
 
 
 def test_families_emit_and_build_know_no_device() -> None:
-    for name in ("pattern", "reference", "families/simt/__init__", "families/simt/shape", "families/simt/defaults", "families/base", "emit", "resources", "toolchain", "cache", "bundle"):
+    for name in (
+        "pattern",
+        "reference",
+        "families/simt/__init__",
+        "families/simt/shape",
+        "families/simt/defaults",
+        "families/base",
+        "emit",
+        "resources",
+        "toolchain",
+        "cache",
+        "bundle",
+    ):
         names = imported_by(ROOT / "ksgen" / f"{name}.py")
         assert not any(module.startswith(("ksgen.devices", "ksgen.launcher", "ksgen.plan")) for module in names), name
 
