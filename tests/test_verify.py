@@ -1,0 +1,85 @@
+"""The check itself: that it passes what is right, fails what is wrong anywhere, and times against an honest floor."""
+
+import numpy as np
+import pytest
+
+from ksgen import reference, verify
+from ksgen.devices import Found, find_device, list_devices
+from ksgen.pattern import Pattern
+from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.verify import compare, make_problem, measure, numpy_way, tolerance
+
+HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+KERNEL = KernelSpec(Pattern(2, 9, 5, 3), epilogue=Epilogue(True, "relu", True))
+
+
+def truth(problem: verify.Problem) -> np.ndarray:
+    epilogue = problem.kernel.epilogue
+    return reference.multiply(
+        problem.kernel.pattern, problem.x, problem.weights, problem.kernel.layout,
+        bias=problem.bias, activation=epilogue.activation, residual=problem.residual,
+    )  # fmt: skip
+
+
+def test_problems_are_reproducible_and_as_the_protocol_says() -> None:
+    one, again, other = make_problem(KERNEL, 500), make_problem(KERNEL, 500), make_problem(KERNEL, 500, seed=1)
+    np.testing.assert_array_equal(one.x, again.x)
+    assert (one.x != other.x).any()
+    assert np.abs(one.weights).max() <= 1 / np.sqrt(5)
+    assert abs(one.x.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compare_accepts_the_truth_and_finds_one_wrong_entry(layout: str) -> None:
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), layout=layout), 100)
+    y = truth(problem).astype(np.float32)
+    error, checked = compare(problem, y)
+    assert error < 1e-7
+    assert checked == 100
+    y[3, 4] += 0.1
+    assert compare(problem, y)[0] > tolerance("float32", 5)
+
+
+def test_a_sample_holds_both_ends_and_any_gap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "MOST_REFERENCE_FLOPS", 1)
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3)), 1000)
+    y = truth(problem).astype(np.float32)
+    error, checked = compare(problem, y)
+    assert error < 1e-7
+    assert 60 <= checked <= 64
+    for entry in (0, 999):
+        wrong = y.copy()
+        wrong[entry] = 0
+        assert compare(problem, wrong)[0] > 0.01
+    y[517, 3] = np.nan  # not in the sample
+    assert np.isnan(compare(problem, y)[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_numpys_way_is_right(precision: str, layout: str) -> None:
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout), 33)
+    seconds, y = numpy_way(problem)
+    assert seconds > 0
+    assert compare(problem, y)[0] <= tolerance(precision, 5)
+
+
+def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
+    kernel = KernelSpec(Pattern(1, 10, 20, 1))
+    moved, computed = 4 * (100 * 30 + 200), 2 * 100 * 200
+    assert Ceilings(1e3, 1e30).floor_s(kernel, 100) == pytest.approx(moved / 1e3)
+    assert Ceilings(1e30, 1e3).floor_s(kernel, 100) == pytest.approx(computed / 1e3)
+
+
+@needs_opencl
+def test_measuring_a_kernel_and_a_device() -> None:
+    device = find_device("opencl")
+    measured = measure(device, KERNEL, 70, runs=3)
+    assert measured.passed
+    assert len(measured.seconds) == 3
+    for precision in ("float32", "float64"):
+        ceilings = measure_ceilings(device, precision)
+        assert 1e8 < ceilings.bytes_per_s < 1e14
+        assert 1e8 < ceilings.flops_per_s < 1e16
