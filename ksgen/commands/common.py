@@ -43,12 +43,14 @@ def console(stderr: bool = False) -> "Console":
 
 
 def progress() -> "Progress":
-    """A bar on the error stream, so that what is printed can be piped."""
+    """A bar on the error stream, so that what is printed can be piped; none where nobody watches."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    screen = console(stderr=True)
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"),
-        console=console(stderr=True), transient=True,
+        console=screen, transient=True,
+        disable=not screen.is_terminal,
     )  # fmt: skip
 
 
