@@ -134,19 +134,23 @@ def test_any_pattern_constants_and_batch(case: tuple[KernelSpec, SimtConstants, 
     kernels.check(spec, batch, constants)
 
 
-@settings(max_examples=200)
+@settings(max_examples=500)
 @given(
-    st.tuples(*[st.integers(1, 2000)] * 4),
+    st.tuples(*[st.integers(1, 64) | st.integers(1, 2000)] * 4),
     st.sampled_from(list(PRECISIONS)),
     st.sampled_from(LAYOUTS),
-    st.sampled_from(["sm_75", "sm_80", "sm_90a", "cpu"]),
+    st.sampled_from(["sm_75", "sm_80", "sm_90a", "small cpu", "large cpu"]),
 )
 def test_defaults_keep_their_own_rules_and_fit_every_device(shape: tuple[int, ...], precision: str, layout: str, target: str) -> None:
     try:
         spec = kernel(shape, precision, layout)
     except Exception:
         return  # more features than a kernel counts
-    limits = Limits(32 * 1024, 256, registers=0, is_cpu=True, async_copies=False) if target == "cpu" else cuda_limits(target)
+    cpus = {
+        "small cpu": Limits(32 * 1024, 256, 0, is_cpu=True, async_copies=False),
+        "large cpu": Limits(2**18, 8192, 0, is_cpu=True, async_copies=False),
+    }
+    limits = cpus.get(target) or cuda_limits(target)
     check(SIMT, spec, SIMT.default(spec, limits), limits)
 
 

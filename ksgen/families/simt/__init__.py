@@ -17,6 +17,7 @@ from ksgen.spec import KernelSpec
 __all__ = ["Shape", "Simt", "SimtConstants"]
 
 PACK_THREADS = 256
+MOST_THREADS = 1024  # a block, on every CUDA device
 PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
 
 
@@ -27,7 +28,7 @@ _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("thread_batch and thread_out are at most 16", lambda k, c: max(c.thread_batch, c.thread_out) <= 16),
     Rule("8 thread_batch divides tile_batch", lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0),
     Rule("4 thread_out divides tile_out", lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= 1024),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
@@ -60,7 +61,8 @@ class Simt:
     def default(self, kernel: KernelSpec, limits: Limits) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
         budget = min(limits.shared_bytes, PORTABLE_SHARED_BYTES)
-        while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > limits.threads:
+        threads = min(limits.threads, MOST_THREADS)
+        while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > threads:
             chosen = smaller(kernel, chosen, budget)
         return chosen
 
