@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ksgen.emit import render
@@ -135,6 +135,7 @@ def test_any_pattern_constants_and_batch(case: tuple[KernelSpec, SimtConstants, 
 
 
 @settings(max_examples=500)
+@example((2, 39, 31, 8), "float16", "bsf", "large cpu")  # three warps of outputs for each of eight j
 @given(
     st.tuples(*[st.integers(1, 64) | st.integers(1, 2000)] * 4),
     st.sampled_from(list(PRECISIONS)),
