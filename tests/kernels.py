@@ -3,12 +3,13 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ksgen.emit import Source, render
 from ksgen.families import family_named
 from ksgen.spec import KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
-from tests.simt import run_cuda
+from tests.simt import is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +30,8 @@ def shifted(array: Array, elements: int) -> Array:
 
 def emulate(problem: Problem, source: Source, *, shift: int = 0, **options: Any) -> Array:
     """Y of one launch: the weights are packed by the source's own packing kernel, the output starts as NaN."""
+    if not is_installed(options.get("sanitize", "none")):
+        pytest.skip("the emulator needs g++, with its sanitizers' libraries")
     family = family_named(source.family)
     kernel, constants = problem.kernel, source.constants
     packing = family.pack_geometry(kernel, constants)

@@ -22,6 +22,7 @@ from ksgen.plan import Planner
 from ksgen.spec import LAYOUTS, PRECISIONS
 from ksgen.verify import tolerance
 from tests.fake_gpu import FakeArray, FakeGpu, TextCompiler
+from tests.simt import is_installed
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -54,6 +55,8 @@ def check(y: Any, x: Any, weights: Any, layout: str = "bsf", precision: str = "f
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The device of every CUDA array, with a planner of its own."""
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
     fake = FakeGpu()
     monkeypatch.setattr(launchers, "device_for", lambda place: fake if place != "host" else find_device())
     monkeypatch.setattr(launchers, "PLANNER", Planner())

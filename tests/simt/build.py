@@ -35,6 +35,7 @@ _STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
 
 
 @functools.cache
+@functools.cache
 def is_installed(sanitize: str) -> bool:
     """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
     with tempfile.TemporaryDirectory() as scratch:
