@@ -156,7 +156,7 @@ class Launcher:
         else:
             held, packed = self._weights(plan, views["weights"], weights, stream)
         if out is None:
-            out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch))
+            out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), stream)
             views["out"] = view(out, "out")
         extras = [views[name].pointer for name in ("bias", "residual") if name in views]
         arguments = (views["x"].pointer, packed, views["out"].pointer, *extras, plan.batch)

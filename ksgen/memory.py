@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +41,22 @@ def host_array(found: ArrayView) -> "HostArray":
     return array
 
 
-def new_array(like: ArrayView, shape: tuple[int, int]) -> Any:
-    """An uninitialised array of the same library, device and precision."""
+def new_array(like: ArrayView, shape: tuple[int, int], stream: Any = None) -> Any:
+    """An uninitialised array of the same library, device and precision, to be written on `stream`.
+
+    PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.
+    """
+    foreign = isinstance(stream, int) and stream != like.stream
     if like.kind == "torch":
-        return like.owner.new_empty(shape)
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.ExternalStream(stream, like.owner.device)) if foreign else nullcontext():
+            return like.owner.new_empty(shape)
+    if like.kind == "cupy":
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.ExternalStream(stream, like.owner.device.id) if foreign else nullcontext():
+            return cupy.empty(shape, like.owner.dtype)
     if like.kind == "pycuda":
         return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype)
-    if like.kind == "cupy":
-        return sys.modules["cupy"].empty(shape, like.owner.dtype)
     if like.kind == "pyopencl":
         return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, like.owner.dtype)
     if like.device == "host":
