@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from ksgen import launcher as launchers
-from ksgen.arguments import check_arrays
-from ksgen.arrays import common_device, view
+from ksgen import arguments
+from ksgen.arguments import check_memory
+from ksgen.arrays import view
 from ksgen.devices.base import Limits
 from ksgen.launcher import Launcher
 from ksgen.resources import Binary, Resources
@@ -82,20 +82,20 @@ def microseconds(call: Callable[[], Any], rounds: int = 200, calls: int = 50) ->
 def main(as_json: bool) -> None:
     """Print the cost of a call by part, in microseconds."""
     device = NullDevice()
-    launchers.device_for = lambda place: device  # type: ignore[assignment]
+    arguments.device_for = lambda place: device  # type: ignore[assignment]
     ks = Launcher(1, 192, 48, 2)
     x, weights, out = Array(1 << 20, 25088, 96), Array(1 << 30, 1, 192, 48, 2), Array(1 << 34, 25088, 384)
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan = call.plan
+    plan, fit = call.plan, ks._fit("bsf", "none", views)
     parts = {
         "a prepared call": microseconds(call),
         "an ordinary call, packed weights": microseconds(lambda: ks(x, kept, out=out)),
         "  reading an array": microseconds(lambda: view(x, "x")),
-        "  checking the arrays": microseconds(lambda: check_arrays(ks, ks.pattern, "bsf", views)),
-        "  finding their device": microseconds(lambda: common_device(views)),
-        "  selecting the binary": microseconds(lambda: ks._plan(device, "float32", "bsf", (False, "none", False), 25088, None)),
+        "  finding what fits shapes like these": microseconds(lambda: ks._fit("bsf", "none", views)),
+        "  checking the memory": microseconds(lambda: check_memory(ks, views)),
+        "  selecting the binary": microseconds(lambda: ks._plan(fit, device, None)),
         "  packed weights": microseconds(lambda: kept.packed_for(plan, None)),
         "an ordinary call, weights packed anew": microseconds(lambda: ks(x, weights, out=out)),
     }

@@ -1,15 +1,23 @@
-"""Whether the arrays of a call fit its pattern and each other: everything is refused here, before anything is launched."""
+"""What the arguments of a call say: whether the arrays fit its pattern and each other, and which device and stream they name.
+
+Everything is refused here, before anything is launched.
+"""
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
-from ksgen.arrays import ArrayView
-from ksgen.errors import LaunchError
+from ksgen.arrays import ArrayView, Place, is_same_stream, stream_handle
+from ksgen.devices import device_for, find_device
+from ksgen.devices.base import Device, Stream
+from ksgen.errors import DeviceError, LaunchError
 from ksgen.memory import size_of
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, LAYOUTS
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
+from ksgen.weights import refuse_capture
 
 Views = Mapping[str, ArrayView]
+OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
@@ -24,8 +32,10 @@ def check_words(caller: object, layout: str, activation: str) -> None:
 
 
 def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) -> int:
-    """Raise `LaunchError` on the first array that does not fit; the batch. `views` holds x, and any of weights, bias,
-    residual and out."""
+    """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
+
+    `views` holds x, and any of weights, bias, residual and out.
+    """
     x = views["x"]
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
     if len(x.shape) != 2 or x.shape[feature_axis] != pattern.in_features or x.shape[batch_axis] < 1:
@@ -41,10 +51,81 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) ->
             raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
         if not given.contiguous:
             raise LaunchError(f"{caller!r}: {name} is not row-major without gaps; give a contiguous copy of it")
+    return batch
+
+
+def check_memory(caller: object, views: Views) -> None:
+    """Raise `LaunchError` on what arrays of fitting shapes may still have wrong: it is asked anew at every call."""
     _check_gradients(caller, views)
+    item_bytes = PRECISIONS[views["x"].dtype].item_bytes
+    for name, given in views.items():
+        if given.device != "host" and isinstance(given.pointer, int) and given.pointer % item_bytes:
+            raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
     if "out" in views:
         _check_out(caller, views)
-    return batch
+
+
+def agreed_stream(caller: object, views: Views) -> Any:
+    """The stream that the arrays work on, None where none of them tells; `LaunchError` where two differ."""
+    first, agreed = "", None
+    for name, given in views.items():
+        if given.stream is None:
+            continue
+        if agreed is None:
+            first, agreed = name, given.stream
+        elif not is_same_stream(given.stream, agreed):
+            streams = f"{first} works on stream {agreed} and {name} on {given.stream}"
+            raise LaunchError(f"{caller!r}: {streams}; give stream=, on which the work of both is waited for")
+    return agreed
+
+
+def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device, Stream]:
+    """The device of a place, and the stream as that device takes it. Host arrays follow a queue to its context."""
+    handle = stream_handle(stream)
+    if handle is not None and not isinstance(handle, int):
+        if place == "host":
+            place = ("opencl", handle.context)
+        if place[0] == "cuda":
+            raise LaunchError(f"{caller!r}: stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream, or None")
+        if handle.context != place[1]:
+            raise LaunchError(f"{caller!r}: stream is a queue of another OpenCL context than x; give one of x's own")
+    return stream_on(caller, device_for(place), stream)
+
+
+def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stream]:
+    """PyCUDA launches on streams that it made itself; another library's goes to the driver runtime, by its handle."""
+    handle = stream_handle(stream)
+    if device.kind == "opencl":
+        if isinstance(handle, int):
+            raise LaunchError(f"{caller!r}: stream {handle} is a CUDA stream, and {device.name} wants a pyopencl CommandQueue, or None")
+        if handle is not None and handle.properties & OUT_OF_ORDER:
+            raise LaunchError(f"{caller!r}: stream is an out-of-order queue, where packing may be overtaken; give an in-order queue")
+        return device, handle
+    if device.supports_foreign_streams:
+        return device, handle
+    if handle is None or is_same_stream(handle, 0):
+        return device, None
+    pycuda = sys.modules.get("pycuda.driver")
+    if pycuda is not None and isinstance(stream, pycuda.Stream):
+        return device, stream
+    return _driver_runtime(device), handle
+
+
+def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
+    """Arrays that name the stream they are written on are waited for, where the caller names another one."""
+    for found in views.values():
+        if found.kind not in ("cuda", "pyopencl") or found.stream is None or is_same_stream(found.stream, handle):
+            continue
+        refuse_capture(device, handle, "waits for arrays of another stream")
+        where = device if device.kind == "opencl" or device.supports_foreign_streams else _driver_runtime(device)
+        where.synchronize(found.stream)
+
+
+def _driver_runtime(device: Device) -> Device:
+    try:
+        return find_device(f"driver:{device.index}")
+    except DeviceError as error:
+        raise LaunchError(f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}") from None
 
 
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:

@@ -6,11 +6,11 @@ where they are not used. Whether an array fits a kernel is for the launcher to s
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from ksgen.dlpack import LEGACY_STREAM, PLACES, Managed, element_type
 from ksgen.errors import LaunchError
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -79,6 +79,11 @@ def stream_handle(stream: Any) -> Any:
         f"stream is {_article(stream)}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
         "an object with __cuda_stream__, a pyopencl CommandQueue, or None"
     )
+
+
+def is_same_stream(one: Any, other: Any) -> bool:
+    """CUDA's default stream is called 0, and 1 too."""
+    return bool(one == other) or (isinstance(one, int) and isinstance(other, int) and {one, other} == {0, 1})
 
 
 def _find_reader(array: Any, name: str) -> Reader:
@@ -176,10 +181,10 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
 
 def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     device_type, index = (int(number) for number in array.__dlpack_device__())
-    if device_type not in _DLPACK_PLACES:
+    if device_type not in PLACES:
         raise LaunchError(f"{name} lies on DLPack device type {device_type}; give one on a CUDA device or the host")
-    place: Place = "host" if _DLPACK_PLACES[device_type] == "host" else ("cuda", index)
-    consumer = None if place == "host" else stream or _LEGACY_STREAM
+    place: Place = "host" if PLACES[device_type] == "host" else ("cuda", index)
+    consumer = None if place == "host" else stream or LEGACY_STREAM
     try:
         try:
             capsule = array.__dlpack__(stream=consumer, max_version=(1, 0))
@@ -187,13 +192,15 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
             capsule = array.__dlpack__(stream=consumer)
     except (BufferError, RuntimeError, ValueError) as error:
         raise LaunchError(f"{name} is {_article(array)} that cannot be shared by DLPack: {error}") from None
-    owner = _Managed(capsule, name)
+    owner = Managed(capsule, name)
     tensor = owner.tensor
     shape = tuple(tensor.shape[: tensor.ndim])
     steps = tensor.strides[: tensor.ndim] if tensor.strides else None
     contiguous = steps is None or _is_row_major(shape, steps)
     pointer = (tensor.data or 0) + tensor.byte_offset
-    dtype = _dlpack_dtype(tensor, name)
+    dtype, words = element_type(tensor)
+    if dtype is None:
+        raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
     return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), None, owner.writeable)
 
 
@@ -240,83 +247,3 @@ def _describe(place: Place) -> str:
 def _article(thing: Any) -> str:
     words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
     return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
-
-
-# DLPack, as https://dmlc.github.io/dlpack/latest/c_api.html lays it out.
-
-_LEGACY_STREAM = 1  # CUDA's default stream: the protocol forbids 0
-_DLPACK_PLACES = {1: "host", 2: "cuda", 3: "host", 13: "cuda"}  # CPU, CUDA, pinned host and managed memory
-_DLPACK_DTYPES = {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}  # by (code, bits)
-_DLPACK_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
-_READ_ONLY = 1
-_Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the GIL: some producers' deleters count on it
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_index", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; null for row-major
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Unversioned(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", _Deleter),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_rename_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
-_CAPSULES = {  # name -> its layout, and its name once it is taken: kept here, as the capsule does not copy it
-    b"dltensor": (_Unversioned, ctypes.c_char_p(b"used_dltensor")),
-    b"dltensor_versioned": (_Versioned, ctypes.c_char_p(b"used_dltensor_versioned")),
-}
-
-
-class _Managed:
-    """A tensor taken out of its capsule: given back to its producer with the last reference to this."""
-
-    def __init__(self, capsule: Any, name: str) -> None:
-        self._address = None
-        label = _capsule_name(capsule)
-        if label not in _CAPSULES:
-            raise LaunchError(f"{name}: its __dlpack__ returned a capsule called {label!r}; give {ACCEPTED}")
-        layout, used = _CAPSULES[label]
-        address = _capsule_pointer(capsule, label)
-        held = layout.from_address(address)
-        _rename_capsule(capsule, used)
-        self._address, self._deleter = address, held.deleter
-        if isinstance(held, _Versioned) and held.major != 1:
-            raise LaunchError(f"{name} speaks DLPack {held.major}.{held.minor}; this reads 1.x and older")
-        self.tensor: _Tensor = held.tensor
-        self.writeable = not (isinstance(held, _Versioned) and held.flags & _READ_ONLY)
-
-    def __del__(self) -> None:
-        if self._address is not None and self._deleter:
-            self._deleter(self._address)
-
-
-def _dlpack_dtype(tensor: _Tensor, name: str) -> str:
-    if tensor.lanes == 1 and (known := _DLPACK_DTYPES.get((tensor.code, tensor.bits))):
-        return known
-    code = _DLPACK_CODES.get(tensor.code, f"code {tensor.code}, ")
-    lanes = "" if tensor.lanes == 1 else f" x {tensor.lanes}"
-    raise LaunchError(f"{name} is of {code}{tensor.bits}{lanes}; give {', '.join(DTYPES)}")

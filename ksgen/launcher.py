@@ -4,35 +4,50 @@ Reads precision, batch and device off the arguments and launches on the caller's
 gradients to `ksgen.torch`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ksgen.arguments import check_arrays, check_weights, check_words, y_shape
-from ksgen.arrays import ArrayView, common_device, stream_handle, view
-from ksgen.devices import device_for, find_device
+from ksgen.arguments import (
+    agreed_stream,
+    check_arrays,
+    check_memory,
+    check_weights,
+    check_words,
+    device_and_stream,
+    stream_on,
+    wait_for_producers,
+    y_shape,
+)
+from ksgen.arrays import ArrayView, Place, common_device, stream_handle, view
+from ksgen.devices import find_device
 from ksgen.devices.base import Device, Stream
-from ksgen.errors import DeviceError, LaunchError
+from ksgen.errors import LaunchError
 from ksgen.memory import host_array, new_array
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.weights import KeptWeights, Weights, check_kept, refuse_capture, upload
+from ksgen.weights import KeptWeights, Refresh, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
 
+MOST_FITS = 4096  # that a launcher remembers: one a batch, and cheap to find again
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False, slots=True)
 class Call:
-    """A call with all its arguments: `call()` launches once more, on the memory that it was prepared with."""
+    """A call with all its arguments: `call()` launches once more, on the memory that it was prepared with.
+
+    What the arrays hold by then is what counts, the weights included. One thread at a time.
+    """
 
     plan: Plan
     arguments: tuple[Any, ...]
     stream: Stream
     out: Any
-    before: Callable[[], None] | None  # host arrays are uploaded
-    after: Callable[[], None] | None  # and the output comes back
-    keep: tuple[Any, ...]  # owners of the memory behind the arguments
+    before: Callable[[], None] | None  # host arrays are uploaded, weights that may have changed are packed
+    after: Callable[[], None] | None  # the output comes back to the host
+    keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
 
     def __call__(self) -> Any:
         if self.before:
@@ -43,17 +58,39 @@ class Call:
         return self.out
 
 
+@dataclass(eq=False, slots=True)
+class _Fit:
+    """Arguments whose shapes, precisions and places were checked, and the plans that serve them."""
+
+    batch: int
+    place: Place
+    precision: str
+    layout: str
+    epilogue: tuple[bool, str, bool]
+    plans: dict[tuple[Device, int], Plan] = field(default_factory=dict)
+
+
 class Launcher:
-    """All kernels of one pattern. Precision, batch and device are read off the arguments of a call."""
+    """All kernels of one pattern. Precision, batch and device are read off the arguments of a call.
+
+    Weights of PyTorch are packed once, and again when PyTorch has counted a write to them; it counts none through `.data`,
+    another library or the replay of a graph, so where those write, keep what `pack` gives and pack again. Other weights
+    are packed before every launch. A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and
+    the weights as long as the graph. Call once outside it after writing to PyTorch's weights: replays then find the new ones.
+    """
 
     def __init__(self, a: int, b: int, c: int, d: int, batches: Sequence[int] = ()) -> None:
         self.pattern = Pattern(a, b, c, d)
-        self.batches = frozenset(batches)  # batches with kernels of their own
+        self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in batches)  # with kernels of their own
         self._kept = KeptWeights()
-        self._plans: dict[Hashable, Plan] = {}
+        self._fits: dict[Hashable, _Fit] = {}
 
     def __repr__(self) -> str:
         return f"Launcher({', '.join(map(str, self.pattern.shape))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and other processes start with nothing kept: plans and packed weights belong to this one."""
+        return Launcher, (*self.pattern.shape, tuple(self.batches))
 
     def __call__(
         self,
@@ -70,11 +107,9 @@ class Launcher:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
         `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` gave.
+        Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one.
         """
-        call = self.prepare(
-            x, weights, layout=layout, bias=bias, activation=activation, residual=residual, out=out, stream=stream
-        )  # fmt: skip
-        return call()
+        return self._call(x, weights, layout, bias, activation, residual, out, stream)()
 
     def prepare(
         self,
@@ -89,103 +124,137 @@ class Launcher:
         stream: Any = None,
     ) -> Call:
         """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest."""
-        handle = stream_handle(stream)
-        packed = isinstance(weights, Weights)
-        given = {"x": x, "weights": None if packed else weights, "bias": bias, "residual": residual, "out": out}
-        views = {name: view(array, name, handle) for name, array in given.items() if array is not None}
-        check_words(self, layout, activation)
-        batch = check_arrays(self, self.pattern, layout, views)
-        place = common_device(views)
-        if stream is None:
-            stream = handle = next((found.stream for found in views.values() if found.stream is not None), None)
-        device, stream = _device_and_stream(place, stream, handle)
-        if packed:
-            if place == "host":
-                device = weights.device
-            check_kept(self, weights, self.pattern, device, views["x"].dtype)
-        plan = self._plan(device, views["x"].dtype, layout, (bias is not None, activation, residual is not None), batch, stream)
-        if place == "host":
-            return self._host_call(plan, views, weights, out, stream)
-        return self._device_call(plan, views, weights, out, stream)
+        call = self._call(x, weights, layout, bias, activation, residual, out, stream)
+        given = (x, weights, bias, residual, call.out)
+        found = [view(array) for array in given if array is not None and not isinstance(array, Weights)]
+        # A tensor may be given other memory before the launch, and a stream ends with its object.
+        call.keep += (stream, *map(storage_of, found))
+        return call
 
-    def pack(self, weights: Any, *, device: str | None = None) -> Weights:
+    def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
 
-        PyTorch tensors on a GPU need no packing by hand: a launcher keeps theirs, and sees when they were written to.
+        `stream` is where the weights were written, where that is not the stream that the array works on. PyTorch tensors on
+        a GPU need no packing by hand: a launcher keeps theirs, and sees when they were written to.
         """
-        found = view(weights, "weights")
+        handle = stream_handle(stream)
+        found = view(weights, "weights", handle)
         check_weights(self, self.pattern, found)
         if found.device == "host":
-            return upload(found, self.pattern, find_device(device))
-        return Weights(self.pattern, found.dtype, device_for(found.device), found.pointer, found.owner)
+            return pack_host(found, self.pattern, find_device(device))
+        if device is not None:
+            raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
+        check_memory(self, {"x": found})
+        where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
+        return pack_in_place(found, self.pattern, where, on)
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
     ) -> str:
         """Which family and constants serve a call, on which device, and why."""
+        KernelSpec(self.pattern, precision, layout, batch=batch)  # a batch of at least 1
         where = find_device(device)
         kernel = self._kernel(precision, layout, epilogue or Epilogue(), batch)
         choice = PLANNER.choice(where, kernel, batch)
         return f"{kernel.name} at batch {batch} on {where.name}: {choice.family} ({choice.constants}); {choice.why}"
 
+    def _call(
+        self, x: Any, weights: Any, layout: str, bias: Any, activation: str, residual: Any, out: Any, stream: Any
+    ) -> Call:  # fmt: skip
+        packed = weights if isinstance(weights, Weights) else None
+        arrays = {"x": x}
+        for name, array in (("weights", weights if packed is None else None), ("bias", bias), ("residual", residual), ("out", out)):
+            if array is not None:
+                arrays[name] = array
+        views = _views(arrays, stream)
+        fit = self._fit(layout, activation, views)
+        check_memory(self, views)
+        if stream is None and (agreed := agreed_stream(self, views)):
+            views |= _views({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
+            device, on = device_and_stream(self, fit.place, agreed)
+        elif fit.place == "host" and packed and (stream is None or packed.device.kind == "cuda"):
+            device, on = stream_on(self, packed.device, stream)
+        else:
+            device, on = device_and_stream(self, fit.place, stream)
+            if stream is not None:
+                wait_for_producers(device, stream_handle(stream), views)
+        if packed:
+            check_packed(self, packed, self.pattern, device, fit.precision)
+        plan = self._plan(fit, device, on)
+        if fit.place == "host":
+            return self._host_call(plan, views, packed, out, on)
+        return self._device_call(plan, views, weights, out, on)
+
+    def _fit(self, layout: str, activation: str, views: dict[str, ArrayView]) -> _Fit:
+        """What was found when arguments like these were checked first: shapes, precisions, strides and places."""
+        key = (layout, activation, *[(name, found[2:6]) for name, found in views.items()])
+        try:
+            return self._fits[key]
+        except (KeyError, TypeError):  # what cannot be looked up is refused below
+            check_words(self, layout, activation)
+        batch = check_arrays(self, self.pattern, layout, views)
+        epilogue = ("bias" in views, activation, "residual" in views)
+        if len(self._fits) >= MOST_FITS:
+            self._fits.clear()
+        fit = self._fits[key] = _Fit(batch, common_device(views), views["x"].dtype, layout, epilogue)
+        return fit
+
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
         return KernelSpec(self.pattern, precision, layout, epilogue, batch if batch in self.batches else None)
 
-    def _plan(self, device: Device, precision: str, layout: str, epilogue: tuple[bool, str, bool], batch: int, stream: Stream) -> Plan:
-        key = (id(device), PLANNER.generation, precision, layout, epilogue, batch)
-        plan = self._plans.get(key)
+    def _plan(self, fit: _Fit, device: Device, stream: Stream) -> Plan:
+        key = (device, PLANNER.generation)
+        plan = fit.plans.get(key)
         if plan is None:
-            kernel = self._kernel(precision, layout, Epilogue(*epilogue), batch)
-            if not PLANNER.has(device, kernel, batch):
-                refuse_capture(device, stream, "builds and loads it")
-            plan = self._plans[key] = PLANNER.plan(device, kernel, batch)
+            kernel = self._kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
+            if not PLANNER.is_loaded(device, kernel, fit.batch):
+                refuse_capture(device, stream, "builds and loads its kernel")
+            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch)
         return plan
 
-    def _weights(self, plan: Plan, found: ArrayView, weights: Any, stream: Stream) -> tuple[Weights, Any]:
-        """The weights of a call on a device, and their packed form: kept, or packed for this call alone."""
-        if found.version is not None:
-            kept = self._kept.of(weights, found, self.pattern, plan.device)
-            return kept, kept.packed_for(plan, stream)
-        refuse_capture(plan.device, stream, "whose weights cannot tell that they changed packs them at every call")
-        passing = Weights(self.pattern, found.dtype, plan.device, found.pointer, found.owner)
-        return passing, plan.pack(found.pointer, stream)
-
     def _device_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
+        refresh: Refresh | None = None
         if isinstance(weights, Weights):
-            held, packed = weights, weights.packed_for(plan, stream)
+            packed = weights.packed_for(plan, stream)
         else:
-            held, packed = self._weights(plan, views["weights"], weights, stream)
+            packed, refresh = self._kept.packed_for(weights, views["weights"], plan, stream)
         if out is None:
-            out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), stream)
+            if views["x"].kind != "torch":  # which keeps memory for graphs
+                refuse_capture(plan.device, stream, "allocates its output", "give out=")
+            handle = None if plan.device.kind == "opencl" else stream_handle(stream)
+            out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), handle)
             views["out"] = view(out, "out")
         extras = [views[name].pointer for name in ("bias", "residual") if name in views]
         arguments = (views["x"].pointer, packed, views["out"].pointer, *extras, plan.batch)
-        return Call(plan, arguments, stream, out, None, None, (held, packed, views))
+        return Call(plan, arguments, stream, out, refresh, None, (views, weights))
 
-    def _host_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
+    def _host_call(self, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
         device = plan.device
-        held = weights if isinstance(weights, Weights) else upload(views["weights"], self.pattern, device)
-        packed = held.packed_for(plan, stream)
+        refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
         if out is None:
             out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch))
             views["out"] = view(out, "out")
-        result = host_array(views["out"])
-        hosts = [host_array(views[name]) for name in ("x", "bias", "residual") if name in views]
-        buffers = [device.allocate(host.nbytes) for host in hosts]
-        y = device.allocate(result.nbytes)
+        hosts = {name: host_array(found) for name, found in views.items()}
+        buffers = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
+        result = hosts.pop("out")
+        at = packed.packed_for(plan, stream) if packed else device.allocate(plan.packed_bytes)
 
         def send() -> None:
-            for host, buffer in zip(hosts, buffers, strict=True):
-                device.upload(buffer, host, stream)
+            for name, host in hosts.items():
+                device.upload(buffers[name], host, stream)
+            if not packed:
+                plan.pack(buffers["weights"], stream, into=at)
 
-        arguments = (buffers[0], packed, y, *buffers[1:], plan.batch)
-        return Call(plan, arguments, stream, out, send, lambda: device.download(result, y, stream), (held, views))
+        extras = [buffers[name] for name in ("bias", "residual") if name in buffers]
+        arguments = (buffers["x"], at, buffers["out"], *extras, plan.batch)
+        return Call(plan, arguments, stream, out, send, lambda: device.download(result, buffers["out"], stream), (packed, views))
 
 
 class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one."""
 
     def __init__(self, *factors: Launcher) -> None:
+        Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
         self.factors = factors
 
     def __repr__(self) -> str:
@@ -206,10 +275,26 @@ class ChainLauncher:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
         if len(weights) != len(self.factors):
             raise LaunchError(f"{self!r}: got {len(weights)} weight arrays; {len(self.factors)} are needed, one a factor")
+        last_only = {"bias": bias, "residual": residual, "out": out}
+        self._check(x, weights, layout, activation, {name: array for name, array in last_only.items() if array is not None})
         for factor, own in zip(self.factors[:-1], weights[:-1], strict=True):
             x = factor(x, own, layout=layout, stream=stream)
         last = self.factors[-1]
         return last(x, weights[-1], layout=layout, bias=bias, activation=activation, residual=residual, out=out, stream=stream)
+
+    def _check(self, x: Any, weights: Sequence[Any], layout: str, activation: str, last_only: dict[str, Any]) -> None:
+        """Refuse what any factor would refuse before the first one is launched."""
+        check_words(self, layout, activation)
+        between = view(x, "x")
+        for number, (factor, own) in enumerate(zip(self.factors, weights, strict=True), start=1):
+            views = {"x": between}
+            if not isinstance(own, Weights):
+                views["weights"] = view(own, "weights")
+            if number == len(self.factors):
+                views |= {name: view(array, name) for name, array in last_only.items()}
+            batch = check_arrays(factor, factor.pattern, layout, views)
+            common_device(views)
+            between = between._replace(shape=y_shape(factor.pattern, layout, batch))
 
 
 def use_bundle(path: str) -> None:
@@ -217,17 +302,9 @@ def use_bundle(path: str) -> None:
     PLANNER.use_bundle(path)
 
 
-def _device_and_stream(place: Any, stream: Any, handle: Stream) -> tuple[Device, Stream]:
-    """The device of a place, and the stream as that device takes it.
-
-    PyCUDA launches on the streams that it made itself; another library's goes to the driver runtime, by its handle.
-    """
-    device = device_for(place)
-    if device.kind == "opencl" or device.supports_foreign_streams or not handle:
-        return device, handle
-    if type(stream).__module__.startswith("pycuda."):
-        return device, stream
-    try:
-        return find_device(f"driver:{device.index}"), handle
-    except DeviceError as error:
-        raise LaunchError(f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}") from None
+def _views(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
+    """The arrays, made ready for work on a CUDA stream by those that can do that."""
+    handle = None if stream is None else stream_handle(stream)
+    if not isinstance(handle, int):
+        handle = None
+    return {name: view(array, name, handle) for name, array in arrays.items()}

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ksgen.arrays import ArrayView
+from ksgen.arrays import ArrayView, is_same_stream
 from ksgen.errors import LaunchError
 from ksgen.spec import PRECISIONS
 
@@ -42,18 +42,20 @@ def host_array(found: ArrayView) -> "HostArray":
 
 
 def new_array(like: ArrayView, shape: tuple[int, int], stream: Any = None) -> Any:
-    """An uninitialised array of the same library, device and precision, to be written on `stream`.
+    """An uninitialised array of the same library, device and precision, to be written on `stream`, a handle.
 
     PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.
     """
-    foreign = isinstance(stream, int) and stream != like.stream
     if like.kind == "torch":
+        if like.device == "host" or is_same_stream(stream or 0, like.stream):
+            return like.owner.new_empty(shape)
         cuda = sys.modules["torch"].cuda
-        with cuda.stream(cuda.ExternalStream(stream, like.owner.device)) if foreign else nullcontext():
+        with cuda.stream(cuda.ExternalStream(stream or 0, like.device[1])):
             return like.owner.new_empty(shape)
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
-        with cupy.cuda.ExternalStream(stream, like.owner.device.id) if foreign else nullcontext():
+        own = is_same_stream(stream or 0, like.stream)
+        with cupy.cuda.Device(like.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]):
             return cupy.empty(shape, like.owner.dtype)
     if like.kind == "pycuda":
         return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype)

@@ -3,8 +3,8 @@
 The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest batch, the family's default.
 """
 
+import logging
 import threading
-from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,12 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import Wisdom, file_name, load_wisdom
+from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
+MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Choice:
     family: str
     constants: Any
     why: str
+    misfit: bool = False  # wisdom had constants that this device cannot run
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +53,11 @@ class Plan:
     pack_grid: int
     pack_block: int
     packed_bytes: int
-    packing: Hashable  # equal for plans whose packed weights are the same bytes
+    packing: str  # equal for plans whose packed weights are the same bytes
 
-    def pack(self, weights: Buffer, stream: Stream) -> Buffer:
+    def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
-        packed = self.device.allocate(self.packed_bytes)
+        packed = self.device.allocate(self.packed_bytes) if into is None else into
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
 
@@ -74,79 +78,111 @@ def limits_of(device: Device) -> Limits:
 
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Choice:
     """The family and constants for a kernel at a batch."""
-    if found := wisdom.lookup(kernel, batch):
+    found = wisdom.lookup(kernel, batch)
+    why = "the family's default: no search has been run for this kernel on this device"
+    if found:
         try:
-            check(family_named(found.family), kernel, found.constants, limits)
+            _check_fit(found, kernel, limits)
         except ConstantsError as error:
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             return Choice(found.family, found.constants, f"wisdom, measured at {where}")
-    else:
-        why = "the family's default: no search has been run for this kernel on this device"
     family = family_for(kernel)
-    return Choice(family.name, family.default(kernel, limits), why)
+    return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
+
+
+def _check_fit(found: Entry, kernel: KernelSpec, limits: Limits) -> None:
+    check(family_named(found.family), kernel, found.constants, limits)
+    if not limits.async_copies and getattr(found.constants, "copy", None) == "async":
+        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {found.constants}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """One source on one device. It serves every batch that its constants were chosen for."""
+
+    source: Source
+    binary: Binary
+    multiply: KernelHandle
+    pack: KernelHandle
 
 
 class Planner:
-    """Makes plans and keeps them: one lookup for a plan that was made before."""
+    """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
 
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
-        self._plans: dict[Hashable, Plan] = {}
-        self._loaded: dict[Hashable, tuple[Binary, KernelHandle, KernelHandle]] = {}
+        self._plans: dict[tuple[Device, KernelSpec, int], Plan] = {}
+        self._loaded: dict[tuple[Device, KernelSpec, str, Any], _Loaded] = {}
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
         self._guard = threading.RLock()
 
     def use_bundle(self, path: str | Path) -> None:
         """Take binaries and wisdom from a bundle first, from now on."""
+        bundle = open_bundle(path)
         with self._guard:
-            self._bundles.insert(0, open_bundle(path))
+            self._bundles.insert(0, bundle)
             self._plans.clear()
             self._wisdom.clear()
             self.generation += 1
 
-    def has(self, device: Device, kernel: KernelSpec, batch: int) -> bool:
-        return (id(device), kernel, batch) in self._plans
-
     def plan(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
-        """The plan for a kernel at a batch; builds and loads at first use. Devices live as long as the process."""
+        """The plan for a kernel at a batch; builds and loads at first use."""
+        key = (device, kernel, batch)
         with self._guard:
-            key = (id(device), kernel, batch)
             if key not in self._plans:
+                if len(self._plans) >= MOST_PLANS:
+                    self._plans.clear()
                 self._plans[key] = self._make(device, kernel, batch)
             return self._plans[key]
 
+    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int) -> bool:
+        """Whether the kernel that serves the batch is on the device, so that its plan compiles and loads nothing."""
+        choice = self.choice(device, kernel, batch)
+        return (device, kernel, choice.family, choice.constants) in self._loaded
+
     def choice(self, device: Device, kernel: KernelSpec, batch: int) -> Choice:
+        """The family and constants that serve a kernel at a batch on a device."""
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device))
 
     def _wisdom_of(self, device: Device) -> Wisdom:
-        if device.name not in self._wisdom:
-            packed = [text for bundle in self._bundles for name, text in bundle.wisdom().items() if name == file_name(device.name)]
-            self._wisdom[device.name] = load_wisdom(device.name, [text.decode() for text in packed])
-        return self._wisdom[device.name]
+        with self._guard:
+            if device.name not in self._wisdom:
+                name = file_name(device.name)
+                packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
+                # The newest bundle wins: it comes last.
+                texts = [text.decode(errors="replace") for text in reversed(packed)]
+                self._wisdom[device.name] = load_wisdom(device.name, texts)
+            return self._wisdom[device.name]
 
     def _make(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
         choice = self.choice(device, kernel, batch)
-        source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
         family = family_named(choice.family)
         geometry = family.geometry(kernel, choice.constants, batch)
         if geometry.grid > MOST_BLOCKS:
-            raise LaunchError(f"{source.entry}: a batch of {batch} needs {geometry.grid} blocks; a launch has at most {MOST_BLOCKS}")
+            raise LaunchError(f"{kernel.name}: a batch of {batch} needs {geometry.grid} blocks; a launch has at most {MOST_BLOCKS}")
         packing = family.pack_geometry(kernel, choice.constants)
-        loaded = (id(device), source.digest)
-        if loaded not in self._loaded:
-            binary = self._binary(device, source)
-            multiply = device.load(binary, source.entry, geometry.shared_bytes)
-            self._loaded[loaded] = (binary, multiply, device.load(binary, source.pack_entry, 0))
-        binary, multiply, pack = self._loaded[loaded]
+        loaded = self._load(device, kernel, choice)
         return Plan(
-            device, kernel, batch, choice, source, binary, multiply, pack,
+            device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
             geometry.grid, geometry.block, geometry.shared_bytes,
             packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
-            (kernel.pattern, kernel.precision, kernel.layout, choice.family, choice.constants),
+            f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
         )  # fmt: skip
+
+    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> _Loaded:
+        key = (device, kernel, choice.family, choice.constants)
+        if key not in self._loaded:
+            if choice.misfit:
+                _log.warning("%s: %s", kernel.name, choice.why)
+            source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
+            binary = self._binary(device, source)
+            shared_bytes = family_named(choice.family).shared_bytes(kernel, choice.constants)
+            multiply = device.load(binary, source.entry, shared_bytes)
+            self._loaded[key] = _Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+        return self._loaded[key]
 
     def _binary(self, device: Device, source: Source) -> Binary:
         request = Request(source.text, source.entry, device.target)

@@ -1,7 +1,13 @@
-"""Weights on a device, packed for the plans that use them: once for those that are kept, anew for those that are not."""
+"""Weights on a device, packed for the plans that use them: once where writes are counted, else anew before each launch.
+
+Packed copies of an array stay in the same memory for as long as the array lives, so that a CUDA graph which recorded a
+call stays valid, and finds new weights there once they were packed again. That needs no lock and no event, on any stream:
+whoever writes to weights lets the calls that read them finish first, and where nobody wrote, packing again writes the
+same bytes.
+"""
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +17,9 @@ from ksgen.errors import LaunchError
 from ksgen.memory import host_array
 from ksgen.pattern import Pattern
 from ksgen.plan import Plan
+
+Refresh = Callable[[], None]
+_Key = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
 
 
 @dataclass(eq=False)
@@ -25,38 +34,24 @@ class Weights:
     device: Device
     canonical: Buffer
     owner: Any  # keeps the canonical memory alive
-    _packed: dict[Hashable, Buffer] = field(default_factory=dict)
+    version: int | None = None  # of the tensor, as it was given
+    _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
-        """The packed weights of a plan. Packing is waited for, once, so that they are complete for every stream."""
-        packing = plan.packing
-        if packing not in self._packed:
-            refuse_capture(plan.device, stream, "packs its weights")
-            packed = plan.pack(self.canonical, stream)
-            plan.device.synchronize(stream)
-            self._packed[packing] = packed
-        return self._packed[packing]
+        """The packed weights of a plan, complete for every stream: packing is waited for, once."""
+        packed = self._packed.get(plan.packing)
+        return self._pack(plan, stream) if packed is None else packed
+
+    def _pack(self, plan: Plan, stream: Stream) -> Buffer:
+        refuse_capture(plan.device, stream, "packs its weights for the first time")
+        if self.version is not None and self.owner[0]._version != self.version:
+            raise LaunchError("the tensor behind these weights was written to after launcher.pack; pack it again")
+        packed = plan.pack(self.canonical, stream)
+        plan.device.synchronize(stream)
+        return self._packed.setdefault(plan.packing, packed)
 
 
-class KeptWeights:
-    """The weights of tensors that count their writes: packed again when the count has changed, gone with the tensor."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[Any], int, Weights]] = {}
-
-    def of(self, tensor: Any, found: ArrayView, pattern: Pattern, device: Device) -> Weights:
-        assert found.version is not None
-        reference, version, weights = self._kept.get(id(tensor), (None, 0, None))
-        known = reference is not None and reference() is tensor and version == found.version
-        if known and weights is not None and weights.device is device and weights.canonical == found.pointer:
-            return weights
-        weights = Weights(pattern, found.dtype, device, found.pointer, None)
-        key = id(tensor)
-        self._kept[key] = (weakref.ref(tensor, lambda _: self._kept.pop(key, None)), found.version, weights)
-        return weights
-
-
-def upload(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
+def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     """Host weights, copied to the device."""
     host = host_array(found)
     buffer = device.allocate(host.nbytes)
@@ -64,22 +59,114 @@ def upload(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     return Weights(pattern, found.dtype, device, buffer, None)
 
 
-def check_kept(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
+def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
+    """Weights that lie on the device, complete for every stream once what the stream holds is done."""
+    refuse_capture(device, stream, "waits for weights")
+    device.synchronize(stream)
+    return Weights(pattern, found.dtype, device, found.pointer, (found.owner, storage_of(found)), found.version)
+
+
+def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
     """Raise `LaunchError` where packed weights are another pattern's, precision's or device's."""
     if weights.pattern != pattern:
         raise LaunchError(f"{caller!r}: these weights were packed for pattern {weights.pattern}")
     if weights.dtype != precision:
         raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
     own = weights.device
-    same = own is device if device.kind == "opencl" else (own.kind, own.index) == (device.kind, device.index)
-    if not same:
-        raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
+    if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
+        return
+    raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
 
 
-def refuse_capture(device: Device, stream: Stream, what: str) -> None:
+@dataclass(eq=False, slots=True)
+class _Form:
+    """An array's packed weights for one device and packing."""
+
+    buffer: Buffer
+    storage: Any  # a weak reference to the memory under a tensor: another one may get the same address later
+    version: int | None = None  # of the tensor, when it was packed last
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    """The packed forms of one array."""
+
+    array: weakref.ref[Any]
+    forms: dict[_Key, _Form] = field(default_factory=dict)
+
+
+class KeptWeights:
+    """The packed forms of the arrays that a launcher was called with. They go with their array."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}  # by the array's id, which its reference confirms
+
+    def packed_for(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Refresh]:
+        """Where the packed weights are, and what brings them up to date before a launch on that stream."""
+        form = self._form(array, found, plan, stream)
+        device, canonical = plan.device, found.pointer
+
+        def pack_anew() -> None:
+            plan.pack(canonical, stream, into=form.buffer)
+
+        def pack_if_written() -> None:
+            version = array._version
+            if version != form.version:
+                refuse_capture(device, stream, "packs weights that were written to")
+                pack_anew()
+                device.synchronize(stream)  # the packed weights serve every stream
+                form.version = version
+
+        if found.version is None:
+            return form.buffer, pack_anew
+        pack_if_written()
+        return form.buffer, pack_if_written
+
+    def _form(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> _Form:
+        storage = storage_of(found)
+        # Views share their base's count of writes, and outlive no call that makes them anew.
+        base = array._base if found.kind == "torch" else None
+        owner = array if base is None else base
+        key = (found.pointer, plan.device, plan.packing)
+        kept = self._kept.get(id(owner))
+        if kept is not None and kept.array() is owner:
+            form = kept.forms.get(key)
+            if form is not None and (storage is None or form.storage() is storage):
+                return form
+        refuse_capture(plan.device, stream, "packs its weights for the first time")
+        form = _Form(plan.device.allocate(plan.packed_bytes), None if storage is None else weakref.ref(storage))
+        return self._keep(owner, key, form)
+
+    def _keep(self, owner: Any, key: _Key, form: _Form) -> _Form:
+        kept = self._kept.get(id(owner))
+        if kept is None or kept.array() is not owner:
+            try:
+                kept = self._kept[id(owner)] = _Kept(weakref.ref(owner, self._forgetter(id(owner))))
+            except TypeError:  # it takes no weak references: packed for this call alone
+                return form
+        for other, old in list(kept.forms.items()):  # memory that the array has left
+            if other == key or (other[0] != key[0] if old.storage is None else old.storage() is None):
+                kept.forms.pop(other, None)
+        return kept.forms.setdefault(key, form)
+
+    def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
+        everything = self._kept
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            kept = everything.get(number)
+            if kept is not None and kept.array is reference:
+                del everything[number]
+
+        return forget
+
+
+def storage_of(found: ArrayView) -> Any:
+    """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
+    return found.owner.untyped_storage() if found.kind == "torch" else None
+
+
+def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
     """Raise `LaunchError` while a CUDA graph records the stream."""
     if device.kind == "cuda" and device.is_capturing(stream):
-        raise LaunchError(
-            f"the first use of a kernel {what}, which a CUDA graph cannot record; before the capture, "
-            "call launcher.prepare(...) with the same arguments, the weights being a PyTorch tensor or from launcher.pack"
-        )
+        remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
+        raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -7,7 +7,7 @@ one that ksgen ships. Never renders and never measures.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,16 @@ class Entry:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Entry":
-        batch = int(row["batch"])
+        batch = row["batch"]
+        if type(batch) is not int or batch < 1:
+            raise ValueError(f"batch={batch!r} is no whole number from 1 up")
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), batch if row["specialised"] else None
         )
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
         check(family, kernel, constants)
-        return cls(kernel, batch, family.name, constants, row["measured"])
+        return cls(kernel, batch, family.name, constants, dict(row["measured"]))
 
 
 class Wisdom:
@@ -63,8 +65,11 @@ class Wisdom:
             self._by_kernel.setdefault(entry.kernel, {})[entry.batch] = entry
 
     def lookup(self, kernel: KernelSpec, batch: int) -> Entry | None:
-        """The entry of this batch, else of the nearest one in ratio; None where the kernel was never measured."""
-        known = self._by_kernel.get(kernel)
+        """The entry of this batch, else of the nearest one in ratio; None where the kernel was never measured.
+
+        A kernel for one batch takes what was found for any batch, where nothing was found for itself.
+        """
+        known = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None))
         if not known:
             return None
         return known[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
@@ -98,7 +103,7 @@ def parse(text: str, source: str) -> list[Entry]:
     try:
         rows = json.loads(text)["entries"]
         numbered = list(enumerate(rows, start=1))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise KsgenError(f"{source}: not a wisdom file ({error}); restore it, or delete it and tune again") from error
     return [_entry(row, f"{source}: entry {number}") for number, row in numbered]
 
@@ -112,7 +117,9 @@ def dump(device_name: str, wisdom: Wisdom) -> str:
 def _entry(row: Any, where: str) -> Entry:
     try:
         return Entry.from_json(row)
-    except (KeyError, TypeError, ValueError, PatternError, SpecError, ConstantsError) as error:
+    except KeyError as error:
+        raise KsgenError(f"{where}: {error} is missing; delete that line and tune again") from error
+    except (TypeError, ValueError, AttributeError, PatternError, SpecError, ConstantsError) as error:
         raise KsgenError(f"{where}: {error}; delete that line and tune again") from error
 
 

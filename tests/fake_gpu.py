@@ -1,15 +1,18 @@
 """A CUDA device for tests: its memory is the host's, its launches are the emulator's, and its streams run late.
 
 Work is queued and runs only when its stream is waited for, so that a missing wait, or a wrong stream, shows as NaN.
+Memory is NaN before it is written and after it is freed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from ksgen.devices.base import Limits
+from ksgen.arrays import ArrayView
+from ksgen.devices.base import Limits, Memory
 from ksgen.resources import Binary, Resources
 from tests.simt import run_cuda
 
@@ -18,29 +21,20 @@ Work = Callable[[], None]
 _TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class TextCompiler:
     """Its binaries are the text itself."""
 
     name: str = "text"
     version: str = "1"
+    compiled: list[str] = field(default_factory=list)  # entries, in order
 
     def options(self, target: str) -> tuple[str, ...]:
         return ()
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        return Binary(text.encode(), entry, target, Resources(), {})
-
-
-class Memory(int):
-    """An address that keeps its memory; `int` is what kernels and other libraries see of it."""
-
-    bytes_there: Array
-
-    def __new__(cls, content: Array) -> "Memory":
-        self = super().__new__(cls, content.ctypes.data)
-        self.bytes_there = content
-        return self
+        self.compiled.append(entry)
+        return Binary(text.encode(), entry, target, Resources())
 
 
 @dataclass(eq=False)
@@ -48,8 +42,10 @@ class FakeGpu:
     name: str = "Fake GPU"
     index: int = 0
     supports_foreign_streams: bool = True
-    capturing: bool = False
     launches: list[tuple[str, Any]] = field(default_factory=list)  # entry and stream of every launch, in order
+    waits: list[Any] = field(default_factory=list)  # streams that were waited for, in order
+    graph: list[Work] | None = None  # what a capture has recorded; None while there is none
+    freed_in_capture: int = 0
     kind: str = "cuda"
     runtime: str = "driver"
     dialect: str = "cuda"
@@ -63,53 +59,112 @@ class FakeGpu:
         return TextCompiler()
 
     def load(self, binary: Binary, entry: str, shared_bytes: int) -> tuple[str, str]:
-        assert not self.capturing, "a module was loaded inside a capture"
+        assert self.graph is None, "a module was loaded inside a capture"
         return binary.data.decode(), entry
 
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Any) -> None:
         text, entry = kernel
         self.launches.append((entry, stream))
-        given = [self._memory.get(int(arg), arg) if isinstance(arg, int) else arg for arg in args]
-        self._queues.setdefault(stream or 0, []).append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given))
+        given = [arg if arg is None else self._memory.get(index(arg), arg) for arg in args]
+        to = self._queues.setdefault(stream or 0, []) if self.graph is None else self.graph
+        to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given))
 
     def allocate(self, nbytes: int) -> Memory:
-        assert not self.capturing, "memory was allocated inside a capture"
-        return self.own(np.full(nbytes, 0xFF, np.uint8))
+        assert self.graph is None, "memory was allocated inside a capture"
+        content = np.full(nbytes, 0xFF, np.uint8)
+        return Memory(self.own(content), nbytes, self._free, content)
 
-    def own(self, array: Array) -> Memory:
-        """Make host memory device memory."""
-        memory = Memory(array)
-        self._memory[int(memory)] = array
-        return memory
+    def _free(self, content: Array) -> None:
+        """As cuMemFree: it waits for all that runs, which no capture allows."""
+        if self.graph is not None:
+            self.freed_in_capture += 1
+        for stream in list(self._queues):
+            self._run(stream)
+        del self._memory[content.ctypes.data]
+        content[...] = 0xFF
+
+    def own(self, array: Array) -> int:
+        """Make host memory device memory; its address."""
+        self._memory[array.ctypes.data] = array
+        return array.ctypes.data
 
     def upload(self, buffer: Memory, array: Array, stream: Any = None) -> None:
         self.synchronize(stream)
-        buffer.bytes_there[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._memory[index(buffer)][...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def download(self, array: Array, buffer: Memory, stream: Any = None) -> None:
         self.synchronize(stream)
-        array.reshape(-1).view(np.uint8)[...] = buffer.bytes_there
+        array.reshape(-1).view(np.uint8)[...] = self._memory[index(buffer)]
 
     def synchronize(self, stream: Any = None) -> None:
-        assert not self.capturing, "a stream was waited for inside a capture"
-        for work in self._queues.pop(stream or 0, []):
+        assert self.graph is None, "a stream was waited for inside a capture"
+        self.waits.append(stream)
+        self._run(stream or 0)
+
+    def _run(self, stream: Any) -> None:
+        for work in self._queues.pop(stream, []):
             work()
 
     def is_capturing(self, stream: Any) -> bool:
-        return self.capturing
+        return self.graph is not None
+
+    def begin_capture(self) -> None:
+        self.graph = []
+
+    def end_capture(self) -> Work:
+        """Returns the graph's replay."""
+        recorded, self.graph = self.graph or [], None
+        return lambda: [work() for work in recorded] and None
 
 
 class FakeArray:
-    """What CuPy, JAX and others show: `__cuda_array_interface__` over the device's memory."""
+    """What Numba and others show: `__cuda_array_interface__` over the device's memory."""
 
     def __init__(self, gpu: FakeGpu, content: Array, stream: int | None = None) -> None:
         self.content = np.array(content)
-        self.memory = gpu.own(self.content)
         self.shape, self.dtype = self.content.shape, self.content.dtype
         self.__cuda_array_interface__ = {
             "shape": self.shape,
             "typestr": _TYPES.get(str(self.dtype), "<V2"),
-            "data": (int(self.memory), False),
+            "data": (gpu.own(self.content), False),
             "version": 3,
             "stream": stream,
         }
+
+
+class FakeStorage:
+    """The memory behind tensors."""
+
+    def __init__(self, content: Array) -> None:
+        self.content = content
+
+
+class FakeTensor:
+    """What PyTorch shows of a tensor on a GPU; `arrays._readers` takes `read` for it."""
+
+    def __init__(self, gpu: FakeGpu, content: Array, stream: int = 0, base: "FakeTensor | None" = None) -> None:
+        self.gpu, self.stream, self._base, self._writes = gpu, stream, base, 0
+        self.requires_grad = False
+        self.data = FakeStorage(np.array(content)) if base is None else base.data
+
+    @property
+    def _version(self) -> int:
+        return self._writes if self._base is None else self._base._version
+
+    def untyped_storage(self) -> FakeStorage:
+        return self.data
+
+    def view(self) -> "FakeTensor":
+        return FakeTensor(self.gpu, self.data.content, self.stream, base=self)
+
+    def write(self, content: Any) -> None:
+        self.data.content[...] = content
+        self._writes += 1
+
+    def new_empty(self, shape: tuple[int, ...]) -> "FakeTensor":
+        return FakeTensor(self.gpu, np.full(shape, np.nan, self.data.content.dtype), self.stream)
+
+    def read(self, name: str, stream: Any) -> ArrayView:
+        content = self.data.content
+        pointer = self.gpu.own(content)
+        return ArrayView("torch", pointer, content.shape, str(content.dtype), True, ("cuda", 0), self.stream, self, self._version, True)

@@ -1,10 +1,15 @@
 """Launchers: the arrays they take, the memory and streams they use, and what they refuse before anything is launched."""
 
+import contextlib
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -12,16 +17,16 @@ import numpy as np
 import pytest
 
 import ksgen
+from ksgen import arguments, arrays, reference
 from ksgen import launcher as launchers
-from ksgen import plan, reference
-from ksgen.devices import Found, find_device, list_devices
-from ksgen.errors import KsgenError, LaunchError
+from ksgen.devices import Found, device_for, find_device, list_devices
+from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
 from ksgen.launcher import ChainLauncher, Launcher, Weights
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
 from ksgen.spec import LAYOUTS, PRECISIONS
 from ksgen.verify import tolerance
-from tests.fake_gpu import FakeArray, FakeGpu, TextCompiler
+from tests.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor, TextCompiler
 from tests.simt import is_installed
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
@@ -53,14 +58,21 @@ def check(y: Any, x: Any, weights: Any, layout: str = "bsf", precision: str = "f
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """The device of every CUDA array, with a planner of its own."""
+def compiler() -> TextCompiler:
+    return TextCompiler()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler) -> FakeGpu:
+    """The device of every CUDA array, with a planner and a cache of its own."""
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     fake = FakeGpu()
-    monkeypatch.setattr(launchers, "device_for", lambda place: fake if place != "host" else find_device())
+    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
     monkeypatch.setattr(launchers, "PLANNER", Planner())
-    monkeypatch.setattr(plan, "build", lambda text, entry, target, compiler, caches: TextCompiler().compile(text, entry, target))
+    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.find_compiler", lambda: compiler)
     return fake
 
 
@@ -126,6 +138,34 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
     check(y, middle, more, bias=bias, activation="relu")
     with pytest.raises(LaunchError, match="got 1 weight arrays; 2 are needed, one a factor"):
         ChainLauncher(first, then)(x, [weights])
+    with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
+        ChainLauncher(then, first)
+    with pytest.raises(PatternError, match="accepted: one Pattern or more"):
+        ChainLauncher()
+
+
+def test_a_chain_refuses_before_its_first_factor_is_launched(gpu: FakeGpu) -> None:
+    chain = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3))
+    x, weights = inputs()
+    ready, own, more = FakeTensor(gpu, x), FakeTensor(gpu, weights), FakeTensor(gpu, draw(1, 4, 18, 3))
+    with pytest.raises(LaunchError, match=r"got weights of shape \(1, 4, 18, 2\); \(1, 4, 18, 3\) is needed"):
+        chain(ready, [own, FakeTensor(gpu, draw(1, 4, 18, 2))])
+    with pytest.raises(LaunchError, match=r"got bias of shape \(54,\); \(12,\) is needed"):
+        chain(ready, [own, more], bias=FakeTensor(gpu, draw(54)))
+    with pytest.raises(LaunchError, match="activation 'tanh' is unknown"):
+        chain(ready, [own, more], activation="tanh")
+    assert gpu.launches == []
+    y = chain(ready, [own, more])
+    gpu.synchronize()
+    check(y.data.content, reference.multiply(PATTERN, x, weights, "bsf"), more.data.content)
+
+
+@needs_opencl
+def test_one_launcher_may_be_several_factors() -> None:
+    square = Launcher(2, 3, 3, 1)
+    x, first, then, bias = draw(4, 6), draw(2, 3, 3, 1), draw(2, 3, 3, 1), draw(6)
+    y = ChainLauncher(square, square)(x, [first, then], bias=bias)
+    check(y, reference.multiply(square.pattern, x, first, "bsf"), then, bias=bias)
 
 
 @needs_opencl
@@ -183,6 +223,10 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
     assert told.startswith("ks_2x9x5x3_float32_bsf at batch 100 on ")
     assert "simt (tile_batch=" in told
     assert told.endswith("the family's default: no search has been run for this kernel on this device")
+    with pytest.raises(SpecError, match="batch=0; accepted: a whole number from 1 up"):
+        ks.explain(0)
+    with pytest.raises(SpecError, match="batch=0"):
+        Launcher(*SHAPE, batches=[0])
 
 
 # ---- CUDA arrays, through the emulator
@@ -196,7 +240,8 @@ def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precisi
     out = FakeArray(
         gpu, np.full((BATCH, features) if layout == "bsf" else (features, BATCH), np.nan, np.float32).astype(dtype_of(precision))
     )
-    y = ks(FakeArray(gpu, x), FakeArray(gpu, weights), layout=layout, out=out)
+    kept = FakeArray(gpu, weights)  # its packed form is freed with it, which waits
+    y = ks(FakeArray(gpu, x), kept, layout=layout, out=out)
     assert y is out
     assert np.isnan(out.content.astype(np.float64)).all()  # nothing was waited for
     gpu.synchronize()
@@ -250,22 +295,298 @@ def test_weights_that_cannot_tell_are_packed_at_every_call_and_kept_ones_once(gp
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True, False, False]
 
 
+def zeros(gpu: FakeGpu, layout: str = "bsf") -> FakeArray:
+    shape = (BATCH, PATTERN.out_features)
+    return FakeArray(gpu, np.zeros(shape if layout == "bsf" else shape[::-1], np.float32))
+
+
 def test_inside_a_capture_nothing_compiles_allocates_or_waits(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
-    on_gpu, out = FakeArray(gpu, x), FakeArray(gpu, np.zeros((BATCH, PATTERN.out_features), np.float32))
-    kept = ks.pack(FakeArray(gpu, weights))
-    gpu.capturing = True
-    with pytest.raises(LaunchError, match=r"the first use of a kernel builds and loads it.*before the capture, call launcher.prepare"):
+    on_gpu, out, kept = FakeArray(gpu, x), zeros(gpu), ks.pack(FakeArray(gpu, weights))
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; before the capture, call launcher.prepare"):
         ks(on_gpu, kept, out=out)
-    gpu.capturing = False
+    gpu.end_capture()
     ks.prepare(on_gpu, kept, out=out)
-    gpu.capturing = True
+    gpu.begin_capture()
     ks(on_gpu, kept, out=out)
-    with pytest.raises(LaunchError, match=r"packs them at every call.*from launcher.pack"):
+    with pytest.raises(LaunchError, match="packs its weights for the first time"):
         ks(on_gpu, FakeArray(gpu, weights), out=out)
-    gpu.capturing = False
+    with pytest.raises(LaunchError, match="packs its weights for the first time"):
+        ks(on_gpu, FakeTensor(gpu, weights, stream=1), out=out)
+    with pytest.raises(LaunchError, match="waits for weights"):
+        ks.pack(FakeArray(gpu, weights))
+    with pytest.raises(LaunchError, match=r"copies arrays from the host.*give arrays that lie on the device"):
+        ks(x, kept)
+    with pytest.raises(LaunchError, match=r"waits for arrays of another stream"):
+        ks(FakeArray(gpu, x, stream=3), kept, out=out, stream=5)
+    replay = gpu.end_capture()
+    assert gpu.freed_in_capture == 0
+    replay()
+    check(out.content, x, weights)
+    on_gpu.content *= 2
+    replay()
+    check(out.content, 2 * x, weights)
+
+
+def test_a_graph_of_weights_that_cannot_tell_packs_them_at_every_replay(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    on_gpu, out = FakeArray(gpu, weights), zeros(gpu)
+    ready = FakeArray(gpu, x)
+    ks.prepare(ready, on_gpu, out=out)
+    assert gpu.launches == []
+    gpu.begin_capture()
+    ks(ready, on_gpu, out=out)
+    replay = gpu.end_capture()
+    for factor in (1, 2):
+        on_gpu.content[...] = factor * weights
+        replay()
+        check(out.content, x, factor * weights)
+
+
+def test_a_graph_survives_new_weights_and_finds_them_after_the_next_call(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks(ready, tensor, out=out)
+    gpu.synchronize()
+    gpu.begin_capture()
+    ks(ready, tensor, out=out)
+    replay = gpu.end_capture()
+    tensor.write(3 * weights)
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match="packs weights that were written to"):
+        ks(ready, tensor, out=out)
+    gpu.end_capture()
+    assert gpu.freed_in_capture == 0
+    ks(ready, tensor, out=out)
+    gpu.synchronize()
+    out.content[...] = np.nan
+    replay()
+    check(out.content, x, 3 * weights)
+
+
+# ---- weights that count their writes
+
+
+def packs(gpu: FakeGpu) -> int:
+    return sum(entry.endswith("_pack") for entry, _ in gpu.launches)
+
+
+def test_tensors_are_packed_once_and_again_when_they_were_written_to(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights, stream=5), FakeArray(gpu, x), zeros(gpu)
+    for _ in range(3):
+        ks(ready, tensor, out=out)
+    ks(ready, tensor.view(), out=out)  # a new view at every call
+    ks(ready, tensor, out=out, stream=7)  # complete for every stream
+    gpu.synchronize(7)
+    check(out.content, x, weights)
+    assert packs(gpu) == 1
+    call = ks.prepare(ready, tensor, out=out)
+    tensor.write(2 * weights)
+    call()
+    gpu.synchronize(5)
+    check(out.content, x, 2 * weights)
+    tensor.write(-weights)
+    ks(ready, tensor.view(), out=out)
+    gpu.synchronize(5)
+    check(out.content, x, -weights)
+    assert packs(gpu) == 3
+
+
+def test_other_memory_at_the_same_address_is_seen(gpu: FakeGpu, ks: Launcher) -> None:
+    """`module.half().float()`: PyTorch counts no write, and gives the tensor other memory, often where the first was."""
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks(ready, tensor, out=out)
+    content = tensor.data.content
+    content[...] = 5 * weights
+    tensor.data = FakeStorage(content)
+    ks(ready, tensor, out=out)
+    gpu.synchronize()
+    check(out.content, x, 5 * weights)
+    tensor.data = FakeStorage(7 * weights)
+    ks(ready, tensor, out=out)
+    gpu.synchronize()
+    check(out.content, x, 7 * weights)
+    assert [len(kept.forms) for kept in ks._kept._kept.values()] == [1]  # nothing is held of memory that is gone
+
+
+@pytest.mark.parametrize("kind", [FakeTensor, FakeArray])
+def test_an_array_that_takes_a_dead_ones_place_is_packed_anew(gpu: FakeGpu, ks: Launcher, kind: Any) -> None:
+    x, _ = inputs()
+    ready, out = FakeArray(gpu, x), zeros(gpu)
+    for _ in range(5):  # CPython gives the same id to the next object of the same size
+        _, weights = inputs()
+        array = kind(gpu, weights)
+        ks(ready, array, out=out)
+        gpu.synchronize()
+        check(out.content, x, weights)
+        del array
+    assert not ks._kept._kept
+
+
+def test_one_tensor_on_two_devices_is_packed_for_each(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    other = FakeGpu(name="the same GPU by another runtime")
+    other._memory = gpu._memory
+    for device in (gpu, other, gpu, other):
+        monkeypatch.setattr(arguments, "device_for", lambda place, device=device: device)
+        ks(ready, tensor, out=out)
+        device.synchronize()
+        check(out.content, x, weights)
+    assert (packs(gpu), packs(other)) == (1, 1)
+
+
+def test_arrays_without_weak_references_are_packed_for_the_call(gpu: FakeGpu, ks: Launcher) -> None:
+    class Slots:
+        __slots__ = ("__cuda_array_interface__",)
+
+    x, weights = inputs()
+    shown, array, out = FakeArray(gpu, weights), Slots(), zeros(gpu)
+    array.__cuda_array_interface__ = shown.__cuda_array_interface__
+    for factor in (1, 2):
+        shown.content[...] = factor * weights
+        ks(FakeArray(gpu, x), array, out=out)
+        gpu.synchronize()
+        check(out.content, x, factor * weights)
+
+
+def test_weights_are_complete_when_pack_returns_and_must_not_change_after(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    late, out = FakeArray(gpu, np.full_like(weights, np.nan), stream=9), zeros(gpu)
+    gpu._queues[9] = [lambda: late.content.__setitem__(..., weights)]  # still to be written, on stream 9
+    kept = ks.pack(late)
+    ks(FakeArray(gpu, x), kept, out=out, stream=5)
+    gpu.synchronize(5)
+    check(out.content, x, weights)
+    tensor = FakeTensor(gpu, weights)
+    kept = ks.pack(tensor)
+    ks(FakeArray(gpu, x), kept, out=out)
+    tensor.write(2 * weights)
+    ks(FakeArray(gpu, x), kept, out=out)
     gpu.synchronize()
     check(out.content, x, weights)
+    with pytest.raises(LaunchError, match=r"was written to after launcher.pack; pack it again"):
+        ks(FakeArray(gpu, np.ascontiguousarray(x.T)), kept, layout="bsl", out=zeros(gpu, "bsl"))
+    with pytest.raises(LaunchError, match="device='cuda' says where host arrays go; these weights lie on a device already"):
+        ks.pack(tensor, device="cuda")
+
+
+def test_two_threads_pack_and_launch_side_by_side(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, failures = FakeTensor(gpu, weights), []
+
+    def work(stream: int) -> None:
+        out = zeros(gpu)
+        try:
+            for _ in range(3):
+                ks(FakeArray(gpu, x), tensor, out=out, stream=stream)
+                gpu.synchronize(stream)
+                check(out.content, x, weights)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(stream,)) for stream in (5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_prepared_call_reads_its_arrays_anew_and_keeps_their_memory(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor = FakeTensor(gpu, x)
+    memory = weakref.ref(tensor.data)
+    unversioned, out = FakeArray(gpu, weights), zeros(gpu)
+    call = ks.prepare(tensor, unversioned, out=out)
+    tensor.data = FakeStorage(np.zeros_like(x))
+    assert memory() is not None
+    for factor in (1, 2):
+        unversioned.content[...] = factor * weights
+        assert call() is out
+        gpu.synchronize()
+        check(out.content, x, factor * weights)
+    assert gpu.waits == [None, None]  # the test's own
+
+
+# ---- which stream, which device
+
+
+def test_work_of_another_stream_is_waited_for_or_refused(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    late, out = FakeArray(gpu, np.full_like(x, np.nan), stream=9), zeros(gpu)
+    kept = ks.pack(FakeArray(gpu, weights))
+    gpu._queues[9] = [lambda: late.content.__setitem__(..., x)]
+    ks(late, kept, out=out, stream=5)
+    gpu.synchronize(5)
+    check(out.content, x, weights)
+    with pytest.raises(LaunchError, match="x works on stream 9 and weights on 4; give stream=, on which the work of both is waited for"):
+        ks(late, FakeArray(gpu, weights, stream=4), out=out)
+    ks(FakeTensor(gpu, x, stream=0), FakeArray(gpu, weights, stream=1), out=out)  # two names of the default stream
+    gpu.synchronize()
+    check(out.content, x, weights)
+
+
+def test_stream_0_is_the_default_one_and_none_is_the_arrays_own(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    kept, out = ks.pack(weights_on := FakeArray(gpu, weights)), zeros(gpu)
+    ks.prepare(FakeArray(gpu, x), kept, out=out)
+    gpu.launches.clear()
+    for stream in (None, 0):
+        ks(FakeTensor(gpu, x, stream=6), kept, out=out, stream=stream)
+    assert [stream for _, stream in gpu.launches] == [6, 0]
+    assert weights_on is not None
+
+
+def test_dlpack_arrays_are_made_ready_for_the_stream_of_the_launch(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Jax(FakeArray):
+        pass
+
+    def read(array: Jax, name: str, stream: Any) -> arrays.ArrayView:
+        asked.append(stream)
+        pointer = array.__cuda_array_interface__["data"][0]
+        return arrays.ArrayView("dlpack", pointer, array.shape, "float32", True, ("cuda", 0), stream, array, None, False)
+
+    monkeypatch.setitem(arrays._readers, Jax, read)
+    x, weights = inputs()
+    out = zeros(gpu)
+    ks(FakeTensor(gpu, x, stream=6), Jax(gpu, weights), out=out)
+    assert asked[-1] == 6
+    ks(Jax(gpu, x), Jax(gpu, weights), out=out, stream=5)
+    assert asked[-2:] == [5, 5]
+    gpu.synchronize(6)
+    check(out.content, x, weights)
+
+
+def test_output_comes_from_the_memory_of_the_stream_that_writes_it(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch gives out memory that its current stream may still read."""
+    entered = []
+
+    class Cuda:
+        @staticmethod
+        def ExternalStream(handle: int, device: Any) -> int:  # noqa: N802  (PyTorch's name)
+            return handle
+
+        @staticmethod
+        @contextlib.contextmanager
+        def stream(handle: int) -> Any:
+            entered.append(handle)
+            yield
+
+    monkeypatch.setattr(FakeTensor, "device", "cuda:0", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda, is_grad_enabled=lambda: False, Tensor=FakeTensor))
+    x, weights = inputs()
+    y = ks(FakeTensor(gpu, x, stream=6), FakeTensor(gpu, weights, stream=6))
+    assert (type(y), entered) == (FakeTensor, [])
+    y = ks(FakeTensor(gpu, x, stream=6), FakeTensor(gpu, weights, stream=6), stream=5)
+    assert entered == [5]
+    gpu.synchronize(5)
+    check(y.data.content, x, weights)
 
 
 def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> None:
@@ -274,19 +595,107 @@ def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> N
         ks(FakeArray(gpu, x), FakeArray(gpu, weights))
 
 
-def test_a_foreign_stream_leaves_pycuda_for_the_driver(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    pycuda = FakeGpu(runtime="pycuda", supports_foreign_streams=False)
-    asked = []
+def test_a_foreign_stream_leaves_pycuda_for_the_driver(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        handle = 12
 
-    def find(name: str) -> FakeGpu:
-        asked.append(name)
-        return gpu
-
-    monkeypatch.setattr(launchers, "device_for", lambda place: pycuda)
-    monkeypatch.setattr(launchers, "find_device", find)
-    assert launchers._device_and_stream(("cuda", 0), 5, 5) == (gpu, 5)
-    assert launchers._device_and_stream(("cuda", 0), 0, 0) == (pycuda, 0)
+    pycuda, asked = FakeGpu(runtime="pycuda", supports_foreign_streams=False), []
+    monkeypatch.setattr(arguments, "device_for", lambda place: pycuda)
+    monkeypatch.setattr(arguments, "find_device", lambda name: asked.append(name) or gpu)
+    monkeypatch.setitem(sys.modules, "pycuda.driver", SimpleNamespace(Stream=Stream))
+    own = Stream()
+    for stream, device, handle in ((5, gpu, 5), (0, pycuda, None), (1, pycuda, None), (None, pycuda, None), (own, pycuda, own)):
+        assert arguments.device_and_stream("ks", ("cuda", 0), stream) == (device, handle)
     assert asked == ["driver:0"]
+
+    def none_there(name: str) -> FakeGpu:
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(arguments, "find_device", none_there)
+    with pytest.raises(
+        LaunchError, match="PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: no driver"
+    ):
+        arguments.device_and_stream("ks", ("cuda", 0), 5)
+
+
+@needs_opencl
+def test_queues_are_checked_and_decide_where_host_arrays_go(gpu: FakeGpu, ks: Launcher) -> None:
+    import pyopencl as cl
+    import pyopencl.array as cl_array
+
+    device = cl.get_platforms()[0].get_devices()[0]
+    context, other = cl.Context([device]), cl.Context([device])
+    queue = cl.CommandQueue(context)
+    x, weights = inputs()
+    call = ks.prepare(x, weights, stream=queue)
+    assert call.stream is queue
+    check(call(), x, weights)
+    on_device = cl_array.to_device(queue, x), cl_array.to_device(queue, weights)
+    for stream in (0, 5):
+        with pytest.raises(LaunchError, match=f"stream {stream} is a CUDA stream, and .* wants a pyopencl CommandQueue, or None"):
+            ks(*on_device, stream=stream)
+        with pytest.raises(LaunchError, match="is a CUDA stream"):
+            ks(x, weights, stream=stream)
+    with pytest.raises(LaunchError, match="stream is a queue of another OpenCL context than x; give one of x's own"):
+        ks(*on_device, stream=cl.CommandQueue(other))
+    unordered = cl.CommandQueue(context, properties=cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    with pytest.raises(LaunchError, match="stream is an out-of-order queue"):
+        ks(*on_device, stream=unordered)
+    with pytest.raises(LaunchError, match=r"x works on stream .* and weights on .*; give stream="):
+        ks(on_device[0], cl_array.to_device(cl.CommandQueue(context), weights))
+    second = cl.CommandQueue(context)
+    y = ks(*on_device, stream=second)
+    second.finish()
+    check(y.get(), x, weights)
+    with pytest.raises(LaunchError, match="stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream"):
+        ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu), stream=queue)
+
+
+# ---- compiled once
+
+
+def test_compiled_on_first_use_and_from_the_cache_after_that(
+    gpu: FakeGpu, ks: Launcher, compiler: TextCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weights = inputs()
+    for batch in (1, 5, BATCH):
+        out = FakeArray(gpu, np.zeros((batch, PATTERN.out_features), np.float32))
+        ks(FakeArray(gpu, x[:batch]), FakeArray(gpu, weights), out=out)
+        gpu.synchronize()
+        check(out.content, x[:batch], weights)
+    assert compiler.compiled == ["ks_2x9x5x3_float32_bsf"]
+    monkeypatch.setattr(launchers, "PLANNER", Planner())  # another process
+    Launcher(*SHAPE)(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
+    assert len(compiler.compiled) == 1
+
+
+def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    kept = ks.pack(FakeArray(gpu, weights))
+    ks.prepare(FakeArray(gpu, x), kept, out=zeros(gpu))
+    ready, out = FakeArray(gpu, x[:5]), FakeArray(gpu, np.zeros((5, PATTERN.out_features), np.float32))
+    gpu.begin_capture()
+    ks(ready, kept, out=out)
+    gpu.end_capture()()
+    check(out.content, x[:5], weights)
+
+
+def test_a_launcher_forgets_batches_rather_than_grow(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "MOST_FITS", 3)
+    kept = ks.pack(FakeArray(gpu, inputs()[1]))
+    for batch in range(1, 9):
+        x, out = (FakeArray(gpu, np.zeros((batch, size), np.float32)) for size in (PATTERN.in_features, PATTERN.out_features))
+        ks.prepare(x, kept, out=out)
+    assert len(ks._fits) <= 3
+
+
+def test_launchers_can_be_copied_and_sent_to_other_processes(gpu: FakeGpu) -> None:
+    ks = Launcher(*SHAPE, batches=[BATCH])
+    x, weights = inputs()
+    ks(FakeArray(gpu, x), FakeTensor(gpu, weights), out=zeros(gpu))
+    for copied in (copy.deepcopy(ks), pickle.loads(pickle.dumps(ks))):
+        assert (copied.pattern, copied.batches) == (ks.pattern, ks.batches)
+    assert repr(copy.deepcopy(ChainLauncher(ks))) == "ChainLauncher(Launcher(2, 9, 5, 3))"
 
 
 # ---- what is refused
@@ -327,6 +736,14 @@ def test_what_does_not_fit_is_refused(ks: Launcher, changes: dict[str, Any], mes
         ks(given.pop("x"), given.pop("weights"), **given)
 
 
+def test_an_address_inside_a_number_is_refused(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    array = FakeArray(gpu, x)
+    array.__cuda_array_interface__["data"] = (array.__cuda_array_interface__["data"][0] + 2, False)
+    with pytest.raises(LaunchError, match=r"x starts inside a float32, at 0x.*; give a copy of it"):
+        ks(array, FakeArray(gpu, weights), out=zeros(gpu))
+
+
 def test_arrays_in_two_places_are_refused(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     with pytest.raises(LaunchError, match=r"x lies on a CUDA device and weights on the host; give both in one place"):
@@ -355,8 +772,10 @@ def test_a_batch_beyond_a_launch_is_refused(gpu: FakeGpu) -> None:
     for array in (x, y):
         array.__cuda_array_interface__["shape"] = (2**40, 1)
     array = y
-    array.__cuda_array_interface__["data"] = (int(x.memory) + 2**45, False)
-    with pytest.raises(LaunchError, match=r"a batch of 1099511627776 needs \d+ blocks; a launch has at most 2147483647"):
+    array.__cuda_array_interface__["data"] = (x.content.ctypes.data + 2**45, False)
+    with pytest.raises(
+        LaunchError, match=r"ks_1x1x1x1_float32_bsf: a batch of 1099511627776 needs \d+ blocks; a launch has at most 2147483647"
+    ):
         ks(x, weights, out=array)
 
 
