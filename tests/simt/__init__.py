@@ -19,5 +19,6 @@ caught comes as `SimtError(kind, message, line, block, thread)`:
 from tests.simt.build import is_installed
 from tests.simt.emulator import run_cuda
 from tests.simt.errors import SimtError
+from tests.simt.tensor_map import TensorMap
 
-__all__ = ["SimtError", "is_installed", "run_cuda"]
+__all__ = ["SimtError", "TensorMap", "is_installed", "run_cuda"]

@@ -19,7 +19,9 @@ _HERE = Path(__file__).parent
 _COMMON_FLAGS = ("-std=c++17", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
 # These checks call handlers of the runtime's own, in every build.
 _CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-fstack-clash-protection")
-_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS)
+# Variables that nobody set hold 0xfe bytes (NaN as 16-bit floats, -1.7e38 as float); arrays in flight stay where they are.
+_UNSET = ("-ftrivial-auto-var-init=pattern", "-fstack-reuse=none")
+_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS, *_UNSET)
 # The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-tree-loop-distribute-patterns")
 _SANITIZERS: dict[str, tuple[str, ...]] = {
@@ -29,7 +31,7 @@ _SANITIZERS: dict[str, tuple[str, ...]] = {
 }
 
 _KERNEL = re.compile(r"\bSIMT_KERNEL\b[^(;{]*?(\w+)\s*\(")
-_DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b[^;{]*?(\w+)\s*\[\s*\]\s*;")
+_DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b([^;{]*?)(\w+)\s*\[\s*\]\s*;")
 # Blocks run one after the other, so one static copy serves; its section lets the runtime fill it with NaN.
 _STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
 
@@ -89,8 +91,7 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
     _compile(scratch, *flags, "-E", "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
     expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
     kernels = _KERNEL.findall(expanded)
-    dynamic = sorted(set(_DYNAMIC_SHARED.findall(expanded)))
-    expanded = re.sub(r"\bextern\s+SIMT_SHARED\b", "extern", expanded)
+    expanded = _place_dynamic_shared(expanded)
     expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
     expanded = re.sub(r"\bSIMT_KERNEL\b", "", expanded)
     table = " ".join(f"{{[] {{ simt::call({name}); }}, simt::count_parameters({name})}}," for name in kernels)
@@ -99,10 +100,17 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
 
     _refuse_shared_in_templates(scratch)
 
-    # The text's dynamic shared memory is the runtime's zone, after the page in front that nobody may touch.
-    symbols = [f"-Wl,--defsym,{name}=simt_shared_zone+4096" for name in dynamic]
-    _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), *symbols, "-o", "entry/kernel")
+    _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), "-o", "entry/kernel")
     (entry / "entries").write_text("\n".join(kernels), encoding="utf-8")
+
+
+def _place_dynamic_shared(text: str) -> str:
+    """Each use of a dynamic shared array asks the runtime for it: blocks of a cluster have one each."""
+    for declared in list(_DYNAMIC_SHARED.finditer(text)):
+        element = re.sub(r"__attribute__\s*\(\(.*?\)\)\)?", "", declared[1]).strip()
+        text = text.replace(declared[0], "static_assert(true);", 1)
+        text = re.sub(rf"\b{declared[2]}\b", f"static_cast<{element}*>(simt::dynamic_shared())", text)
+    return text
 
 
 def _refuse_shared_in_templates(scratch: Path) -> None:

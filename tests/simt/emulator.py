@@ -15,13 +15,16 @@ import numpy.typing as npt
 
 from tests.simt.build import build, find_lines
 from tests.simt.errors import SimtError, describe_lines
+from tests.simt.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
-Argument = Array | np.generic | int | None
+Argument = Array | TensorMap | np.generic | int | None
 
 MAX_SHARED_BYTES = 227 << 10  # what a block may have on compute capability 9.0
 MAX_THREADS = 1024
-_VALUE, _BUFFER, _NULL = range(3)
+MOST_BLOCKS = 8  # of a cluster, on every GPU that has them
+_VALUE, _BUFFER, _NULL, _TENSOR_MAP = range(4)
+ACCUMULATION = ("cut off", "rounded")
 _EXIT_CAUGHT = 3
 # Where the system scatters mappings widely, an older ThreadSanitizer refuses to start.
 _FIXED_ADDRESSES = ("setarch", "-R")
@@ -36,6 +39,8 @@ def run_cuda(
     args: Sequence[Argument],
     sanitize: str = "none",
     *,
+    cluster: int = 1,
+    accumulation: str = "cut off",
     order: str | int = "forward",
     timeout_s: int = 60,
 ) -> None:
@@ -43,9 +48,11 @@ def run_cuda(
 
     A Python int is a 64-bit argument; other values are NumPy scalars of the kernel's own type. A read-only array is
     read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
+    `cluster` blocks, neighbours along x, run together. `accumulation` says what tensor cores do with the bits below a
+    sum's last: cut off, as GPUs were seen to, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
-    arrays, job = _describe_launch(entry_number, grid, block, shared_bytes, args, order, timeout_s)
+    arrays, job = _describe_launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, accumulation)
     with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
         job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
         job_path.write_bytes(job)
@@ -79,6 +86,8 @@ def _describe_launch(
     args: Sequence[Argument],
     order: str | int,
     timeout_s: int,
+    cluster: int,
+    accumulation: str,
 ) -> tuple[list[Array], bytes]:
     """The distinct arrays, and the job file: 64-bit numbers, and bytes padded to a multiple of eight."""
     grid, block = _three("grid", grid), _three("block", block)
@@ -90,27 +99,39 @@ def _describe_launch(
     if not isinstance(seed, int):
         raise ValueError(f"order={order!r}; 'forward', 'reverse' or a seed are accepted")
 
+    if not 1 <= cluster <= MOST_BLOCKS or grid[0] % cluster:
+        raise ValueError(f"cluster={cluster}; 1 to {MOST_BLOCKS} blocks, a divisor of grid={grid} along x")
+    if accumulation not in ACCUMULATION:
+        raise ValueError(f"accumulation={accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
+
     arrays: list[Array] = []
     buffers: list[bytes] = []
     arguments: list[bytes] = []
+
+    def buffer_of(index: int, array: Array) -> int:
+        known = [i for i, other in enumerate(arrays) if other is array]
+        if known:
+            return known[0]
+        if not array.flags.c_contiguous:
+            raise ValueError(f"argument {index}: an array of strides {array.strides} is not contiguous")
+        if any(np.may_share_memory(array, other) for other in arrays):
+            raise ValueError(f"argument {index} overlaps another; give one array twice, or two separate ones")
+        arrays.append(array)
+        facts = (index, array.flags.writeable, array.ctypes.data, array.nbytes)
+        buffers.extend([_numbers(*facts), _padded(array.tobytes())])
+        return len(arrays) - 1
+
     for index, argument in enumerate(args):
         if argument is None:
             arguments.append(_numbers(_NULL, 0))
         elif isinstance(argument, np.ndarray):
-            known = [i for i, array in enumerate(arrays) if array is argument]
-            arguments.append(_numbers(_BUFFER, known[0] if known else len(arrays)))
-            if not known:
-                if not argument.flags.c_contiguous:
-                    raise ValueError(f"argument {index}: an array of strides {argument.strides} is not contiguous")
-                if any(np.may_share_memory(argument, array) for array in arrays):
-                    raise ValueError(f"argument {index} overlaps another; give one array twice, or two separate ones")
-                arrays.append(argument)
-                facts = (index, argument.flags.writeable, argument.ctypes.data, argument.nbytes)
-                buffers += [_numbers(*facts), _padded(argument.tobytes())]
+            arguments.append(_numbers(_BUFFER, buffer_of(index, argument)))
+        elif isinstance(argument, TensorMap):
+            arguments.append(_numbers(_TENSOR_MAP, buffer_of(index, argument.array), *argument.numbers))
         else:
             value = _value_bytes(index, argument)
             arguments += [_numbers(_VALUE, len(value)), _padded(value)]
-    head = _numbers(*grid, *block, shared_bytes, kind, seed, timeout_s, entry, len(arrays))
+    head = _numbers(*grid, *block, shared_bytes, kind, seed, cluster, ACCUMULATION.index(accumulation), timeout_s, entry, len(arrays))
     return arrays, b"".join([head, *buffers, _numbers(len(args)), *arguments])
 
 

@@ -5,7 +5,11 @@ namespace simt {
 
 template <typename T>
 struct Argument {
-  static T value(int index) { return *static_cast<const T*>(argument(index, sizeof(T), false)); }
+  static T value(int index) {  // whose bytes lie anywhere
+    T result;
+    __builtin_memcpy(&result, argument(index, sizeof(T), false), sizeof(T));
+    return result;
+  }
 };
 
 template <typename T>

@@ -4,18 +4,23 @@
 
 #include <cstdint>
 
-#include "scheduler.h"
+#include "calls.h"
 
 namespace simt {
 
+inline void land_copy(const AsyncCopy& copy, const void* code) {
+  if (copy.global != nullptr) note_read(copy.global, copy.bytes, code);
+  note_write(copy.shared, copy.bytes, code);
+  for (int i = 0; i < copy.bytes; ++i) copy.shared[i] = copy.global != nullptr ? copy.global[i] : 0;
+}
+
 void copy_async(void* destination, const void* source, int bytes, bool valid) {
+  const Call call;
   Thread& thread = *scheduler.current();
-  const void* code = __builtin_return_address(0);
-  thread.code = before(code);
   if (reinterpret_cast<uintptr_t>(destination) % bytes != 0) {
     fail("misaligned", "copy_async_%d to %s", bytes, describe(destination).c_str());
   }
-  if (!shared.holds(destination, bytes)) {
+  if (!is_shared(destination, bytes)) {
     fail("out-of-bounds", "copy_async_%d to %s", bytes, describe(destination).c_str());
   }
   // The hardware wants an aligned source address even where it reads nothing from it.
@@ -27,7 +32,7 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
   }
   const auto to = static_cast<unsigned char*>(destination);
   const auto from = static_cast<const unsigned char*>(source);
-  note_write(to, bytes, code);
+  note_write(to, bytes, thread.code);
   fill_nan(to, bytes);
   thread.copies.push_back({to, valid ? from : nullptr, bytes, thread.committed});
 }
@@ -35,13 +40,11 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
 void copy_async_commit() { ++scheduler.current()->committed; }
 
 void copy_async_wait(int pending) {
+  const Call call;
   Thread& thread = *scheduler.current();
-  const void* code = __builtin_return_address(0);
   auto next = thread.copies.begin();
   for (; next != thread.copies.end() && next->group < thread.committed - pending; ++next) {
-    if (next->global != nullptr) note_read(next->global, next->bytes, code);
-    note_write(next->shared, next->bytes, code);
-    for (int i = 0; i < next->bytes; ++i) next->shared[i] = next->global != nullptr ? next->global[i] : 0;
+    land_copy(*next, thread.code);
   }
   thread.copies.erase(thread.copies.begin(), next);
 }

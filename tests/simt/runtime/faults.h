@@ -84,8 +84,8 @@ struct RacingAccess {
   }
 };
 
-// The CUDA thread's number, which is its fiber's name.
-inline const char* name_thread(void* found, int id) {
+// The CUDA thread's number, which is its fiber's name, or the engine's name.
+inline std::string name_thread(void* found, int id) {
   const char *description, *name;
   void* trace[1];
   int unused, thread, count = 0;
@@ -93,9 +93,9 @@ inline const char* name_thread(void* found, int id) {
   __tsan_get_report_data(found, &description, &unused, &unused, &unused, &unused, &unused, &count, &unused, trace, 1);
   for (int i = 0; i < count; ++i) {
     __tsan_get_report_thread(found, i, &thread, &system_id, &unused, &name, &unused, trace, 1);
-    if (thread == id) return name;
+    if (thread == id) return name[0] == 't' ? name : std::string("thread ") + name;
   }
-  return "?";
+  return "another thread";
 }
 
 }  // namespace simt
@@ -108,9 +108,9 @@ extern "C" void __tsan_on_report(void* found) {
                           &access->is_write, &access->is_atomic, access->trace, 8);
   }
   char message[1024];
-  snprintf(message, sizeof(message), "%s at %s, which thread %s %s at %s with no barrier between",
+  snprintf(message, sizeof(message), "%s at %s, which %s %s at %s with no barrier between",
            now.is_write ? "write" : "read", simt::describe(now.address).c_str(),
-           simt::name_thread(found, earlier.thread), earlier.is_write ? "wrote" : "read",
+           simt::name_thread(found, earlier.thread).c_str(), earlier.is_write ? "wrote" : "read",
            simt::place_of(earlier.code()).c_str());
   simt::report("race", now.code(), message);
 }

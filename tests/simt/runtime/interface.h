@@ -33,10 +33,53 @@ int lane();
 void copy_async(void* shared, const void* global, int bytes, bool valid);
 void copy_async_commit();
 void copy_async_wait(int pending);
+void copy_async_arrive(unsigned barrier);
 
 // Addresses of the shared window, as PTX takes them.
 unsigned shared_address(const void* pointer);
 void* shared_pointer(unsigned address);
+void* dynamic_shared();
+
+// What the operands of matrix instructions are, 32 bits or two 16-bit ones a register.
+enum class Operand : unsigned char { F32, TF32, F16, BF16 };
+
+void ldmatrix(unsigned* words, unsigned row, bool transposed);
+void stmatrix(unsigned row, const unsigned* words, bool transposed);
+void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind);
+
+void mbarrier_init(unsigned barrier, unsigned arrivals);
+void fence_mbarrier_init();
+void mbarrier_arrive(unsigned barrier, unsigned bytes);  // and expect that many bytes
+void mbarrier_wait(unsigned barrier, unsigned parity);
+
+// A mask names blocks of the cluster; 0 is the calling one.
+void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned mask);
+void load_box(unsigned to, const void* map, const int* corner, int dimensions, unsigned barrier, unsigned mask);
+void store_box(const void* map, const int* corner, int dimensions, unsigned from);
+void bulk_commit();
+void bulk_wait(int pending, bool reads_only);
+void fence_proxy_async();
+
+struct WgmmaShape {
+  short columns;
+  Operand operand;
+  bool transposes_a, transposes_b;
+};
+
+// A is in shared memory where `a` is null.
+void wgmma(float* sums, const unsigned* a, unsigned long long a_descriptor, unsigned long long b_descriptor,
+           bool accumulates, WgmmaShape shape);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+void registers_increase(int count);
+void registers_decrease(int count);
+
+int cluster_rank();
+int cluster_size();
+unsigned cluster_address(unsigned address, int rank);
+void cluster_sync();
 
 // The launch's argument `index`, which must be `bytes` long and a pointer or not as `is_pointer` says.
 const void* argument(int index, int bytes, bool is_pointer);

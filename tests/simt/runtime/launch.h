@@ -11,3 +11,14 @@ struct dim3 {
 
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
+
+namespace simt {
+
+// Registers a thread gets at the launch: what the compiler may use at most when all of a block's threads are resident.
+constexpr int REGISTERS = 65536;
+inline int registers_at_launch(int threads) {
+  const int share = REGISTERS / threads / 8 * 8;
+  return share < 256 ? share : 256;
+}
+
+}  // namespace simt

@@ -4,56 +4,58 @@
 #include <cstring>
 #include <vector>
 
+#include "bulk.h"
+#include "calls.h"
+#include "cluster.h"
 #include "copies.h"
+#include "engine_work.h"
 #include "faults.h"
 #include "interface.h"
+#include "matrices.h"
+#include "mbarrier.h"
+#include "registers.h"
 #include "report.h"
 #include "scheduler.h"
+#include "stuck.h"
+#include "tensor_core.h"
+#include "wgmma.h"
 
 namespace simt {
 
 int threads_of_block() { return scheduler.size(); }
 
-// Always inlined: the address wanted is the one that the kernel's call returns to.
-__attribute__((always_inline)) static inline void note_call() {
-  scheduler.current()->code = before(__builtin_return_address(0));
-}
-
 void trap() {
-  note_call();
+  const Call call;
   fail("trap", "__trap() was called");
 }
 
-int lane() { return scheduler.current()->number % 32; }
+int lane() { return scheduler.current()->lane(); }
 
 void barrier(const char* what, int id, int threads, bool waits) {
-  note_call();
+  const Call call;
   scheduler.arrive(what, id, threads, waits);
 }
 
 const Exchange& exchange(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory) {
-  note_call();
+  const Call call;
   return scheduler.meet(what, mask, value, bytes, orders_memory);
 }
 
-// The window starts above zero, so that a null address is no shared memory; static arrays follow the dynamic part.
-constexpr unsigned SHARED_WINDOW = 1024, STATIC_WINDOW = 1 << 20;
-
 unsigned shared_address(const void* pointer) {
-  note_call();
-  if (!shared.holds(pointer, 0)) fail("out-of-bounds", "%s is not shared memory", describe(pointer).c_str());
-  const auto byte = static_cast<const unsigned char*>(pointer);
-  if (byte >= shared.data() && byte <= shared.data() + shared.bytes()) return SHARED_WINDOW + (byte - shared.data());
-  return STATIC_WINDOW + (byte - __start_simt_shared);
+  const Call call;
+  return address_of(pointer);
 }
 
 void* shared_pointer(unsigned address) {
-  note_call();
-  void* pointer = address < STATIC_WINDOW ? shared.data() + (long(address) - SHARED_WINDOW)
-                                          : __start_simt_shared + (address - STATIC_WINDOW);
-  if (!shared.holds(pointer, 0)) fail("out-of-bounds", "0x%x is not shared memory", address);
+  const Call call;
+  void* pointer = pointer_to(address);
+  if (!is_shared(pointer, 0)) fail("out-of-bounds", "0x%x is not shared memory", address);
   return pointer;
 }
+
+void* dynamic_shared() { return scheduler.block().shared->data(); }
+
+void fence_proxy_async() { scheduler.block().shared->publish(); }
 
 struct Argument {
   bool is_pointer;
@@ -101,19 +103,22 @@ static void check_slack() {
     if (buffer.slack_is_untouched()) continue;
     fail("out-of-bounds", "a write next to argument %d, which has %zu bytes", buffer.argument(), buffer.bytes());
   }
-  if (!shared.slack_is_untouched()) {
+  for (const SharedMemory& shared : shared_memories) {
+    if (shared.slack_is_untouched()) continue;
     fail("out-of-bounds", "a write next to the dynamic shared memory, which has %zu bytes", shared.bytes());
   }
 }
 
-static void run(const Entry& entry, Order order, unsigned long long seed) {
-  scheduler.prepare(blockDim, entry.call, order, seed);
-  std::vector<int> blocks(size_t(gridDim.x) * gridDim.y * gridDim.z);
-  scheduler.permute(blocks);
-  for (const unsigned block : blocks) {
-    blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
-    shared.fill();
-    scheduler.run_block(block);
+// Clusters run one after the other; a cluster is `cluster_size` neighbours along x.
+static void run(const Entry& entry, unsigned cluster_size) {
+  scheduler.prepare(cluster_size, entry.call);
+  std::vector<int> clusters(size_t(gridDim.x) * gridDim.y * gridDim.z / cluster_size);
+  order.permute(clusters);
+  for (const unsigned cluster : clusters) {
+    std::vector<unsigned> blocks;
+    for (unsigned rank = 0; rank < cluster_size; ++rank) blocks.push_back(cluster * cluster_size + rank);
+    mbarriers.clear();
+    scheduler.run_cluster(blocks);
     check_slack();
   }
 }
@@ -130,12 +135,49 @@ static dim3 read_size(Job& job) {
   return {x, y, z};
 }
 
+// What the host does with cuTensorMapEncodeTiled.
+static std::vector<unsigned char> encode_map(Job& job, const Buffer& buffer) {
+  TensorMap map = {};
+  map.magic = TensorMap::MAGIC;
+  map.base = buffer.data();
+  map.dimensions = job.number();
+  map.element_bytes = job.number();
+  map.swizzle = TensorMap::Swizzle(job.number());
+  for (int i = 0; i < map.dimensions; ++i) map.size[i] = job.number();
+  for (int i = 0; i + 1 < map.dimensions; ++i) map.stride[i] = job.number();
+  for (int i = 0; i < map.dimensions; ++i) map.box[i] = job.number();
+  if (const std::string complaint = map.complaint(); !complaint.empty()) fail("tensor-map", "%s", complaint.c_str());
+  if (map.extent() > buffer.bytes()) {
+    fail("tensor-map", "the map takes in %llu bytes of argument %d, which has %zu", map.extent(), buffer.argument(),
+         buffer.bytes());
+  }
+  std::vector<unsigned char> bytes(128);
+  memcpy(bytes.data(), &map, sizeof(map));
+  return bytes;
+}
+
+static Argument read_argument(Job& job) {
+  enum Kind { VALUE, BUFFER, NULL_POINTER, TENSOR_MAP };
+  const Kind kind = Kind(job.number());
+  const long long detail = job.number();  // bytes of a value, or which buffer
+  if (kind == VALUE) {
+    const unsigned char* begin = job.bytes(detail);
+    return {false, {begin, begin + detail}};
+  }
+  if (kind == TENSOR_MAP) return {false, encode_map(job, buffers[detail])};
+  const void* data = kind == BUFFER ? buffers[detail].data() : nullptr;
+  const auto begin = reinterpret_cast<const unsigned char*>(&data);
+  return {true, {begin, begin + sizeof(data)}};
+}
+
 static void launch(Job job) {
   gridDim = read_size(job);
   blockDim = read_size(job);
   const size_t shared_bytes = job.number();
-  const Order order = Order(job.number());
-  const unsigned long long seed = job.number();
+  const auto kind = Order::Kind(job.number());
+  order.set(kind, job.number());
+  const unsigned cluster_size = job.number();
+  accumulation = Accumulation(job.number());
   catch_signals(job.number());
   const Entry& entry = entries[job.number()];
 
@@ -146,19 +188,15 @@ static void launch(Job job) {
     buffers.emplace_back(first_argument, job.bytes(bytes), bytes, address, writable);
   }
   const int count = job.number();
-  for (int i = 0; i < count; ++i) {
-    enum Kind { VALUE, BUFFER, NULL_POINTER };
-    const Kind kind = Kind(job.number());
-    const long long detail = job.number();  // bytes of a value, or which buffer
-    const void* data = kind == BUFFER ? buffers[detail].data() : nullptr;
-    const auto begin = kind == VALUE ? job.bytes(detail) : reinterpret_cast<const unsigned char*>(&data);
-    arguments.push_back({kind != VALUE, {begin, begin + (kind == VALUE ? detail : sizeof(data))}});
-  }
+  for (int i = 0; i < count; ++i) arguments.push_back(read_argument(job));
   if (count != entry.parameters) {
     fail("argument", "the kernel takes %d arguments, given are %d", entry.parameters, count);
   }
-  shared.set_size(shared_bytes);
-  run(entry, order, seed);
+  if (cluster_size > 1 && static_shared_bytes() > 0) {
+    fail("cluster", "static __shared__ arrays in a cluster, which the emulator cannot do");
+  }
+  for (unsigned rank = 0; rank < cluster_size; ++rank) shared_memories.emplace_back(shared_bytes);
+  run(entry, cluster_size);
   write_buffers();
 }
 
@@ -168,5 +206,5 @@ int main(int, char** argv) {
   simt::result_path = argv[2];
   simt::launch(simt::Job(argv[1]));
   fflush(stdout);
-  _exit(0);  // no leak or thread checks on the way out
+  simt::leave(0);
 }

@@ -6,6 +6,7 @@
 
 #include <sys/mman.h>
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,24 @@ namespace simt {
 
 constexpr unsigned char NAN_BYTE = 0xff;  // four of them are a float NaN, two a half or bfloat16 NaN
 constexpr size_t PAGE = 4096, FENCE = 1 << 20;
-constexpr size_t SHARED_LIMIT = 227 << 10, SHARED_BEFORE = PAGE;
 
 inline size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Loops, since memset and memcpy are the sanitizers' own functions.
+// Loops, since memset, memcpy and memcmp are the sanitizers' own functions.
 inline void fill_nan(unsigned char* begin, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) begin[i] = NAN_BYTE;
+}
+
+inline void copy_bytes(void* to, const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<const unsigned char*>(from)[i];
+}
+
+inline bool are_equal(const void* one, const void* other, size_t bytes) {
+  bool same = true;
+  for (size_t i = 0; i < bytes; ++i) {
+    same &= static_cast<const unsigned char*>(one)[i] == static_cast<const unsigned char*>(other)[i];
+  }
+  return same;
 }
 
 inline bool is_untouched(const unsigned char* begin, size_t bytes) {
@@ -79,49 +91,78 @@ class Buffer {
   unsigned char *mapped_, *data_;
 };
 
-// The dynamic shared memory: a symbol of the executable, as the emitted text declares it `extern`.
-extern "C" {
-alignas(PAGE) unsigned char simt_shared_zone[SHARED_BEFORE + (256 << 10)];
+inline size_t static_shared_bytes() { return __stop_simt_shared - __start_simt_shared; }
+
+inline bool lies_in(const void* address, size_t bytes, const unsigned char* begin, size_t size) {
+  const size_t offset = static_cast<const unsigned char*>(address) - begin;
+  return offset <= size && bytes <= size - offset;
 }
 
+inline bool is_static_shared(const void* address, size_t bytes) {
+  return lies_in(address, bytes, __start_simt_shared, static_shared_bytes());
+}
+
+// A block's dynamic shared memory, and what the asynchronous proxy (bulk copies, wgmma) sees of it: threads' own writes
+// get there by fence_proxy_async.
 class SharedMemory {
  public:
-  void set_size(size_t bytes) {
-    bytes_ = bytes;
-    slack_ = round_up(bytes, PAGE) - bytes;
-    unsigned char* fence = data() + bytes_ + slack_;
-    fill_nan(simt_shared_zone, SHARED_BEFORE);
-    forbid(simt_shared_zone, SHARED_BEFORE);
+  explicit SharedMemory(size_t bytes) : bytes_(bytes), slack_(round_up(bytes, PAGE) - bytes), async_view_(bytes) {
+    mapped_ = map(PAGE + bytes_ + slack_ + FENCE, PROT_NONE);
+    mprotect(mapped_, PAGE + bytes_ + slack_, PROT_READ | PROT_WRITE);
+    fill_nan(mapped_, PAGE);
+    fill();
+    forbid(mapped_, PAGE);
     forbid(data() + bytes_, slack_);
-    mprotect(fence, simt_shared_zone + sizeof(simt_shared_zone) - fence, PROT_NONE);
   }
 
   void fill() {
     fill_nan(data(), bytes_ + slack_);
-    fill_nan(__start_simt_shared, static_bytes());
+    fill_nan(async_view_.data(), bytes_);
   }
 
-  unsigned char* data() const { return simt_shared_zone + SHARED_BEFORE; }
+  unsigned char* data() const { return mapped_ + PAGE; }
   size_t bytes() const { return bytes_; }
-  size_t static_bytes() const { return __stop_simt_shared - __start_simt_shared; }
-  bool holds(const void* address, size_t bytes) const {
-    return lies_in(address, bytes, data(), bytes_) || lies_in(address, bytes, __start_simt_shared, static_bytes());
+  bool holds(const void* address, size_t bytes) const { return lies_in(address, bytes, data(), bytes_); }
+  bool is_near(const void* address) const { return lies_in(address, 1, mapped_, PAGE + bytes_ + slack_ + FENCE); }
+  bool slack_is_untouched() const { return is_untouched(mapped_, PAGE) && is_untouched(data() + bytes_, slack_); }
+
+  void publish() {
+    for (size_t i = 0; i < bytes_; ++i) async_view_[i] = data()[i];
   }
-  bool is_near(const void* address) const { return lies_in(address, 1, simt_shared_zone, sizeof(simt_shared_zone)); }
-  bool slack_is_untouched() const {
-    return is_untouched(simt_shared_zone, SHARED_BEFORE) && is_untouched(data() + bytes_, slack_);
+  void write_async(unsigned char* to, const unsigned char* from, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) async_view_[to - data() + i] = to[i] = from[i];
+  }
+  void begin_async_write(unsigned char* to, size_t bytes) {
+    fill_nan(to, bytes);
+    fill_nan(async_view_.data() + (to - data()), bytes);
+  }
+  // The first of these bytes that a thread has written and the asynchronous proxy has not seen; null if there is none.
+  const unsigned char* find_unpublished(const unsigned char* from, size_t bytes) const {
+    for (size_t i = 0; i < bytes; ++i) {
+      if (from[i] != async_view_[from - data() + i]) return from + i;
+    }
+    return nullptr;
   }
 
  private:
-  static bool lies_in(const void* address, size_t bytes, const unsigned char* begin, size_t size) {
-    const size_t offset = static_cast<const unsigned char*>(address) - begin;
-    return offset <= size && bytes <= size - offset;
-  }
-  size_t bytes_ = 0, slack_ = 0;
+  size_t bytes_, slack_;
+  unsigned char* mapped_;
+  std::vector<unsigned char> async_view_;
 };
 
 inline std::vector<Buffer> buffers;
-inline SharedMemory shared;
+inline std::deque<SharedMemory> shared_memories;  // one for each block of a cluster
+
+inline SharedMemory* shared_memory_of(const void* address, size_t bytes) {
+  for (SharedMemory& shared : shared_memories) {
+    if (shared.holds(address, bytes)) return &shared;
+  }
+  return nullptr;
+}
+
+inline bool is_shared(const void* address, size_t bytes) {
+  return is_static_shared(address, bytes) || shared_memory_of(address, bytes) != nullptr;
+}
 
 inline bool is_in_a_buffer(const void* address, int bytes) {
   for (const Buffer& buffer : buffers) {
@@ -140,11 +181,14 @@ inline std::string describe(const void* address) {
     return "byte " + offset_from(buffer.data()) + " of argument " + std::to_string(buffer.argument()) + ", which has " +
            std::to_string(buffer.bytes()) + " bytes";
   }
-  if (shared.is_near(address)) {
-    return "byte " + offset_from(shared.data()) + " of the dynamic shared memory, which has " +
+  for (size_t rank = 0; rank < shared_memories.size(); ++rank) {
+    const SharedMemory& shared = shared_memories[rank];
+    if (!shared.is_near(address)) continue;
+    const std::string of_block = shared_memories.size() > 1 ? " of cluster block " + std::to_string(rank) : "";
+    return "byte " + offset_from(shared.data()) + " of the dynamic shared memory" + of_block + ", which has " +
            std::to_string(shared.bytes()) + " bytes";
   }
-  if (shared.holds(address, 1)) return "byte " + offset_from(__start_simt_shared) + " of the static shared memory";
+  if (is_static_shared(address, 1)) return "byte " + offset_from(__start_simt_shared) + " of the static shared memory";
   char text[64];
   snprintf(text, sizeof(text), "address %p, outside every buffer", address);
   return text;

@@ -25,6 +25,8 @@ int __tsan_get_report_mop(void* report, unsigned long index, int* thread, void**
                           int* is_atomic, void** trace, unsigned long trace_size);
 int __tsan_get_report_thread(void* report, unsigned long index, int* id, unsigned long* system_id, int* running,
                              const char** name, int* parent, void** trace, unsigned long trace_size);
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
 void __tsan_set_fiber_name(void* fiber, const char* name);
 }
 #endif
@@ -54,19 +56,55 @@ inline void observe_order(void* token) {
   (void)token;
 }
 
-// The current thread reads or writes memory through the runtime, which the kernel called at `code`.
+// While one lives, what the current thread does in its own code is not looked at: the runtime's memory is no kernel's.
+class Unseen {
+ public:
+#if SIMT_RACE
+  Unseen() { __tsan_ignore_thread_begin(); }
+  ~Unseen() { __tsan_ignore_thread_end(); }
+#else
+  Unseen() {}
+  ~Unseen() {}
+#endif
+  Unseen(const Unseen&) = delete;
+};
+
+// The current thread reads or writes memory through the runtime, unseen, which the kernel called at `code`.
 inline void note_read(const void* address, size_t bytes, const void* code) {
 #if SIMT_RACE
+  __tsan_ignore_thread_end();
   __tsan_read_range_pc(const_cast<void*>(address), bytes, const_cast<void*>(code));
+  __tsan_ignore_thread_begin();
 #endif
   (void)address, (void)bytes, (void)code;
 }
 
 inline void note_write(void* address, size_t bytes, const void* code) {
 #if SIMT_RACE
+  __tsan_ignore_thread_end();
   __tsan_write_range_pc(address, bytes, const_cast<void*>(code));
+  __tsan_ignore_thread_begin();
 #endif
   (void)address, (void)bytes, (void)code;
+}
+
+// What `work` does to memory is the asynchronous engine's doing, not the current thread's.
+template <typename Work>
+void run_as_engine(const Work& work) {
+#if SIMT_RACE
+  constexpr unsigned NO_SYNC = 1;
+  static void* const engine = __tsan_create_fiber(0);
+  __tsan_set_fiber_name(engine, "the asynchronous engine");
+  void* const self = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(engine, NO_SYNC);
+  {
+    const Unseen unseen;
+    work();
+  }
+  __tsan_switch_to_fiber(self, NO_SYNC);
+#else
+  work();
+#endif
 }
 
 }  // namespace simt

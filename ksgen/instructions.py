@@ -1,0 +1,74 @@
+"""The words of PTX instructions whose operand lists depend on a size: what `templates/include/ptx` spells out."""
+
+from dataclasses import dataclass
+
+K_BYTES = 32  # of one row of A or column of B that one instruction takes
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""
+
+    operand: str  # "f16", "bf16" or "tf32"
+    columns: int  # a multiple of 8, up to 256
+    a_in_registers: bool
+
+    @property
+    def name(self) -> str:
+        return f"wgmma_{'rs' if self.a_in_registers else 'ss'}_{self.operand}"
+
+    @property
+    def k(self) -> int:
+        return K_BYTES // (4 if self.operand == "tf32" else 2)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread."""
+        return self.columns // 2
+
+    @property
+    def instruction(self) -> str:
+        return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{self.k}.f32.{self.operand}.{self.operand}"
+
+    @property
+    def transposed(self) -> tuple[str, ...]:
+        """Operands that may lie along their rows or columns in shared memory: 16-bit ones."""
+        if self.operand == "tf32":
+            return ()
+        return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")
+
+    @property
+    def template(self) -> str:
+        return f"template <{', '.join(f'bool {name}' for name in self.transposed)}>\n" if self.transposed else ""
+
+    @property
+    def a_parameter(self) -> str:
+        return "const unsigned (&a)[4]" if self.a_in_registers else "unsigned long long a"
+
+    @property
+    def outputs(self) -> str:
+        return ", ".join(f'"+f"(sums[{number}])' for number in range(self.sums))
+
+    @property
+    def inputs(self) -> str:
+        flags = [f'"n"(static_cast<int>({name}))' for name in self.transposed]
+        a = [f'"r"(a[{number}])' for number in range(self._a_words)] if self.a_in_registers else ['"l"(a)']
+        return ", ".join(['"r"(static_cast<int>(adds))', '"l"(b)', *a, *flags])
+
+    @property
+    def adds_operand(self) -> str:
+        return f"%{self.sums}"
+
+    @property
+    def operands(self) -> str:
+        """Of the instruction, in its order; the numbers are those of the outputs, then the inputs."""
+        numbers = iter(range(self.sums + 2, self.sums + 2 + self._a_words + len(self.transposed)))
+        a = [f"%{next(numbers)}" for _ in range(self._a_words)]
+        flags = [f"%{number}" for number in numbers]
+        sums = ", ".join(f"%{number}" for number in range(self.sums))
+        a_words = f"{{{', '.join(a)}}}" if self.a_in_registers else a[0]
+        return ", ".join([f"{{{sums}}}", a_words, f"%{self.sums + 1}", "adds", "1", "1", *flags])
+
+    @property
+    def _a_words(self) -> int:
+        return 4 if self.a_in_registers else 1

@@ -1,0 +1,253 @@
+"""Launches of the kernels, each with what must come out: for the emulator, for nvcc and for a GPU."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ksgen.instructions import Wgmma
+from tests.ptx import kernels, render
+from tests.ptx.layouts import Layout, swizzled
+from tests.simt import TensorMap, run_cuda
+
+TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
+
+MBARRIER = ("shared_address", "mbarrier")
+GRIDS = 'extern "C" __global__ void grids() { wait_for_previous_grid(); allow_next_grid(); }\n'
+NAMED = """
+extern "C" __global__ void named(float* y) {
+    float* const s = reinterpret_cast<float*>(shared_memory);
+    if (threadIdx.x < 32) {
+        s[threadIdx.x] = threadIdx.x;
+        barrier_arrive(1, 64);
+    } else {
+        barrier_sync(1, 64);
+        y[threadIdx.x - 32] = s[63 - threadIdx.x];
+    }
+}
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One launch. `check` looks at the arguments after it."""
+
+    name: str
+    text: str
+    entry: str
+    target: str  # the first that has its instructions
+    block: int
+    shared_bytes: int
+    args: list[Any]
+    check: Callable[[], None]
+    grid: int = 1
+    cluster: int = 1
+
+    def emulate(self, sanitize: str = "none", **options: Any) -> None:
+        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, cluster=self.cluster, **options)
+        self.check()
+
+    def broken(self, right: str, wrong: str) -> "Case":
+        """The same launch of a text with one mistake."""
+        assert self.text.count(right) == 1, self.text.count(right)
+        return Case(**{**self.__dict__, "text": self.text.replace(right, wrong)})
+
+
+def normal(shape: tuple[int, ...], operand: str = "tf32", seed: int = 0) -> Any:
+    """Random operands that the instruction takes exactly."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    if operand == "tf32":
+        return (values.view(np.uint32) & 0xFFFFE000).view(np.float32)
+    return values.astype(TYPES[operand])
+
+
+def words(array: Any) -> Any:
+    return np.ascontiguousarray(array).view(np.uint32)
+
+
+def exact(x: Any, w: Any) -> Any:
+    return x.astype(np.float64) @ w.astype(np.float64).T
+
+
+def _close(y: Any, expected: Any, tolerance: float = 1e-5) -> Callable[[], None]:
+    return lambda: np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance)
+
+
+def _equal(y: Any, expected: Any) -> Callable[[], None]:
+    return lambda: np.testing.assert_array_equal(y, expected)
+
+
+def matrices(load: bool, store: bool) -> Case:
+    """8 x 8 matrices through registers, transposed by the load or the store."""
+    text = f"constexpr bool TRANSPOSES_LOAD = {int(load)}, TRANSPOSES_STORE = {int(store)};\n" + kernels.MATRICES
+    x, y = np.arange(256, dtype=np.uint16), np.zeros(256, np.uint16)
+    expected = x.reshape(4, 8, 8) if load == store else x.reshape(4, 8, 8).transpose(0, 2, 1)
+    rendered = render(text, ("shared_address", "ldmatrix", "stmatrix"))
+    return Case(f"matrices {load=} {store=}", rendered, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected))
+
+
+def mma_text(operand: str) -> str:
+    include = "mma_tf32" if operand == "tf32" else f"mma_16 {operand}"
+    return render(kernels.MMA.replace("OPERAND", operand), (include,))
+
+
+def mma(operand: str) -> Case:
+    """One warp's product, added to what is there."""
+    depth = 8 if operand == "tf32" else 16
+    a, b = normal((16, depth), operand), normal((8, depth), operand, 1)
+    y = np.random.default_rng(2).standard_normal((16, 8), np.float32)
+    check = _close(y, y + exact(a, b), 2e-6)
+    return Case(f"mma {operand}", mma_text(operand), "product", "sm_80", 32, 0, [words(a), words(b), y], check)
+
+
+def narrow() -> Case:
+    """Rounding to 16-bit pairs and to tf32, with ties, subnormals and overflow."""
+    special = np.array([0, 65519.996, 65520, np.inf, 2.0**-25, 3.4e38, 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-20], np.float32)
+    rng = np.random.default_rng(1)
+    x = np.concatenate([special, (rng.standard_normal(1016) * 2.0 ** rng.integers(-30, 17, 1016)).astype(np.float32)])
+    f16, bf16, tf32 = (np.zeros(1024, np.uint32) for _ in range(3))
+
+    def check() -> None:
+        with np.errstate(over="ignore"):
+            for packed, dtype in ((f16, TYPES["f16"]), (bf16, TYPES["bf16"])):
+                np.testing.assert_array_equal(packed & 0xFFFF, x.astype(dtype).view(np.uint16))
+                np.testing.assert_array_equal(packed >> 16, (-x).astype(dtype).view(np.uint16))
+        np.testing.assert_array_equal(tf32, np.where(np.isinf(x), words(x), (words(x) + 0x1000) & 0xFFFFE000))
+
+    text = render(kernels.NARROW, ("pack_16 f16", "pack_16 bf16", "float_to_tf32"))
+    return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32], check)
+
+
+def named() -> Case:
+    y = np.zeros(32, np.float32)
+    text = render(NAMED, ("named_barrier",))
+    return Case("named barriers", text, "named", "sm_75", 64, 128, [y], _equal(y, np.arange(31, -1, -1)))
+
+
+def ring() -> Case:
+    """Bulk copies through a ring of stages."""
+    x, y = normal((9, 32)), np.zeros(32, np.float32)
+    text = render(kernels.RING, (*MBARRIER, "copy_bulk"))
+    return Case("ring", text, "ring", "sm_90", 64, 2 * 128 + 4 * 8, [x, y, np.int32(9)], _close(y, x.sum(0, np.float64)))
+
+
+def arrivals() -> Case:
+    """Copies of threads that arrive at an mbarrier by themselves."""
+    x, y = normal((5, 32)), np.zeros(32, np.float32)
+    text = render(kernels.ARRIVALS, (*MBARRIER, "copy_async", "copy_async_arrive"), item_bytes=4)
+    check = _close(y, x.sum(0, np.float64)[np.arange(32) ^ 1])
+    return Case("arrivals", text, "arrivals", "sm_90", 32, 128 + 8, [x, y, np.int32(5)], check)
+
+
+def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
+    """A box in, its image out, and the box with flipped bits back: clipped, swizzled, zeros outside."""
+    margins = (2, 4, 2, 24)
+    x = np.arange(1, 2 * 5 * 3 * 24 + 1, dtype=np.uint32).reshape(2, 5, 3, 24)
+    y, image = np.zeros_like(x), np.zeros(4 * int(np.prod(sizes)), np.uint8)
+    maps = [TensorMap(array, (24, 3, 5, 2), (96, 288, 1440), sizes, swizzle) for array in (x, y)]
+    padded = np.pad(x, [(margin, margin) for margin in margins])
+    at = tuple(slice(c + m, c + m + n) for c, m, n in zip(corner[::-1], margins, sizes[::-1], strict=True))
+    inside = np.zeros(padded.shape, bool)
+    inside[at] = True
+    own = tuple(slice(margin, margin + size) for margin, size in zip(margins, x.shape, strict=True))
+
+    def check() -> None:
+        places = [swizzled(4 * i, swizzle) // 4 for i in range(image.size // 4)]
+        np.testing.assert_array_equal(image.view(np.uint32)[places], padded[at].reshape(-1))
+        np.testing.assert_array_equal(y, np.where(inside[own], x ^ np.uint32(0x01010101), 0))
+
+    args = [*maps, image, np.int32(image.nbytes), *map(np.int32, corner)]
+    text = render(kernels.BOX, (*MBARRIER, "box", "fence_proxy_async"))
+    return Case(f"box {swizzle=}", text, "box", "sm_90", 32, image.nbytes + 8, args, check)
+
+
+WGMMA_INCLUDES = ("shared_address", "fence_proxy_async", "wgmma_groups", "wgmma")
+
+
+def _wgmma_text(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
+    call = wgmma.name + (f"<{', '.join(str(int(flag)) for flag in flags)}>" if wgmma.transposed else "")
+    head = f"\nconstexpr int SUMS = {wgmma.sums}, STEPS = {steps};\n"
+    return render(head + kernel.replace("CALL", call), WGMMA_INCLUDES, wgmma=wgmma)
+
+
+def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int) -> Case:
+    """Products from images in shared memory: enough of k for a whole line of either image."""
+    item_bytes = TYPES[operand].itemsize
+    lines = [swizzle for swizzle, along in ((swizzle_a, along_a), (swizzle_b, along_b)) if not along]
+    k = max(64, *lines, 0) // item_bytes
+    a, b = Layout(64, k, item_bytes, swizzle_a, along_a), Layout(columns, k, item_bytes, swizzle_b, along_b)
+    x, w, y = normal((64, k), operand), normal((columns, k), operand, 1), np.zeros((64, columns), np.float32)
+    start = -(-a.bytes // 1024) * 1024
+    images = np.zeros(start + b.bytes, np.uint8)
+    images[: a.bytes], images[start:] = a.image(x), b.image(w)
+    steps = k * item_bytes // 32
+    args = [images, np.int32(images.nbytes // 16), np.uint64(a.descriptor(0)), np.uint64(b.descriptor(start))]
+    args += [np.int32(each) for each in (a.step, b.step)] + [y]
+    text = _wgmma_text(kernels.WGMMA, Wgmma(operand, columns, a_in_registers=False), steps, along_a, along_b)
+    name = f"wgmma {operand} A {swizzle_a}{' along m' * along_a} B {swizzle_b}{' along n' * along_b} {columns}"
+    return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, _close(y, exact(x, w), 2e-5))
+
+
+def wgmma_registers(operand: str) -> Case:
+    """Products with A in registers, which are loaded for the next one meanwhile."""
+    item_bytes, steps, columns = TYPES[operand].itemsize, 3, 24
+    b = Layout(columns, 32 // item_bytes * steps, item_bytes)
+    x, w = normal((64, b.k), operand), normal((columns, b.k), operand, 1)
+    y = np.zeros((64, columns), np.float32)
+    args = [words(x), b.image(w), np.int32(b.bytes // 16), np.uint64(b.descriptor(0)), np.int32(b.step), y]
+    text = _wgmma_text(kernels.WGMMA_REGISTERS, Wgmma(operand, columns, a_in_registers=True), steps, False)
+    return Case(f"wgmma {operand}, A in registers", text, "product", "sm_90a", 128, b.bytes, args, _close(y, exact(x, w), 2e-5))
+
+
+def cluster() -> Case:
+    """Two blocks, each of which brings half of a row for both."""
+    x, y = normal((5, 64)), np.zeros((4, 32), np.float32)
+    sums = x.sum(0, np.float64)
+    text = render(kernels.CLUSTER, (*MBARRIER, "copy_bulk", "cluster"))
+    check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
+    return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4, cluster=2)
+
+
+def batched() -> Case:
+    """A whole kernel as Hopper wants them: bulk loads, wgmma, bulk stores by warps with roles of their own."""
+    a, b, c, d, batch = 2, 48, 80, 2, 200
+    x = normal((a, c, d, batch), "bf16")
+    w = normal((a, b, c, d), "bf16", 1)
+    steps = -(-c // 32)
+    y = np.zeros((a, b, d, batch), TYPES["bf16"])
+    padded = np.zeros((a, b, steps * 32, d), w.dtype)
+    padded[:, :, :c] = w
+    blocks = [(i, j, s) for i in range(a) for j in range(d) for s in range(2 * steps)]
+    packed = np.concatenate([Layout(b, 16, 2).image(np.ascontiguousarray(padded[i, :, 16 * s : 16 * s + 16, j])) for i, j, s in blocks])
+    maps = [
+        TensorMap(array.view(np.uint16), (batch, d, count, a), (2 * batch, 2 * d * batch, 2 * count * d * batch), (64, 1, rows, 1), 128)
+        for array, count, rows in ((x, c, 32), (y, b, b))
+    ]
+
+    def check() -> None:
+        expected = np.einsum("icjm,ikcj->ikjm", x.astype(np.float64), w.astype(np.float64))
+        np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
+
+    includes = ("copy_bulk", "box", "registers", "named_barrier", "stmatrix", "pack_16 bf16")
+    text = render(kernels.BATCHED, (*MBARRIER, *WGMMA_INCLUDES[1:], *includes), wgmma=Wgmma("bf16", b, a_in_registers=False))
+    args = [*maps, packed, np.int32(batch)]
+    return Case("batched", text, "batched", "sm_90a", 384, kernels.BATCHED_SHARED_BYTES, args, check, grid=3)
+
+
+def all_cases() -> Iterator[Case]:
+    yield from (matrices(load, store) for load in (False, True) for store in (False, True))
+    yield from (mma(operand) for operand in TYPES)
+    yield from (narrow(), named(), ring(), arrivals(), cluster(), batched())
+    yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
+    yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
+    yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))
+    yield box(128, (24, 1, 8, 1), (-3, 0, 0, 1))
+    yield from (wgmma(operand, swizzle, False, swizzle, False, 48) for operand in TYPES for swizzle in (0, 32, 64, 128))
+    yield from (wgmma("bf16", swizzle, True, 0, False, 48) for swizzle in (0, 32, 64, 128))
+    yield from (wgmma("f16", 0, False, swizzle, True, 64) for swizzle in (0, 32, 64, 128))
+    yield wgmma("bf16", 128, True, 128, True, 128)
+    yield wgmma("f16", 128, False, 0, False, 8)
+    yield wgmma("tf32", 0, False, 0, False, 256)
+    yield from (wgmma_registers(operand) for operand in TYPES)

@@ -1,0 +1,48 @@
+// Products by a warpgroup, and registers that its warps take from each other.
+#pragma once
+
+__forceinline__ void wgmma_fence() { simt::wgmma_fence(); }
+__forceinline__ void wgmma_commit() { simt::wgmma_commit(); }
+
+template <int PENDING>
+__forceinline__ void wgmma_wait() {
+  simt::wgmma_wait(PENDING);
+}
+
+// Tells the compiler that the registers may change here: nothing to do.
+template <int SUMS>
+__forceinline__ void wgmma_hold(float (&)[SUMS]) {}
+
+#define SIMT_WGMMA_16(name, operand)                                                                                  \
+  template <bool TRANSPOSES_A, bool TRANSPOSES_B, int SUMS>                                                           \
+  __forceinline__ void wgmma_ss_##name(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {  \
+    simt::wgmma(sums, nullptr, a, b, adds, {2 * SUMS, simt::Operand::operand, TRANSPOSES_A, TRANSPOSES_B});           \
+  }                                                                                                                   \
+  template <bool TRANSPOSES_B, int SUMS>                                                                              \
+  __forceinline__ void wgmma_rs_##name(float (&sums)[SUMS], const unsigned (&a)[4], unsigned long long b, bool adds) { \
+    simt::wgmma(sums, a, 0, b, adds, {2 * SUMS, simt::Operand::operand, false, TRANSPOSES_B});                        \
+  }
+
+SIMT_WGMMA_16(f16, F16)
+SIMT_WGMMA_16(bf16, BF16)
+#undef SIMT_WGMMA_16
+
+template <int SUMS>
+__forceinline__ void wgmma_ss_tf32(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {
+  simt::wgmma(sums, nullptr, a, b, adds, {2 * SUMS, simt::Operand::TF32, false, false});
+}
+
+template <int SUMS>
+__forceinline__ void wgmma_rs_tf32(float (&sums)[SUMS], const unsigned (&a)[4], unsigned long long b, bool adds) {
+  simt::wgmma(sums, a, 0, b, adds, {2 * SUMS, simt::Operand::TF32, false, false});
+}
+
+template <int COUNT>
+__forceinline__ void registers_increase() {
+  simt::registers_increase(COUNT);
+}
+
+template <int COUNT>
+__forceinline__ void registers_decrease() {
+  simt::registers_decrease(COUNT);
+}

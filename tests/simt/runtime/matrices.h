@@ -1,0 +1,85 @@
+// What a warp does together with small matrices: 8 x 8 of 16 bits in shared memory, and products of fragments.
+#pragma once
+
+#include "calls.h"
+#include "tensor_core.h"
+
+namespace simt {
+
+constexpr unsigned ALL_LANES = 0xffffffff;
+
+// Lane 8m + r gives the address of row r of matrix m. Of each matrix, lane l has the 16-bit elements 2 (l % 4) and the
+// next of row l / 4; transposed, of column l / 4.
+inline unsigned char* element_in_matrix(const unsigned char* const* rows, int matrix, int lane, int which, bool transposed) {
+  const int line = lane / 4, along = lane % 4 * 2 + which;
+  const int row = transposed ? along : line, column = transposed ? line : along;
+  return const_cast<unsigned char*>(rows[8 * matrix + row]) + 2 * column;
+}
+
+inline void meet_with_rows(const char* what, unsigned row, const unsigned char* (&rows)[32]) {
+  const unsigned char* const own = shared_bytes_at(what, row, 16, 16);
+  const Exchange& all = scheduler.meet(what, ALL_LANES, &own, sizeof(own), false);
+  for (int i = 0; i < 32; ++i) memcpy(&rows[i], all.values[i], sizeof(own));
+}
+
+void ldmatrix(unsigned* words, unsigned row, bool transposed) {
+  const Call call;
+  const unsigned char* rows[32];
+  meet_with_rows("ldmatrix", row, rows);
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    words[matrix] = 0;
+    for (int which = 0; which < 2; ++which) {
+      const unsigned char* from = element_in_matrix(rows, matrix, lane(), which, transposed);
+      note_read(from, 2, scheduler.current()->code);
+      words[matrix] |= unsigned(from[0] | from[1] << 8) << 16 * which;
+    }
+  }
+}
+
+void stmatrix(unsigned row, const unsigned* words, bool transposed) {
+  const Call call;
+  const unsigned char* rows[32];
+  meet_with_rows("stmatrix", row, rows);
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int which = 0; which < 2; ++which) {
+      unsigned char* to = element_in_matrix(rows, matrix, lane(), which, transposed);
+      note_write(to, 2, scheduler.current()->code);
+      to[0] = words[matrix] >> 16 * which;
+      to[1] = words[matrix] >> (16 * which + 8);
+    }
+  }
+}
+
+// The operand at (row of 16, k) of A, whose four words each lane holds as PTX lays out m16n8k16 and m16n8k8.
+inline float a_element(const unsigned words[32][4], int row, int k, Operand kind) {
+  if (kind == Operand::TF32) return element_of(words[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)], 0, kind);
+  return element_of(words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2, kind);
+}
+
+struct MmaOperands {
+  unsigned a[4], b[2];
+};
+
+void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind) {
+  const Call call;
+  const MmaOperands own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const Exchange& all = scheduler.meet("mma", ALL_LANES, &own, sizeof(own), false);
+  unsigned a_words[32][4], b_words[32][2];
+  for (int i = 0; i < 32; ++i) {
+    memcpy(a_words[i], all.values[i], 16);
+    memcpy(b_words[i], all.values[i] + 16, 8);
+  }
+  const int depth = kind == Operand::TF32 ? 8 : 16;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    float x[16], w[16];
+    for (int k = 0; k < depth; ++k) {
+      x[k] = a_element(a_words, row, k, kind);
+      w[k] = kind == Operand::TF32 ? element_of(b_words[4 * column + k % 4][k / 4], 0, kind)
+                                   : element_of(b_words[4 * column + k % 8 / 2][k / 8], k % 2, kind);
+    }
+    sums[i] = dot(sums[i], x, w, depth);
+  }
+}
+
+}  // namespace simt

@@ -1,0 +1,61 @@
+// How tensor cores multiply and add: exact products of narrow operands, summed in one step, the sum cut off.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "interface.h"
+
+namespace simt {
+
+// CUT_OFF: as GPUs were seen to do it. Products and the sum so far are aligned to the largest of them, cut off two bits
+// below float32's last, added, and the sum cut off to 24 bits. ROUNDED: the exact sum, rounded to nearest.
+enum class Accumulation { CUT_OFF, ROUNDED };
+inline Accumulation accumulation = Accumulation::CUT_OFF;
+
+inline float operand(unsigned bits, Operand kind) {
+  if (kind == Operand::TF32) bits &= 0xffffe000;  // ten bits of mantissa are looked at
+  if (kind == Operand::BF16) bits <<= 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline float half_operand(unsigned short half) {
+  const unsigned sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << 13;
+  if (magnitude >= 0x0f800000u) return operand(sign | magnitude | 0x7f800000u, Operand::F32);
+  const unsigned scaled = magnitude;
+  const float value = operand(scaled, Operand::F32) * 0x1p112f;
+  return sign != 0 ? -value : value;
+}
+
+// Element `index` of a register that holds operands of this kind.
+inline float element_of(unsigned word, int index, Operand kind) {
+  if (kind == Operand::TF32) return operand(word, kind);
+  const unsigned short bits = word >> 16 * index;
+  return kind == Operand::F16 ? half_operand(bits) : operand(bits, kind);
+}
+
+inline float cut_off(double value) {  // to 24 bits, towards zero
+  const float nearest = static_cast<float>(value);
+  return std::fabs(static_cast<double>(nearest)) > std::fabs(value) ? std::nextafterf(nearest, 0.0f) : nearest;
+}
+
+inline float dot(float sum, const float* x, const float* w, int count) {
+  double products[16], largest = std::fabs(sum), exact = sum;
+  for (int i = 0; i < count; ++i) {
+    products[i] = double(x[i]) * double(w[i]);
+    exact += products[i];
+    largest = std::fmax(largest, std::fabs(products[i]));
+  }
+  if (!std::isfinite(exact) || largest == 0 || accumulation == Accumulation::ROUNDED) return static_cast<float>(exact);
+  int exponent;
+  std::frexp(largest, &exponent);
+  const int last = (exponent > -140 ? exponent : -140) - 26;
+  const double up = std::ldexp(1.0, -last);
+  long long total = static_cast<long long>(sum * up);  // a power of two: exact until it is cut off
+  for (int i = 0; i < count; ++i) total += static_cast<long long>(products[i] * up);
+  return cut_off(std::ldexp(static_cast<double>(total), last));
+}
+
+}  // namespace simt
