@@ -22,7 +22,7 @@ The families and their arguments are the functions of `ksgen.pattern`.
 
 from ksgen.spec.document import Spec, load, parse
 from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, Precision
-from ksgen.spec.paper import paper_patterns
+from ksgen.spec.paper import paper_patterns, stratified
 
 __all__ = [
     "ACTIVATIONS",
@@ -35,4 +35,5 @@ __all__ = [
     "load",
     "paper_patterns",
     "parse",
+    "stratified",
 ]

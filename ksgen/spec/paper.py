@@ -1,6 +1,9 @@
-"""The patterns of the paper's benchmark. Never the precisions or layouts to try them in."""
+"""The patterns of the paper's benchmark, and the few of them that stand for all. Never the precisions or layouts to try them in."""
 
+from bisect import bisect_left
+from collections import Counter
 from itertools import product
+from math import fsum, sqrt
 
 from ksgen.pattern import Pattern
 
@@ -11,6 +14,7 @@ _COUNTS_OF_D = (4, 16, 64)  # in the second sweep
 _SIDES = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of b and c
 _LEFT_OUT = {(1024, 256), (256, 1024), (128, 512), (512, 128), (64, 256), (256, 64)}  # (b, c), of the second sweep
 _MOST_ELEMENTS = 2**31 - 1  # of X, Y and the weights each
+_BANDS = (40, 64, 100, 200)  # where bands of bc/(b + c) end; a last one lies beyond
 
 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:
@@ -24,3 +28,31 @@ def paper_patterns(batch: int = BATCH) -> list[Pattern]:
 
 def _most_elements(pattern: Pattern, batch: int) -> int:
     return max(batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count)
+
+
+def stratified(n: int) -> list[Pattern]:
+    """The n patterns that tell most about all of them, the most telling first: a fixed order, begun anew by every n.
+
+    Each is the one whose classes are covered least by those before it. A class of more patterns counts for more, but
+    only as the square root of their number, so that the rare ones come early too; the paper's order breaks ties.
+    """
+    left = paper_patterns()
+    counts = Counter(each for pattern in left for each in _classes(pattern))
+    covered: Counter[tuple[object, ...]] = Counter()
+    chosen: list[Pattern] = []
+
+    def gain(pattern: Pattern) -> float:  # fsum: `sum` rounds differently from one Python to the next
+        return fsum(sqrt(counts[each]) / (1 + covered[each]) for each in _classes(pattern))
+
+    while left and len(chosen) < n:
+        chosen.append(max(left, key=gain))
+        left.remove(chosen[-1])
+        covered.update(_classes(chosen[-1]))
+    return chosen
+
+
+def _classes(pattern: Pattern) -> tuple[tuple[object, ...], ...]:
+    a, b, c, d = pattern.shape
+    band = bisect_left(_BANDS, b * c / (b + c))
+    shape = "tall" if b > c else "wide" if b < c else "square"
+    return ("d", d), ("band", band), ("d, band", d, band), ("shape", shape), ("block", b, c), ("several", a > 1), ("a", a)

@@ -1,0 +1,172 @@
+"""The compile matrix: what every kernel family takes by default is what its resource model said, on every target. Runs no kernel.
+
+    python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--everything]
+
+For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
+and layout. For sm_80 and sm_90a alone: the first MANY in float32 and float16. The other targets are left out there
+because they add little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the
+estimate with forty patterns than with ten. For simt that is 812 compilations, 3.5 minutes on two cores with nvcc;
+`--everything` makes it 1160. The binaries go into ksgen's cache, so that a second time takes seconds.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, product
+from statistics import mean
+
+import click
+
+from ksgen.build import Request, build_many
+from ksgen.commands.common import progress
+from ksgen.emit import Source, render
+from ksgen.errors import KsgenError
+from ksgen.families import FAMILIES, cuda_limits
+from ksgen.paths import resource
+from ksgen.resources import Binary
+from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load, stratified
+from ksgen.toolchain import find_compiler
+
+FEW, MANY = 10, 40
+MAIN_TARGETS = ("sm_80", "sm_90a")
+MAIN_PRECISIONS = ("float32", "float16")
+SERIALISED = ("C7510", "C7511", "C7512")  # ptxas waits for each wgmma before the next, for one reason or another
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a family says of its defaults."""
+
+    targets: tuple[str, ...]
+    register_error: int  # how far its estimate is from ptxas, at most
+    static_shared_bytes: int = 0  # the rest is asked for at the launch
+
+
+PROMISES = {
+    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32),
+}
+TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One kernel for one target: the binary, or why there is none."""
+
+    source: Source
+    target: str
+    result: Binary | KsgenError
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        return self.target, self.source.family, self.source.kernel.precision, self.source.kernel.layout
+
+    @property
+    def estimate(self) -> int:
+        return FAMILIES[self.source.family].registers(self.source.kernel, self.source.constants)
+
+    @property
+    def launch_bytes(self) -> int:
+        """Shared memory that a launch asks for."""
+        return FAMILIES[self.source.family].geometry(self.source.kernel, self.source.constants, 1).shared_bytes
+
+
+def kernels(everything: bool, target: str) -> list[KernelSpec]:
+    found = list(load(resource("specs") / "vit.yaml").kernels)
+    found += [KernelSpec(*each) for each in product(stratified(FEW), PRECISIONS, LAYOUTS)]
+    if everything or target in MAIN_TARGETS:
+        found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
+    return list(dict.fromkeys(found))
+
+
+def sources(family: str, target: str, everything: bool = False) -> list[Source]:
+    chosen, limits = FAMILIES[family], cuda_limits(target)
+    served = [kernel for kernel in kernels(everything, target) if chosen.serves(kernel)]
+    return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in served]
+
+
+def violations(outcome: Outcome) -> Iterator[str]:
+    """A line for each thing that is not as promised."""
+    name, promise, result = f"{outcome.source.entry} for {outcome.target}", PROMISES[outcome.source.family], outcome.result
+    if isinstance(result, KsgenError):
+        yield f"{name}: {' '.join(str(result).split())}"
+        return
+    found, limit = result.resources, cuda_limits(outcome.target).shared_bytes
+    if found.spill_bytes != 0 or found.stack_bytes != 0:
+        yield f"{name}: {found.spill_bytes} bytes spilled, {found.stack_bytes} of local memory; none accepted"
+    if found.registers is None or abs(found.registers - outcome.estimate) > promise.register_error:
+        yield f"{name}: {found.registers} registers; accepted: {outcome.estimate} as estimated, give or take {promise.register_error}"
+    if found.shared_bytes != promise.static_shared_bytes:
+        yield f"{name}: {found.shared_bytes} bytes of static shared memory; accepted: {promise.static_shared_bytes}"
+    if (need := outcome.launch_bytes + promise.static_shared_bytes) > limit:
+        yield f"{name}: {need} bytes of shared memory; accepted: at most {limit}"
+    if serialised := [note for note in notes_of(outcome) if any(code in note for code in SERIALISED)]:
+        yield f"{name}: {serialised[0]}; {len(serialised)} such notes, none accepted"
+
+
+def notes_of(outcome: Outcome) -> list[str]:
+    """What ptxas advises, beside what it reports of every kernel."""
+    return outcome.result.provenance.get("notes", "").splitlines() if isinstance(outcome.result, Binary) else []
+
+
+_HEAD = "{:22} kernels  registers  - estimate: mean  worst   shared   limit  static  spilled  notes"
+_ROW = "{:22}{:8}{:11}{:+18.1f}{:+7}{:9}{:8}{:8}{:9}{:7}"
+
+
+def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """A table for each target, with a row for each family, precision and layout: numbers are the most there is of each."""
+    built = sorted((each for each in outcomes if isinstance(each.result, Binary)), key=lambda each: each.group)
+    for target, of_target in groupby(built, lambda each: each.target):
+        yield ""
+        yield _HEAD.format(target)
+        for (_, *words), of_row in groupby(of_target, lambda each: each.group):
+            row = list(of_row)
+            found = [each.result.resources for each in row if isinstance(each.result, Binary)]
+            errors = [(each.registers or 0) - outcome.estimate for each, outcome in zip(found, row, strict=True)]
+            yield _ROW.format(
+                " ".join(words),
+                len(row),
+                max(each.registers or 0 for each in found),
+                mean(errors),
+                max(errors, key=abs),
+                max(each.launch_bytes for each in row),
+                cuda_limits(target).shared_bytes,
+                max(each.shared_bytes or 0 for each in found),
+                max(each.spill_bytes or 0 for each in found),
+                sum(len(notes_of(each)) for each in row),
+            )
+
+
+@click.command()
+@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="Only this target; may be given again.")
+@click.option("--family", "families", type=click.Choice(list(PROMISES)), multiple=True, help="Only this family; may be given again.")
+@click.option("--compiler", type=click.Choice(["nvcc", "nvrtc"]), help="The machine's own unless given.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; all cores unless given.")
+@click.option("--everything", is_flag=True, help="All patterns for all targets.")
+def main(targets: tuple[str, ...], families: tuple[str, ...], compiler: str | None, jobs: int | None, everything: bool) -> None:
+    """Compile the matrix, print what it takes, and exit with 1 where that is not as promised."""
+    wanted = [
+        (source, target)
+        for family in families or PROMISES
+        for target in PROMISES[family].targets
+        if target in targets or not targets
+        for source in sources(family, target, everything)
+    ]
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(wanted), now="")
+        results = build_many(
+            [Request(source.text, source.entry, target) for source, target in wanted],
+            find_compiler(compiler),
+            workers=jobs,
+            on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
+        )
+    outcomes = [Outcome(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
+    for line in table(outcomes):
+        click.echo(line)
+    broken = [line for outcome in outcomes for line in violations(outcome)]
+    click.echo(f"\n{len(outcomes)} binaries, {len(broken)} violations")
+    for line in broken:
+        click.echo(line)
+    raise SystemExit(bool(broken) or not outcomes)
+
+
+if __name__ == "__main__":
+    main()

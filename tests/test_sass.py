@@ -1,0 +1,108 @@
+"""Each family's defaults become the instructions that its template was written for. Rows say which."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from ksgen.emit import render
+from ksgen.errors import ToolchainError
+from ksgen.families import FAMILIES, cuda_limits
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.toolchain import find_compiler
+from tests import sass
+from tests.compile_matrix import PROMISES
+
+PATTERN = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
+STAGES = 3  # of the pipeline with cp.async: its copies are there once in the loop and twice before it
+ASYNC = ("sm_80", "sm_86", "sm_89", "sm_90a")
+SIXTEEN = ("sm_75", "sm_80", "sm_90a")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a default of `PATTERN` must hold: instructions, each at least so often."""
+
+    family: str
+    precision: str
+    layout: str
+    targets: tuple[str, ...]
+    at_least: dict[str, int]
+    per_load: tuple[str, int] | None = None  # what multiplies, and how often at least for each 16-byte load from shared memory
+
+
+ROWS = [
+    # X and W, 16 bytes at a time, with two rounds of W in float64; Y straight from registers
+    Row("simt", "float32", "bsl", ASYNC, {"LDGSTS.128": 2 * STAGES, "STG.128": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.128": 3 * STAGES, "STG.128": 1}, ("DFMA", 5)),
+    # X is transposed, an element at a time; W is not; Y goes through shared memory
+    Row("simt", "float32", "bsf", ASYNC, {"LDGSTS.32": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    # without cp.async: before the loop and in it, X and W
+    Row("simt", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.128": 4, "STG.128": 1}, ("FFMA", 16)),
+    Row("simt", "float32", "bsf", ("sm_75",), {"LDG.128": 6, "STS.32": 2, "STS.128": 2, "STG.32": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsl", ("sm_75",), {"LDG.128": 6, "STS.128": 6, "STG.128": 1}, ("DFMA", 5)),
+    Row("simt", "float64", "bsf", ("sm_75",), {"LDG.128": 8, "STS.64": 2, "STS.128": 4, "STG.64": 1}, ("DFMA", 5)),
+    # 16 bits: groups of four X are 8 bytes; W is packed as float32
+    Row("simt", "float16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
+    Row("simt", "float16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+    Row("simt", "bfloat16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
+    Row("simt", "bfloat16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+]
+CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
+
+
+@pytest.mark.parametrize(("row", "target"), CASES)
+def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
+    if sass.find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    try:
+        compiler = find_compiler()
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    kernel = KernelSpec(PATTERN, row.precision, row.layout)
+    source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
+    entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
+    assert set(entries) == {source.entry, source.pack_entry}
+    counts = entries[source.entry]
+    found = {name: sass.count(counts, name) for name in row.at_least}
+    assert {name: number for name, number in found.items() if number < row.at_least[name]} == {}, counts
+    if row.per_load:
+        multiply, often = row.per_load
+        assert 0 < often * sass.count(counts, "LDS.128") <= sass.count(counts, multiply), counts
+    assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
+
+
+def test_every_family_has_rows_for_every_target() -> None:
+    promised = {(family, target) for family in FAMILIES for target in PROMISES[family].targets}
+    assert {(row.family, target) for row in ROWS for target in row.targets} == promised
+
+
+LISTING = """
+	code for sm_90a
+		Function : scale_pack
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                                    /* 0x00000a00ff017b82 */
+                                                                                             /* 0x000fe20000000800 */
+		Function : scale
+	.headerflags	@"EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
+        /*0010*/              @!P0 LDGSTS.E.BYPASS.128 [R25], [R2.64] ;                      /* 0x0000000002197fae */
+        /*0020*/              @UP1 LDGSTS.E [R25], [R2.64] ;                                 /* 0x0000000002197fae */
+        /*0030*/                   STG.E.U16.SYS [R2], R4 ;                                  /* 0x0000000402007386 */
+        /*11a40*/                  LDL.64 R4, [R1] ;                                         /* 0x0000000001047983 */
+        /*11a50*/                  LDGDEPBAR ;                                               /* 0x00000000000079af */
+"""
+
+
+def test_a_listing_is_read_by_entry() -> None:
+    entries = sass.read(LISTING)
+    assert entries["scale_pack"] == {"LDC": 1}
+    assert entries["scale"] == {"LDGSTS.E.BYPASS.128": 1, "LDGSTS.E": 1, "STG.E.U16.SYS": 1, "LDL.64": 1, "LDGDEPBAR": 1}
+
+
+def test_instructions_are_counted_by_opcode_and_modifiers() -> None:
+    counts = sass.read(LISTING)["scale"]
+    wanted = ("LDGSTS", "LDGSTS.128", "LDGSTS.32", "LDGSTS.64", "LDG", "STG.U16", "STG.32")
+    assert [sass.count(counts, each) for each in wanted] == [2, 1, 1, 0, 0, 1, 0]
+    assert sass.local_accesses(counts) == 1
+    assert sass.local_accesses(Counter({"LDGSTS.E": 3})) == 0
