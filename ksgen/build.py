@@ -64,7 +64,7 @@ class Layers:
 
 
 def default_caches(*bundles: Layer) -> Layers:
-    listed = [Path(each).expanduser() for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
+    listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
     project = tuple(place.absolute() for place in listed if place.exists())
     return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles))
 

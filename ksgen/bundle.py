@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from ksgen.cache import Entry
@@ -24,7 +25,7 @@ from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, k
 
 BUNDLE_FORMAT = 1
 
-_COMMENT = re.compile(rb"ksgen bundle (\d+) (\S+)")
+_COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
 # What zipfile lets out for an archive whose bytes were changed.
 _ZIP_ERRORS = (
@@ -47,6 +48,8 @@ def write_bundle(
 ) -> None:
     """Writes entries, and wisdom files by their names, aside and renames the file into place."""
     path = Path(path)
+    if os.path.lexists(path) and not path.is_file():  # replacing a folder fails, and a device is not to be replaced
+        raise KsgenError(f"{path}: is no file that a bundle may replace; name another one")
     records: dict[str, dict[str, Any]] = {}
     members: dict[str, bytes] = {}
     for request, binary in entries:
@@ -127,7 +130,7 @@ class Bundle:
         except FileNotFoundError:
             raise KsgenError(f"{self.path}: there is no such bundle") from None
         except _ZIP_ERRORS as error:
-            raise KsgenError(f"{self.path} is no ksgen bundle, or one that was cut short ({error})") from None
+            raise KsgenError(f"{self.path} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})") from None
 
     def _index(self) -> dict[str, Any]:
         if not (found := _COMMENT.match(self._archive.comment)):
@@ -144,7 +147,7 @@ class Bundle:
         try:
             data = self._archive.read(name)
         except _ZIP_ERRORS as error:
-            raise self._damaged(f"{name}: {error}") from None
+            raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # it can hold the file's own bytes
         if digest and hashlib.sha256(data).hexdigest() != digest:
             raise self._damaged(f"{name} is not what was stored")
         return data

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ksgen.errors import KsgenError
+from ksgen.pattern import excerpt
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
 
 MAX_BYTES = 2 << 30
@@ -103,7 +104,7 @@ class Cache:
             try:
                 _read(path)
             except (DamagedError, OSError) as error:
-                if path.is_dir():  # else it was evicted meanwhile
+                if os.path.lexists(path):  # else it was evicted meanwhile
                     bad.append(BadEntry(path, str(error)))
         return bad
 
@@ -140,7 +141,7 @@ class Cache:
 
     def _refuse(self, path: Path, error: Exception) -> None:
         # An entry leaves by a rename, whole: one that is there without its files is damaged, not about to go.
-        damaged = isinstance(error, DamagedError) or _has_lost_files(path)
+        damaged = isinstance(error, DamagedError) or _has_no_files(path)
         if damaged and not self.read_only:
             _log.warning("cache entry %s is set aside, to be built again: %s", path, error)
             self._remove(path)
@@ -156,7 +157,7 @@ class Cache:
         aside = self._temporary()
         with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
             path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
+            _discard(aside)
             path.parent.rmdir()  # refused, and rightly, while another compiler's entry is there
 
     def _sweep(self) -> int:
@@ -165,7 +166,7 @@ class Cache:
             for path in self.path.iterdir():
                 if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
                     freed += _usage(path)[1]
-                    shutil.rmtree(path, ignore_errors=True)
+                    _discard(path)
         return freed
 
     def _grow(self, size: int) -> None:
@@ -178,8 +179,8 @@ class Cache:
 
 def max_bytes_from_environment() -> int:
     text = os.environ.get("KSGEN_CACHE_MAX_BYTES", "") or str(MAX_BYTES)
-    if not text.isdecimal():
-        raise KsgenError(f"KSGEN_CACHE_MAX_BYTES={text!r} must be a whole number of bytes, such as {MAX_BYTES}")
+    if not re.fullmatch(r"[0-9]{1,20}", text):
+        raise KsgenError(f"KSGEN_CACHE_MAX_BYTES={excerpt(text)} must be a whole number of bytes, such as {MAX_BYTES}")
     return int(text)
 
 
@@ -199,9 +200,13 @@ def _read(path: Path) -> Binary:
     return binary
 
 
-def _has_lost_files(path: Path) -> bool:
+def _has_no_files(path: Path) -> bool:
+    """Whether something lies there that is no folder with both files: one lost, or a folder or a link in its place."""
     try:
-        return not {"binary", "meta.json"} <= set(os.listdir(path))
+        with os.scandir(path) as found:
+            return not {"binary", "meta.json"} <= {each.name for each in found if each.is_file(follow_symlinks=False)}
+    except NotADirectoryError:
+        return os.path.lexists(path)
     except OSError:
         return False  # the whole entry is away, which is no damage
 
@@ -213,10 +218,10 @@ def _seal(record: dict[str, Any]) -> bytes:
 def _unseal(meta: bytes) -> dict[str, Any]:
     try:
         record = json.loads(meta)
-        seal = record.pop("seal")
-    except (ValueError, TypeError, KeyError, AttributeError):
+        seal, found = record.pop("seal"), digest_of(_canonical(record))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DamagedError("meta.json is not the one that was stored") from None
-    if seal != digest_of(_canonical(record)):
+    if seal != found:
         raise DamagedError("meta.json was changed after it was stored")
     sealed: dict[str, Any] = record
     return sealed
@@ -224,6 +229,13 @@ def _unseal(meta: bytes) -> dict[str, Any]:
 
 def _canonical(record: dict[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, indent=1).encode()
+
+
+def _discard(path: Path) -> None:
+    """Removes a folder, or what lay in a folder's place."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _move_into_place(aside: Path, path: Path) -> None:
@@ -237,6 +249,10 @@ def _move_into_place(aside: Path, path: Path) -> None:
             if not aside.exists():
                 raise
             # An eviction removed the request's folder between the two lines above.
+        except NotADirectoryError:
+            for place in (path.parent, path):  # a damaged disk has a file there, whose name can only be the cache's
+                if os.path.lexists(place) and not place.is_dir():
+                    place.unlink()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise

@@ -3,6 +3,7 @@
 Each subcommand is one module of `ksgen/commands/`, imported when it is called.
 """
 
+import io
 import sys
 from importlib import import_module
 
@@ -68,20 +69,34 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ⊗, and for file names that are no text
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:
-        print("ksgen: interrupted", file=sys.stderr)
+        _complain("ksgen: interrupted")
         sys.exit(130)
     except click.exceptions.Exit as finished:
         sys.exit(finished.exit_code)
     except click.ClickException as error:
         where = f" (ksgen {error.ctx.info_name} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
-        print(f"ksgen: {' '.join(error.format_message().split())}{where}", file=sys.stderr)
+        _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
     except KsgenError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        _complain(f"{type(error).__name__}: {error}")
         sys.exit(2)
     except BrokenPipeError:  # `ksgen ... | head`
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # a full disk, a folder that may not be entered, a name that is too long
+        _complain(f"ksgen: {error}")
+        sys.exit(2)
+    except MemoryError as error:
+        _complain(f"ksgen: this machine has not enough memory for that ({error})")
+        sys.exit(2)
+
+
+def _complain(message: str) -> None:
+    """What a terminal cannot show, such as a file name's control characters, is escaped; an error's own lines stay."""
+    shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in message)
+    print(shown, file=sys.stderr)

@@ -5,6 +5,7 @@ The same input gives the same bytes. Never chooses constants: a family does, or 
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass
@@ -214,6 +215,8 @@ def _arguments(spec: Spec, pattern: Pattern) -> str:
 
 def _replace_folder(folder: Path, files: dict[str, str]) -> None:
     """Put `files` in the place of the folder that an earlier emit wrote; refuse a folder that is something else."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise KsgenError(f"{folder} is a file, which emit would replace; name a folder with -o")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise KsgenError(f"{folder} holds something else than emitted kernels; name another folder with -o, or empty it")
     try:

@@ -24,7 +24,7 @@ def wisdom_dir() -> Path:
 
 def _own_folder(variable: str, fallback: str) -> Path:
     if named := os.environ.get(variable):
-        return Path(named).expanduser()
+        return Path(os.path.expanduser(named))  # an unknown user's ~ stays as it is
     import platformdirs
 
     folder: Path = getattr(platformdirs, fallback)("ksgen", appauthor=False)

@@ -1,21 +1,29 @@
 """What searches found: for a device, the family and constants that served a kernel best. Read here, written by the tuner.
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file wins over the
-one that ksgen ships. Never renders and never measures.
+one that ksgen ships. An entry that cannot be read costs only itself: launchers go on without it, with a warning; commands
+that write wisdom, or were asked for it, refuse. Never renders and never measures.
 """
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
 from ksgen.paths import resource, wisdom_dir
-from ksgen.pattern import Pattern
+from ksgen.pattern import Pattern, excerpt
 from ksgen.spec import Epilogue, KernelSpec
+
+MOST_BATCH = 2**63 - 1
+MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,15 +53,17 @@ class Entry:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Entry":
         batch = row["batch"]
-        if type(batch) is not int or batch < 1:
-            raise ValueError(f"batch={batch!r} is no whole number from 1 up")
+        if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
+            raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), batch if row["specialised"] else None
         )
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
+        if any(isinstance(value, int) and value > MOST_CONSTANT for value in row["constants"].values()):
+            raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
-        return cls(kernel, batch, family.name, constants, dict(row["measured"]))
+        return cls(kernel, batch, family.name, constants, {**row["measured"]})
 
 
 class Wisdom:
@@ -89,23 +99,19 @@ def file_name(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
 
 
-def load_wisdom(device_name: str, more: Iterable[str] = ()) -> Wisdom:
-    """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file."""
-    name = file_name(device_name)
-    texts = [(str(path), text) for path in (resource("wisdom") / name,) if (text := _text(path)) is not None]
-    texts += [("the bundle", text) for text in more]
-    texts += [(str(path), text) for path in (wisdom_dir() / name,) if (text := _text(path)) is not None]
-    return Wisdom(entry for source, text in texts for entry in parse(text, source))
+def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
+    """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
+
+    What cannot be read is passed over, with one warning for each text; `strict` raises `KsgenError` on the first instead.
+    """
+    shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
+    sources: list[Path | str] = [shipped, *more, own]
+    return Wisdom(entry for source in sources for entry in _entries_of(source, strict))
 
 
 def parse(text: str, source: str) -> list[Entry]:
     """The entries of a wisdom file; `KsgenError` says which file and entry cannot be read."""
-    try:
-        rows = json.loads(text)["entries"]
-        numbered = list(enumerate(rows, start=1))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise KsgenError(f"{source}: not a wisdom file ({error}); restore it, or delete it and tune again") from error
-    return [_entry(row, f"{source}: entry {number}") for number, row in numbered]
+    return [_entry(row, where) for where, row in _rows(text, source)]
 
 
 def dump(device_name: str, wisdom: Wisdom) -> str:
@@ -114,13 +120,45 @@ def dump(device_name: str, wisdom: Wisdom) -> str:
     return f'{{"device": {json.dumps(device_name)}, "entries": [\n{lines}\n]}}\n'
 
 
+def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
+    """Those of a file, or of a bundle's text."""
+    rows, damage = [], []
+    try:
+        if (text := source if isinstance(source, str) else _text(source)) is not None:
+            rows = _rows(text, "the bundle" if text is source else str(source))
+    except KsgenError as error:
+        damage.append(error)
+    for where, row in rows:
+        try:
+            yield _entry(row, where)
+        except KsgenError as error:
+            damage.append(error)
+    if damage and strict:
+        raise damage[0]
+    if damage:
+        others = f" (and {len(damage) - 1} more like it)" if len(damage) > 1 else ""
+        _log.warning("wisdom that cannot be read is passed over: %s%s", damage[0], others)
+
+
+def _rows(text: str, source: str) -> list[tuple[str, Any]]:
+    """The file's entries as JSON has them, each with its place."""
+    try:
+        rows = json.loads(text)["entries"]
+        if not isinstance(rows, list):
+            raise TypeError(f"entries is {excerpt(rows)}, not a list")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise KsgenError(f"{source}: not a wisdom file ({error}); restore it, or delete it and tune again") from error
+    return [(f"{source}: entry {number}", row) for number, row in enumerate(rows, start=1)]
+
+
 def _entry(row: Any, where: str) -> Entry:
     try:
         return Entry.from_json(row)
     except KeyError as error:
-        raise KsgenError(f"{where}: {error} is missing; delete that line and tune again") from error
-    except (TypeError, ValueError, AttributeError, PatternError, SpecError, ConstantsError) as error:
-        raise KsgenError(f"{where}: {error}; delete that line and tune again") from error
+        raise KsgenError(f"{where}: {excerpt(error.args[0])} is missing; delete that line and tune again") from error
+    except (TypeError, ValueError, AttributeError, RecursionError, PatternError, SpecError, ConstantsError) as error:
+        # Shortened, and in one line: it can hold the file's own words.
+        raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 
 
 def _text(path: Path) -> str | None:

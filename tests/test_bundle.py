@@ -89,6 +89,10 @@ def test_writing_replaces_the_file_whole(path):
 def test_bundle_that_cannot_be_written(tmp_path):
     with pytest.raises(KsgenError, match=r"nowhere/vit.ksb: the bundle cannot be written: No such file or directory"):
         write_bundle(tmp_path / "nowhere" / "vit.ksb", ENTRIES)
+    for place in (tmp_path, "", "/dev/null"):
+        with pytest.raises(KsgenError, match=r"is no file that a bundle may replace; name another one"):
+            write_bundle(place, ENTRIES)
+    assert os.listdir(tmp_path) == []
 
 
 def test_missing_foreign_and_newer_files(path, tmp_path):
@@ -104,6 +108,11 @@ def test_missing_foreign_and_newer_files(path, tmp_path):
     path.write_bytes(path.read_bytes().replace(b"ksgen bundle 1 ", b"ksgen bundle 2 "))
     with pytest.raises(KsgenError, match=r"is of bundle format 2, and this ksgen reads 1; bundle again"):
         open_bundle(path)
+    for comment in (b"ksgen bundle 1 \xb7\xff", b"ksgen bundle " + b"1" * 5000 + b" abc"):
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = comment
+        with pytest.raises(KsgenError, match=r"is a zip archive, but no ksgen bundle"):
+            open_bundle(path)
 
 
 def test_bundle_that_was_cut_short(path):

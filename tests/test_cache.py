@@ -128,6 +128,11 @@ DAMAGE = {
     "truncated meta": lambda path: os.truncate(path / "meta.json", 40),
     "empty meta": lambda path: os.truncate(path / "meta.json", 0),
     "missing meta": lambda path: (path / "meta.json").unlink(),
+    "folder for binary": lambda path: ((path / "binary").unlink(), (path / "binary" / "inside").mkdir(parents=True)),
+    "folder for meta": lambda path: ((path / "meta.json").unlink(), (path / "meta.json").mkdir()),
+    "endless link": lambda path: ((path / "meta.json").unlink(), (path / "meta.json").symlink_to("meta.json")),
+    "file for the entry": lambda path: (shutil.rmtree(path), path.write_text("a file")),
+    "deep JSON": lambda path: (path / "meta.json").write_text('{"a": ' * 5000 + "1" + "}" * 5000),
     "other JSON": lambda path: (path / "meta.json").write_text("[1, 2]"),
     "no text": lambda path: (path / "meta.json").write_bytes(b"\xff\xfe\x00"),
     "edited meta": lambda path: (path / "meta.json").write_text(
@@ -151,6 +156,14 @@ def test_bad_entry_is_reported_set_aside_and_replaced(cache, caplog, damage, com
     cache.put(REQUEST, binary())
     assert cache.get(REQUEST, compiler) == binary()
     assert cache.verify() == []
+
+
+def test_a_file_in_the_place_of_a_folder_gives_way(cache):
+    cache.path.mkdir()
+    (cache.path / REQUEST.digest).write_text("a file")
+    assert cache.get(REQUEST) is None
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST, COMPILER) == binary()
 
 
 def test_no_flipped_bit_of_meta_json_goes_unnoticed(cache):
@@ -218,6 +231,9 @@ def test_cap_from_the_environment(monkeypatch):
     assert Cache("nowhere").max_bytes == 1000
     monkeypatch.setenv("KSGEN_CACHE_MAX_BYTES", "2G")
     with pytest.raises(KsgenError, match="KSGEN_CACHE_MAX_BYTES='2G' must be a whole number of bytes"):
+        max_bytes_from_environment()
+    monkeypatch.setenv("KSGEN_CACHE_MAX_BYTES", "9" * 5000)
+    with pytest.raises(KsgenError, match=r"KSGEN_CACHE_MAX_BYTES='9+\.\.\. must be"):
         max_bytes_from_environment()
 
 

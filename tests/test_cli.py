@@ -60,7 +60,13 @@ MISTAKES = [
     (["run", "--pattern", "1,2,3,1", "--batch", "0"], "SpecError: --batch 0: a batch is a whole number of at least 1"),
     (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "DeviceError: device 'abacus': none is called that; found: "),
+    (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "SpecError: --batch 1000000000000: the arrays of ks_1x2x3x1_float32_bsf"),
     (["demo", "none.yaml"], "SpecError: none.yaml: cannot be read"),
+    (["emit", "x" * 300], "SpecError: xxx"),
+    (["emit", "a\tb.yaml"], "SpecError: a\\tb.yaml: cannot be read"),
+    (["emit", "\udcff.yaml"], "SpecError: \\udcff.yaml: cannot be read"),
+    (["emit", "small.yaml", "-o", "small.yaml"], "KsgenError: small.yaml is a file, which emit would replace; name a folder with -o"),
+    (["emit", "small.yaml", "-o", "x" * 300], "ksgen: [Errno 36] File name too long"),
 ]
 
 
@@ -100,6 +106,13 @@ def test_emit_goes_to_generated_here_unless_told(spec: Path) -> None:
     told = ksgen("emit", spec.name, "--dialect", "opencl", "-o", "elsewhere", "--json", cwd=spec.parent)
     assert json.loads(told.stdout)["folder"] == "elsewhere"
     assert (spec.parent / "elsewhere" / "ks_2x9x5x3_float32_bsf.cl").is_file()
+
+
+def test_output_that_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    narrow = ksgen("show", "2,2,2,1", PYTHONIOENCODING="ascii")
+    assert narrow.returncode == 0, narrow.stderr
+    assert "\\u2588" in narrow.stdout
+    assert ksgen("cache", "path", "--folder", "\udcff", cwd=tmp_path, PYTHONIOENCODING="utf-8").stdout == "\\udcff\n"
 
 
 def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ def test_cache_verify_finds_damage(folder: Path) -> None:
 def test_cache_gc_and_clear(folder: Path) -> None:
     assert "freed" in run("cache", "gc", "--max-bytes", "1k", "--folder", str(folder)).stdout
     assert len(list(Cache(folder).entries())) <= 1
-    assert run("cache", "clear", "--folder", str(folder)).exit_code == 1  # asks, and nobody answers
+    unanswered = run("cache", "clear", "--folder", str(folder))
+    assert str(unanswered.exception) == f"{folder}: nothing was removed; answer y, or give --yes"
     assert run("cache", "clear", "--yes", "--folder", str(folder)).exit_code == 0
     assert list(Cache(folder).entries()) == []
 
@@ -160,6 +161,7 @@ def test_mistakes_of_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for arguments, message in (
         (["gc", "--max-bytes", "12x"], "--max-bytes '12x': give a number of bytes, such as 500000000, 500M or 2G"),
+        (["gc", "--max-bytes", "9" * 400], "--max-bytes '999"),
         (["ls", "--folder", str(tmp_path / "file")], f"{tmp_path / 'file'} is not a folder; name the cache's folder"),
     ):
         caught = run("cache", *arguments).exception

@@ -573,6 +573,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load("a\0b")
 
 
+def test_a_file_of_any_name_is_named_in_one_line_of_text(tmp_path: Path) -> None:
+    for name, shown in (("a\nb.yaml", "a\\nb.yaml"), ("\udcff.yaml", "\\udcff.yaml"), ("größe.yaml", "größe.yaml")):
+        with pytest.raises(SpecError) as caught:
+            load(tmp_path / name)
+        assert str(caught.value).startswith(f"{tmp_path}/{shown}: cannot be read")
+    (tmp_path / "a\nb.yaml").write_text("kernels: [[1,2,3]]")
+    with pytest.raises(SpecError, match=r"a\\nb\.yaml:1: kernels\[0\]: got a list"):
+        load(tmp_path / "a\nb.yaml")
+
+
 def test_a_file_that_is_not_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"kernels:\n  - 6,64,64,1  # \xe9\n")

@@ -87,6 +87,14 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: text.replace('"stages": 3, ', ""), "file: entry 1: simt constants are tile_batch"),
         (lambda text: text.replace("[1, 64, 48, 2]", "[1, 64, 48]"), "file: entry 1: "),
         (lambda text: text.replace('"float32"', '"float8"'), "file: entry 1: "),
+        (
+            lambda text: text.replace('"batch": 64', '"batch": 1' + "0" * 400),
+            "file: entry 1: batch=a number of 1329 bits is no whole number",
+        ),
+        (lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400), "file: entry 1: a constant above 2147483647"),
+        (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
+        (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: 'list' object is not a mapping"),
+        (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),
     ],
 )
 def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None:
@@ -95,6 +103,31 @@ def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None
         parse(damage(text), "file")
     assert str(caught.value).startswith(message)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_damage_costs_launchers_only_the_damaged_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    for folder in (shipped, own):
+        folder.mkdir()
+    (shipped / "gpu.json").write_text(dump("gpu", Wisdom([entry(64, 2)])))
+    (own / "gpu.json").write_text(dump("gpu", Wisdom([entry(1, 3), entry(128, 3), entry(1000, 4)])).replace('"stages": 3', '"stages": 1'))
+    monkeypatch.setattr(wisdoms, "resource", lambda name: shipped)
+    monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: own)
+    known = load_wisdom("gpu")
+    assert [(each.batch, each.constants.stages) for each in known.entries()] == [(64, 2), (1000, 4)]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"wisdom that cannot be read is passed over: {own}/gpu.json: entry 1: ")
+    assert warning.endswith(" (and 1 more like it)")
+    with pytest.raises(KsgenError, match=r"own/gpu\.json: entry 1: .*; delete that line and tune again"):
+        load_wisdom("gpu", strict=True)
+    (own / "gpu.json").unlink()
+    (own / "gpu.json").mkdir()
+    assert [each.batch for each in load_wisdom("gpu", ["no JSON"]).entries()] == [64]
+    assert len(caplog.messages) == 3
+    assert "the bundle: not a wisdom file" in caplog.messages[1]
+    assert "own/gpu.json: cannot be read" in caplog.messages[2]
 
 
 def test_limits_of_a_gpu_are_those_of_its_target() -> None:

@@ -30,7 +30,7 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     path = output or Path(f"{loaded.name}.ksb")
     compiled = {job.request: job for name in device_name or (None,) for job in compile_spec(loaded, arch, name)}
     first_failure([job.result for job in compiled.values()])
-    wisdom = {file_name(name): dump(name, load_wisdom(name)).encode() for name in device_name}
+    wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
     write_bundle(
         path,
         [(request, job.binary) for request, job in compiled.items()],

@@ -9,6 +9,7 @@ import click
 
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import KsgenError
+from ksgen.pattern import excerpt
 
 if TYPE_CHECKING:
     from ksgen.cache import Cache
@@ -121,8 +122,8 @@ def clear(folder: Path | None, yes: bool) -> None:
       ksgen cache clear --yes
     """
     cache = _cache(folder)
-    if not yes:
-        click.confirm(f"Remove every binary in {cache.path}?", abort=True)
+    if not yes and not _confirmed(f"Remove every binary in {cache.path}?"):
+        raise KsgenError(f"{cache.path}: nothing was removed; answer y, or give --yes")
     click.echo(f"{cache.clear() / 1e6:.1f} MB freed in {cache.path}")
 
 
@@ -136,9 +137,17 @@ def _cache(folder: Path | None) -> "Cache":
     return Cache(place)
 
 
+def _confirmed(question: str) -> bool:
+    try:
+        return click.confirm(question)
+    except click.Abort:  # nobody is there to answer
+        click.echo()
+        return False
+
+
 def _parse_bytes(text: str) -> int:
     """`500M` -> 500000000."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmgt]?)b?", text.strip().lower())
     if not found:
-        raise KsgenError(f"--max-bytes {text!r}: give a number of bytes, such as 500000000, 500M or 2G")
+        raise KsgenError(f"--max-bytes {excerpt(text)}: give a number of bytes, such as 500000000, 500M or 2G")
     return int(float(found[1]) * UNITS[found[2]])

@@ -1,15 +1,16 @@
 """What several subcommands share: parameter types, JSON, the console and its progress bar."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS
+from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, Spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,22 @@ def find_spec(path: Path) -> Path:
     from ksgen.paths import resource
 
     shipped = resource("specs") / path.name
-    return shipped if not path.exists() and path.parent in (Path("specs"), Path()) and shipped.is_file() else path
+    # os.path, which takes a name that is too long for one that is not there.
+    is_meant = not os.path.exists(path) and path.parent in (Path("specs"), Path()) and os.path.isfile(shipped)
+    return shipped if is_meant else path
+
+
+def output_folder(named: Path | None, spec: Spec) -> Path:
+    """The folder that `emit` replaces as a whole: `-o`, or `generated/<spec name>`."""
+    return named or Path("generated") / spec.name
+
+
+def check_memory(kernel: KernelSpec, batch: int) -> None:
+    """Raise `SpecError` where the arrays alone are more than this machine's memory, before any of them is made."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (need := kernel.bytes(batch)) > memory:
+        has = f"this machine has {memory / 1e9:.1f} GB"
+        raise SpecError(f"--batch {batch}: the arrays of {kernel.name} take {need / 1e9:.1f} GB, and {has}; take a smaller batch")
 
 
 def print_json(content: Any) -> None:

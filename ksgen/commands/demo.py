@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import SPEC, console, find_spec, json_option, print_json, progress
+from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
 
     loaded = load(find_spec(spec))
     where = find_device(device)
-    folder = output or Path("generated") / loaded.name
-    emit(loaded, folder)
+    folder = output_folder(output, loaded)
     entries = batch or (CPU_BATCH if where.limits.is_cpu else GPU_BATCH)
+    for kernel in loaded.kernels:
+        check_memory(kernel, kernel.batch or entries)
+    emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:
         click.echo(f"{len(loaded.kernels)} kernels of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")

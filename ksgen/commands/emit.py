@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, find_spec, json_option, print_json
+from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, print_json
 
 
 @click.command("emit", short_help="Write a spec's kernels and launchers.")
@@ -24,7 +24,7 @@ def command(spec: Path, output: Path | None, dialect: str, as_json: bool) -> Non
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
-    folder = output or Path("generated") / loaded.name
+    folder = output_folder(output, loaded)
     sources = emit(loaded, folder, dialect)
     if as_json:
         print_json({"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources]})

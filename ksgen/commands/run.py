@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, console, json_option, print_json
+from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
@@ -40,6 +40,7 @@ def command(
     if batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual))
+    check_memory(kernel, batch)
     where = find_device(device)
     measured = measure(where, kernel, batch, runs, seed)
     ceilings = measure_ceilings(where, precision)

@@ -54,8 +54,8 @@ def _find(wanted: str) -> Device:
     word, colon, number = wanted.lower().partition(":")
     if word not in _RUNTIMES:
         return _find_by_name(wanted)
-    if colon and not number.isdecimal():
-        raise DeviceError(f"device {wanted!r}: {number!r} is no number; {_ACCEPTED}")
+    if colon and not (number.isdecimal() and len(number) < 10):
+        raise DeviceError(f"device {wanted[:40]!r}: {number[:40]!r} is no number; {_ACCEPTED}")
     reasons = []
     for runtime in _RUNTIMES[word]:
         try:

@@ -24,20 +24,21 @@ class Spec:
 
 def load(path: str | Path) -> Spec:
     """The spec in a YAML file; `SpecError` names the file, and the line and key if it is their fault."""
+    file = shown(path)
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES_OF_FILE + 1)
+        with Path(path).open("rb") as opened:
+            content = opened.read(MOST_BYTES_OF_FILE + 1)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: cannot be read ({reason}); accepted: the path of a YAML spec") from error
+        raise SpecError(f"{file}: cannot be read ({reason}); accepted: the path of a YAML spec") from error
     if len(content) > MOST_BYTES_OF_FILE:
-        raise SpecError(f"{path}: more than {MOST_BYTES_OF_FILE} bytes; accepted: a YAML spec, which is smaller")
+        raise SpecError(f"{file}: more than {MOST_BYTES_OF_FILE} bytes; accepted: a YAML spec, which is smaller")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise SpecError(f"{path}:{line}: byte 0x{content[error.start]:02x}; accepted: text in UTF-8") from error
-    return parse(text, str(path))
+        raise SpecError(f"{file}:{line}: byte 0x{content[error.start]:02x}; accepted: text in UTF-8") from error
+    return parse(text, file)
 
 
 def parse(text: str, file: str = "<text>") -> Spec:
@@ -46,6 +47,11 @@ def parse(text: str, file: str = "<text>") -> Spec:
 
     kernels, layers = read_spec(text, file)
     return Spec(_identifier(Path(file).stem), kernels, layers)
+
+
+def shown(path: str | Path) -> str:
+    """A path as a message shows it: line breaks, and bytes that are no text, are escaped."""
+    return text if (text := str(path)).isprintable() else ascii(text)[1:-1]
 
 
 def _identifier(stem: str) -> str:
