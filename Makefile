@@ -4,7 +4,7 @@ BIN := .venv/bin/python
 # A GPU with a toolkit: pycuda. A GPU alone: cuda. Otherwise the processor, through OpenCL.
 DEVICE ?= $(shell if nvidia-smi >/dev/null 2>&1; then if command -v nvcc >/dev/null 2>&1; then echo pycuda,cuda; else echo cuda; fi; else echo cpu; fi)
 
-.PHONY: demo test quick check lint types matrix setup clean
+.PHONY: demo test quick check lint types matrix gpu-check setup clean
 
 demo: .venv/.ready
 	@$(BIN) -m ksgen demo
@@ -27,6 +27,10 @@ types: .venv/.ready-dev
 # Every family's defaults compiled for every target: minutes, and no GPU.
 matrix: .venv/.ready-dev
 	@$(BIN) -m tests.compile_matrix
+
+# What the emulator proves, again on this machine's NVIDIA GPU; then compute-sanitizer. Logs go to .gpu.
+gpu-check: .venv/.ready-dev
+	@$(BIN) -m tests.gpu_check
 
 setup: .venv/.ready-dev
 

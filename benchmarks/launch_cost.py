@@ -88,12 +88,12 @@ def main(as_json: bool) -> None:
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fit("bsf", "none", views)
+    plan, fit = call.plan, ks._fit("bsf", "none", views, None)
     parts = {
         "a prepared call": microseconds(call),
         "an ordinary call, packed weights": microseconds(lambda: ks(x, kept, out=out)),
         "  reading an array": microseconds(lambda: view(x, "x")),
-        "  finding what fits shapes like these": microseconds(lambda: ks._fit("bsf", "none", views)),
+        "  finding what fits shapes like these": microseconds(lambda: ks._fit("bsf", "none", views, None)),
         "  checking the memory": microseconds(lambda: check_memory(ks, views)),
         "  selecting the binary": microseconds(lambda: ks._plan(fit, device, None)),
         "  packed weights": microseconds(lambda: kept.packed_for(plan, None)),

@@ -9,7 +9,7 @@ python=${PYTHON:-python3}
 batch=${BATCH:-25088}
 
 $python -m ksgen doctor | tee "$results/doctor.txt"
-$python -m pytest -m gpu tests/test_gpu.py tests/test_devices.py -rs | tee "$results/tests.txt"
+$python -m tests.gpu_check "$results" | tee "$results/tests.txt"
 $python -m ksgen demo --batch "$batch" --json >"$results/vit.json"
 for pattern in 1,48,48,16 1,192,48,2 2,48,192,1 6,64,64,1 1,768,192,2 1,64,64,64 1,128,128,16 1,256,256,4 1,1024,1024,4 16,64,64,4 96,48,48,4 8,192,192,16; do
     for job in "float32 bsl" "float32 bsf" "float16 bsl" "float16 bsf"; do

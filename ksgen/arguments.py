@@ -31,6 +31,14 @@ def check_words(caller: object, layout: str, activation: str) -> None:
         raise LaunchError(f"{caller!r}: activation {activation!r} is unknown; accepted: {', '.join(ACTIVATIONS)}")
 
 
+def check_precision(caller: object, precision: str | None, dtype: str) -> str:
+    """The precision of a call: the arrays' own, or another one whose arrays are stored the same way."""
+    if precision is None or (precision in PRECISIONS and PRECISIONS[precision].dtype == dtype):
+        return precision or dtype
+    accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
+    raise LaunchError(f"{caller!r}: precision={precision!r} for arrays of {dtype}; accepted: {', '.join(accepted)}")
+
+
 def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) -> int:
     """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
 

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ import jinja2
 
 from ksgen import __version__
 from ksgen.errors import KsgenError
-from ksgen.families import FAMILIES, Family, check, cuda_limits, family_for, family_named
+from ksgen.families import FAMILIES, Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
-from ksgen.spec import PRECISIONS, KernelSpec, Spec
+from ksgen.spec import KernelSpec, Spec
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
-PORTABLE = cuda_limits("sm_86")  # the least of the GPUs since sm_80: what is emitted without a device runs on all of them
+PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
+    "cuda": cuda_limits("sm_86"),
+    "opencl": replace(cuda_limits("sm_86"), async_copies=False, tensor_cores=False),
+}
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 MANIFEST = "manifest.json"
 
@@ -52,11 +55,13 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     """The kernel's text under these constants; without any, under the family's default for every GPU since sm_80."""
     if dialect not in DIALECTS:
         raise KsgenError(f"unknown dialect {dialect!r}; accepted: {', '.join(DIALECTS)}")
-    chosen = family_named(family) if family else family_for(kernel)
     if constants is None:
-        constants = chosen.default(kernel, PORTABLE)
+        chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
+        constants = chosen.default(kernel, PORTABLE[dialect])
+    else:
+        chosen = family_of(constants)
     check(chosen, kernel, constants)
-    entry = entry_name(kernel, chosen, constants)
+    entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = f"{chosen.name}.cu.j2"
     extras = [name for name, wanted in (("bias", kernel.epilogue.bias), ("residual", kernel.epilogue.residual)) if wanted]
     text = (
@@ -76,7 +81,9 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
             epilogue_lines=_epilogue_lines(kernel),
             extra_parameters="".join(f", GLOBAL const stored* {name}" for name in extras),
             extra_arguments="".join(f", {name}" for name in extras),
-            item_bytes=PRECISIONS[kernel.precision].item_bytes,
+            item_bytes=kernel.item_bytes,
+            storage=kernel.dtype,
+            **chosen.words(kernel, constants),
         )
     )
     return Source(text, entry, dialect, kernel, chosen.name, constants)
@@ -90,19 +97,20 @@ class Probe:
     entry: str
 
 
-def render_probe(precision: str, dialect: str, threads: int) -> Probe:
-    """The copy and the multiply-adds that `roofline.py` times."""
+def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None) -> Probe:
+    """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`."""
     entry = f"ks_probe_{precision}"
+    multiplier = "multiply_add" if operand is None else "mma_tf32" if operand == "tf32" else "mma_16"
     text = _environment().get_template("probe.cu.j2").render(
         entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
-        arithmetic="float64" if precision == "float64" else "float32",
+        arithmetic="float64" if precision == "float64" else "float32", multiplier=multiplier, operand=operand,
     )  # fmt: skip
     return Probe(text, entry)
 
 
-def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any) -> str:
+def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of the constants where they are not the portable default."""
-    if family.name == "simt" and constants == family.default(kernel, PORTABLE):
+    if family is family_for(kernel, portable) and constants == family.default(kernel, portable):
         return kernel.name
     tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
     return f"{kernel.name}_{tag}"

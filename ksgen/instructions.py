@@ -5,6 +5,11 @@ from dataclasses import dataclass
 K_BYTES = 32  # of one row of A or column of B that one instruction takes
 
 
+def copies(*sizes: int) -> list[tuple[int, str]]:
+    """Asynchronous copies of these many bytes, and which caches they go through: past L1 where they may."""
+    return [(size, "cg" if size == 16 else "ca") for size in sorted(set(sizes))]
+
+
 @dataclass(frozen=True)
 class Wgmma:
     """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""

@@ -12,6 +12,7 @@ from ksgen.arguments import (
     agreed_stream,
     check_arrays,
     check_memory,
+    check_precision,
     check_weights,
     check_words,
     device_and_stream,
@@ -23,6 +24,7 @@ from ksgen.arrays import ArrayView, Place, common_device, stream_handle, view
 from ksgen.devices import find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import LaunchError
+from ksgen.families import family_named
 from ksgen.memory import host_array, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
@@ -103,13 +105,15 @@ class Launcher:
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
+        precision: str | None = None,
     ) -> Any:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
         `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` gave.
-        Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one.
+        Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
+        arrays' own; float32 arrays may ask for "tf32x3" or "tf32", which multiply on tensor cores.
         """
-        return self._call(x, weights, layout, bias, activation, residual, out, stream)()
+        return self._call(x, weights, layout, bias, activation, residual, out, stream, precision)()
 
     def prepare(
         self,
@@ -122,9 +126,10 @@ class Launcher:
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
+        precision: str | None = None,
     ) -> Call:
         """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest."""
-        call = self._call(x, weights, layout, bias, activation, residual, out, stream)
+        call = self._call(x, weights, layout, bias, activation, residual, out, stream, precision)
         given = (x, weights, bias, residual, call.out)
         found = [view(array) for array in given if array is not None and not isinstance(array, Weights)]
         # A tensor may be given other memory before the launch, and a stream ends with its object.
@@ -156,10 +161,12 @@ class Launcher:
         where = find_device(device)
         kernel = self._kernel(precision, layout, epilogue or Epilogue(), batch)
         choice = PLANNER.choice(where, kernel, batch)
-        return f"{kernel.name} at batch {batch} on {where.name}: {choice.family} ({choice.constants}); {choice.why}"
+        family = f"{choice.family} ({family_named(choice.family).why})"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
 
     def _call(
-        self, x: Any, weights: Any, layout: str, bias: Any, activation: str, residual: Any, out: Any, stream: Any
+        self, x: Any, weights: Any, layout: str, bias: Any, activation: str, residual: Any, out: Any, stream: Any,
+        precision: str | None,
     ) -> Call:  # fmt: skip
         packed = weights if isinstance(weights, Weights) else None
         arrays = {"x": x}
@@ -167,7 +174,7 @@ class Launcher:
             if array is not None:
                 arrays[name] = array
         views = _views(arrays, stream)
-        fit = self._fit(layout, activation, views)
+        fit = self._fit(layout, activation, views, precision)
         check_memory(self, views)
         if stream is None and (agreed := agreed_stream(self, views)):
             views |= _views({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
@@ -179,24 +186,25 @@ class Launcher:
             if stream is not None:
                 wait_for_producers(device, stream_handle(stream), views)
         if packed:
-            check_packed(self, packed, self.pattern, device, fit.precision)
+            check_packed(self, packed, self.pattern, device, views["x"].dtype)
         plan = self._plan(fit, device, on)
         if fit.place == "host":
             return self._host_call(plan, views, packed, out, on)
         return self._device_call(plan, views, weights, out, on)
 
-    def _fit(self, layout: str, activation: str, views: dict[str, ArrayView]) -> _Fit:
+    def _fit(self, layout: str, activation: str, views: dict[str, ArrayView], precision: str | None) -> _Fit:
         """What was found when arguments like these were checked first: shapes, precisions, strides and places."""
-        key = (layout, activation, *[(name, found[2:6]) for name, found in views.items()])
+        key = (layout, activation, precision, *[(name, found[2:6]) for name, found in views.items()])
         try:
             return self._fits[key]
         except (KeyError, TypeError):  # what cannot be looked up is refused below
             check_words(self, layout, activation)
+            precision = check_precision(self, precision, views["x"].dtype)
         batch = check_arrays(self, self.pattern, layout, views)
         epilogue = ("bias" in views, activation, "residual" in views)
         if len(self._fits) >= MOST_FITS:
             self._fits.clear()
-        fit = self._fits[key] = _Fit(batch, common_device(views), views["x"].dtype, layout, epilogue)
+        fit = self._fits[key] = _Fit(batch, common_device(views), precision, layout, epilogue)
         return fit
 
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
@@ -271,16 +279,18 @@ class ChainLauncher:
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
+        precision: str | None = None,
     ) -> Any:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
         if len(weights) != len(self.factors):
             raise LaunchError(f"{self!r}: got {len(weights)} weight arrays; {len(self.factors)} are needed, one a factor")
         last_only = {"bias": bias, "residual": residual, "out": out}
+        check_precision(self, precision, view(x, "x").dtype)
         self._check(x, weights, layout, activation, {name: array for name, array in last_only.items() if array is not None})
         for factor, own in zip(self.factors[:-1], weights[:-1], strict=True):
-            x = factor(x, own, layout=layout, stream=stream)
-        last = self.factors[-1]
-        return last(x, weights[-1], layout=layout, bias=bias, activation=activation, residual=residual, out=out, stream=stream)
+            x = factor(x, own, layout=layout, stream=stream, precision=precision)
+        last_only |= {"stream": stream, "precision": precision}
+        return self.factors[-1](x, weights[-1], layout=layout, activation=activation, **last_only)
 
     def _check(self, x: Any, weights: Sequence[Any], layout: str, activation: str, last_only: dict[str, Any]) -> None:
         """Refuse what any factor would refuse before the first one is launched."""

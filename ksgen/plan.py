@@ -72,7 +72,7 @@ def limits_of(device: Device) -> Limits:
     if device.kind == "cuda":
         table = cuda_limits(device.target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies)
+        return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies, tensor_cores=table.tensor_cores)
     return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
 
 
@@ -88,12 +88,15 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             return Choice(found.family, found.constants, f"wisdom, measured at {where}")
-    family = family_for(kernel)
+    family = family_for(kernel, limits)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
 def _check_fit(found: Entry, kernel: KernelSpec, limits: Limits) -> None:
-    check(family_named(found.family), kernel, found.constants, limits)
+    family = family_named(found.family)
+    check(family, kernel, found.constants, limits)
+    if not family.serves(kernel, limits):
+        raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
     if not limits.async_copies and getattr(found.constants, "copy", None) == "async":
         raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {found.constants}")
 

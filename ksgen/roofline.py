@@ -1,6 +1,7 @@
 """The least time that a kernel can take on a device: what it must move and compute, over what the device was seen to do.
 
-Ceilings are measured, by a copy and by plain multiply-adds; tensor cores are not counted.
+Ceilings are measured, by a copy and by the multiply-adds that the kernel's family makes: plain ones, or warp-wide ones on
+tensor cores.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from ksgen.devices.base import Device
 
 THREADS = 256
-MULTIPLY_ADDS_A_ROUND = 128
+MULTIPLY_ADDS_A_ROUND = {"multiply_add": 128, "f16": 1024, "bf16": 1024, "tf32": 512}  # of a thread
+PRODUCTS = {"tf32x3": 3}  # that stand for one
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Ceilings:
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
 
-def measure_ceilings(device: "Device", precision: str) -> Ceilings:
-    """Run the two probes of `probe.cu.j2`; well under a second."""
+def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
+    """Run the two probes of `probe.cu.j2`; well under a second. `operand`: what tensor cores multiply, where they do."""
     from ksgen.build import build
     from ksgen.emit import render_probe
 
-    source = render_probe(precision, device.dialect, THREADS)
+    source = render_probe(precision, device.dialect, THREADS, operand)
     binary = build(source.text, source.entry, device.target, device.compiler() if device.kind == "opencl" else None)
     copy = device.load(binary, source.entry, 0)
     multiply = device.load(binary, f"{source.entry}_multiply_add", 0)
@@ -43,5 +45,5 @@ def measure_ceilings(device: "Device", precision: str) -> Ceilings:
     copy_s = device.time(lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), None, runs=7, warmup=2)
     blocks, rounds = device.limits.multiprocessors * (16 if device.limits.is_cpu else 64), 2048
     multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, 0, (y, rounds), None), None, runs=7, warmup=2)
-    flops = 2.0 * blocks * THREADS * rounds * MULTIPLY_ADDS_A_ROUND
+    flops = 2.0 * blocks * THREADS * rounds * MULTIPLY_ADDS_A_ROUND[operand or "multiply_add"] / PRODUCTS.get(precision, 1)
     return Ceilings(2 * copied_bytes / median(copy_s), flops / median(multiply_s))

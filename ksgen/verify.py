@@ -19,7 +19,7 @@ from ksgen.spec import PRECISIONS, KernelSpec
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32x3": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 GPU_CACHE_BYTES, CPU_CACHE_BYTES = 256 * 2**20, 64 * 2**20  # more than a last-level cache holds
 MOST_ROTATED = 8  # sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
@@ -62,15 +62,15 @@ class Measured:
 
 
 def tolerance(precision: str, c: int) -> float:
-    """What rounding can do: one rounding of 16-bit outputs, the accumulated roundings of c terms otherwise."""
-    if PRECISIONS[precision].item_bytes == 2:
+    """What rounding can do: one rounding of 16-bit outputs or tf32 operands, the accumulated roundings of c terms otherwise."""
+    if precision in ("float16", "bfloat16", "tf32"):
         return UNIT_ROUNDOFF[precision]
     return UNIT_ROUNDOFF[precision] * max(4.0, 2 * sqrt(c))
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     """Reproducible: the same arrays for the same kernel, batch and seed."""
-    dtype = numpy_dtype(kernel.precision)
+    dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
     pattern = kernel.pattern
     inputs, outputs = pattern.in_features, pattern.out_features

@@ -28,7 +28,7 @@ from ksgen.toolchain import find_compiler
 
 FEW, MANY = 10, 40
 MAIN_TARGETS = ("sm_80", "sm_90a")
-MAIN_PRECISIONS = ("float32", "float16")
+MAIN_PRECISIONS = ("float32", "float16", "tf32x3")
 SERIALISED = ("C7510", "C7511", "C7512")  # ptxas waits for each wgmma before the next, for one reason or another
 
 
@@ -38,11 +38,16 @@ class Promise:
 
     targets: tuple[str, ...]
     register_error: int  # how far its estimate is from ptxas, at most
+    precisions: tuple[str, ...]  # those whose texts differ
     static_shared_bytes: int = 0  # the rest is asked for at the launch
 
 
+STORED = ("float32", "float64", "float16", "bfloat16")
 PROMISES = {
-    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32),
+    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=("float16", "bfloat16", "tf32", "tf32x3")),
+    "simt": Promise(
+        ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=("float32", "float64", "float16", "bfloat16")
+    ),
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
 
@@ -79,7 +84,8 @@ def kernels(everything: bool, target: str) -> list[KernelSpec]:
 
 def sources(family: str, target: str, everything: bool = False) -> list[Source]:
     chosen, limits = FAMILIES[family], cuda_limits(target)
-    served = [kernel for kernel in kernels(everything, target) if chosen.serves(kernel)]
+    wanted = (kernel for kernel in kernels(everything, target) if kernel.precision in PROMISES[family].precisions)
+    served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
     return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in served]
 
 

@@ -1,17 +1,127 @@
-"""Runs a kernel's emitted CUDA text in the emulator, on arrays of a `Problem`, and compares with the float64 reference."""
+"""What must hold of every family's kernels: the matrix of them, and the checks, each for the emulator or for a device.
 
+A check takes `run`, which makes one launch: `in_emulator()` or `on_device(device)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ksgen import reference
+from ksgen.build import build, default_caches
+from ksgen.devices import Device
 from ksgen.emit import Source, render
-from ksgen.families import family_named
-from ksgen.spec import KernelSpec
+from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
 from tests.simt import is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
+Run = Callable[[Source, str, Geometry, list[Any]], None]
+
+LIMITS = cuda_limits("sm_90a")
+PLAIN = Epilogue()
+PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d with a rest; b and c smaller and ragged; a > 1
+    "dense": (1, 70, 50, 1),
+    "tiny": (1, 1, 1, 1),
+    "flat": (2, 37, 13, 5),
+    "slab": (1, 33, 9, 16),
+    "rest": (3, 5, 7, 11),
+    "blocks": (4, 64, 48, 1),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 130, 18, 2),
+}
+BATCHES = (1, 7, 8, 63, 64, 65, 129)
+BEHIND = 4096  # elements of a buffer behind its array
+MOST_EXACT = 256  # up to which integers are exact in every precision
+
+
+def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
+    return KernelSpec(Pattern(*pattern), precision, layout, epilogue, batch)
+
+
+def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
+    return FAMILIES[family].serves(kernel, limits)
+
+
+def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
+    """A family's text for a kernel, under its default where no constants are given."""
+    if not serves(family, kernel, limits):
+        pytest.skip(f"{family} does not serve {kernel.name} here")
+    return render(kernel, constants or FAMILIES[family].default(kernel, limits), family=family)
+
+
+def _body(source: Source) -> str:
+    """The text but for its name and the comments of its first lines: what a precision that is computed as another shares."""
+    return "\n".join(line for line in source.text.splitlines() if not line.startswith("//")).replace(source.entry, "")
+
+
+def _served() -> list[tuple[str, str, str]]:
+    """Every (family, precision, layout), once for each text."""
+    pattern, found = PATTERNS["flat"], {}
+    for family, precision, layout in product(FAMILIES, PRECISIONS, LAYOUTS):
+        if serves(family, kernel := kernel_of(pattern, precision, layout)):
+            found.setdefault(_body(source_of(family, kernel)), (family, precision, layout))
+    return list(found.values())
+
+
+SERVED = _served()
+MATRIX = [(*each, name) for each in SERVED for name, pattern in PATTERNS.items() if serves(each[0], kernel_of(pattern, *each[1:]))]
+
+
+# ---- one launch
+
+
+def in_emulator(**options: Any) -> Run:
+    """Options of `run_cuda`."""
+    if not is_installed(options.get("sanitize", "none")):
+        pytest.skip("the emulator needs g++, with its sanitizers' libraries")
+
+    def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
+        run_cuda(source.text, entry, geometry.grid, geometry.block, geometry.shared_bytes, args, **options)
+
+    return run
+
+
+def on_device(device: Device) -> Run:
+    def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
+        launch(device, source.text, source.entry, entry, geometry, args)
+
+    return run
+
+
+def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geometry, args: list[Any]) -> None:
+    """Upload, launch, and bring back every array that may have been written. An array given twice is one buffer."""
+    handle = _load(device, text, built_as, entry, geometry.shared_bytes)
+    arrays = {id(arg): arg for arg in args if isinstance(arg, np.ndarray)}
+    buffers = {key: device.allocate(array.nbytes) for key, array in arrays.items()}
+    for key, array in arrays.items():
+        device.upload(buffers[key], array)
+    given = tuple(buffers.get(id(arg), _number(arg)) for arg in args)
+    device.launch(handle, geometry.grid, geometry.block, geometry.shared_bytes, given, None)
+    for key, array in arrays.items():
+        if array.flags.writeable:
+            device.download(array, buffers[key])
+
+
+@lru_cache(maxsize=32)
+def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: int) -> Any:
+    binary = build(text, built_as, device.target, device.compiler(), default_caches())
+    return device.load(binary, entry, shared_bytes)
+
+
+def _number(arg: Any) -> Any:
+    """A launch takes signed numbers of 64 bits at most."""
+    return arg.view(np.int64) if isinstance(arg, np.uint64) else arg
+
+
+# ---- one product
 
 
 def as_bits(array: Array) -> Array:
@@ -19,7 +129,7 @@ def as_bits(array: Array) -> Array:
     return array.view(np.uint16) if array.itemsize == 2 else array
 
 
-def shifted(array: Array, elements: int) -> Array:
+def shifted(array: Array, elements: int = 0) -> Array:
     """A copy whose first element lies `elements` past a 16-byte boundary."""
     padded = np.empty(array.size + 32, array.dtype)
     start = (-(padded.ctypes.data // array.itemsize)) % (16 // array.itemsize) + elements
@@ -28,30 +138,95 @@ def shifted(array: Array, elements: int) -> Array:
     return copy
 
 
-def emulate(problem: Problem, source: Source, *, shift: int = 0, **options: Any) -> Array:
-    """Y of one launch: the weights are packed by the source's own packing kernel, the output starts as NaN."""
-    if not is_installed(options.get("sanitize", "none")):
-        pytest.skip("the emulator needs g++, with its sanitizers' libraries")
-    family = family_named(source.family)
-    kernel, constants = problem.kernel, source.constants
-    packing = family.pack_geometry(kernel, constants)
-    real = np.float64 if kernel.precision == "float64" else np.float32
-    packed = np.full(family.packed_bytes(kernel, constants) // np.dtype(real).itemsize, np.nan, real)
-    run_cuda(source.text, source.pack_entry, packing.grid, packing.block, 0, [as_bits(problem.weights), packed], **options)
-    assert np.isfinite(packed).all(), "packing left elements unwritten"
-    geometry = family.geometry(kernel, constants, problem.batch)
-    y = shifted(np.full(problem.y_shape, np.nan, np.float32).astype(problem.x.dtype), shift)
+def pack(problem: Problem, source: Source, run: Run) -> Array:
+    """The weights as the source's own packing kernel leaves them: every word is written."""
+    family, kernel = family_named(source.family), problem.kernel
+    packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
+    run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [as_bits(problem.weights), packed])
+    word = np.uint16 if problem.x.itemsize == 2 else np.uint32
+    assert (packed.view(word) != np.iinfo(word).max).all(), "packing left elements unwritten"  # all ones: NaN in every format
+    return packed
+
+
+def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
+    """Y of one launch, NaN before. Behind X lie so many elements of Inf and NaN, and behind Y what must stay as it is."""
+    family, x = family_named(source.family), problem.x
+    bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(x.dtype)
+    size = int(np.prod(problem.y_shape))
+    y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
     extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
-    arguments = [as_bits(shifted(problem.x, shift)), packed, as_bits(y), *extras, problem.batch]
-    run_cuda(source.text, source.entry, geometry.grid, geometry.block, geometry.shared_bytes, arguments, **options)
-    return y
+    x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
+    arguments = [as_bits(x), pack(problem, source, run), as_bits(y), *extras, problem.batch]
+    run(source, source.entry, family.geometry(problem.kernel, source.constants, problem.batch), arguments)
+    assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
+    return y[:size].reshape(problem.y_shape)
 
 
-def check(kernel: KernelSpec, batch: int, constants: Any = None, **options: Any) -> Array:
-    """Emulate a kernel and assert that it agrees with the reference; Y."""
-    problem = make_problem(kernel, batch)
-    source = render(kernel, constants)
-    y = emulate(problem, source, **options)
+# ---- checks
+
+
+def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
+    """The kernel agrees with the float64 reference on random arrays; Y."""
+    problem = make_problem(source.kernel, batch)
+    y = multiply(problem, source, run, **options)
     error, _ = compare(problem, y)
-    assert error <= tolerance(kernel.precision, kernel.pattern.c), (error, source.constants)
+    assert error <= tolerance(source.kernel.precision, source.kernel.pattern.c), (error, source.constants)
     return y
+
+
+def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
+    """Small integers: every sum is exact in every precision, in whatever order."""
+    random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
+    assert 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
+
+    def integers(like: Array | None, most: int = 2) -> Array | None:
+        return None if like is None else random.integers(-most, most + 1, like.shape).astype(like.dtype)
+
+    parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual")}
+    return replace(problem, weights=integers(problem.weights, 1), **parts)
+
+
+def check_exact(source: Source, batch: int, run: Run) -> None:
+    """Y is right to the last bit where nothing is rounded."""
+    problem = exact_problem(source.kernel, batch)
+    epilogue = source.kernel.epilogue
+    truth = reference.multiply(
+        source.kernel.pattern, problem.x, problem.weights, source.kernel.layout,
+        bias=problem.bias, activation=epilogue.activation, residual=problem.residual,
+    )  # fmt: skip
+    np.testing.assert_array_equal(multiply(problem, source, run).astype(np.float64), truth)
+
+
+def check_leaks(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output; all else is the
+    same to the last bit. They are planted in half of the blocks and a tenth of the outputs, so next to everything, and
+    behind X, where padding would be read from."""
+    kernel, random = source.kernel, np.random.default_rng(batch)
+    a, b, c, d = kernel.pattern.shape
+    clean = make_problem(kernel, batch)
+    bad = [np.inf, np.nan, -np.inf]
+
+    def by_entry(array: Array) -> Array:
+        return array if kernel.layout == "bsf" else array.T
+
+    blocks, outputs = random.random((batch, a, d)) < 0.5, random.random((a, b, d)) < 0.1
+    x, weights = by_entry(clean.x).reshape(batch, a, c, d).copy(), clean.weights.copy()
+    (s, i, j), (wi, k, wj) = np.nonzero(blocks), np.nonzero(outputs)
+    x[s, i, random.integers(0, c, s.size), j] = random.choice(bad, s.size)
+    weights[wi, k, random.integers(0, c, k.size), wj] = random.choice(bad, k.size)
+    planted = replace(clean, x=np.ascontiguousarray(by_entry(x.reshape(batch, a * c * d))), weights=weights)
+
+    touched = by_entry((blocks[:, :, None, :] | outputs[None]).reshape(batch, a * b * d))
+    expected, got = multiply(clean, source, run), multiply(planted, source, run, behind=BEHIND)
+    assert np.isfinite(expected).all()
+    assert not np.isfinite(got[touched]).any()
+    np.testing.assert_array_equal(got[~touched], expected[~touched])
+
+
+def ulps(y: Array, other: Array) -> int:
+    """The most floats that lie between two arrays' finite entries."""
+    steps = []
+    for each in (y, other):
+        bits = each.reshape(-1).view(f"i{each.itemsize}").astype(np.int64)
+        steps.append(np.where(bits < 0, np.iinfo(f"i{each.itemsize}").min - bits, bits))
+    return int(np.abs(steps[0] - steps[1]).max(initial=0))

@@ -34,7 +34,10 @@ KERNELS = [
     KernelSpec(Pattern(1, 64, 48, 2), "float16", "bsl", Epilogue(True, "gelu", False)),
     KernelSpec(Pattern(6, 64, 64, 1), batch=70),
 ]
-ENTRIES = [Entry(kernel, kernel.batch or 64, "simt", family_for(kernel).default(kernel, GPU), {"median_us": 1.5}) for kernel in KERNELS]
+ENTRIES = [
+    Entry(kernel, kernel.batch or 64, family_for(kernel, GPU).name, family_for(kernel, GPU).default(kernel, GPU), {"median_us": 1.5})
+    for kernel in KERNELS
+]
 OTHERS = [Entry(KERNELS[0], 1000, "simt", replace(ENTRIES[0].constants, stages=4), {})]
 WISDOM = dump("gpu", Wisdom(ENTRIES))
 twice = st.sampled_from(["pattern", "batch", "family", "constants", "measured", "stages"]).map(
@@ -66,7 +69,7 @@ def test_damaged_wisdom_costs_only_the_damaged_entries(folders: tuple[Path, Path
     assert known.lookup(KERNELS[0], 1000) is not None
     for kernel in KERNELS:
         for batch in (1, 64, 1000, 2**40):
-            assert choose(kernel, batch, GPU, known).family == "simt"
+            assert choose(kernel, batch, GPU, known).family == family_for(kernel, GPU).name
     try:
         strict = load_wisdom("gpu", strict=True)
     except KsgenError as error:

@@ -1,31 +1,99 @@
-"""On an NVIDIA GPU: the emulator's cases on the device, by both runtimes, and PyTorch's streams and graphs."""
+"""On an NVIDIA GPU: the families' matrix and the PTX cases of the emulator on the device, and PyTorch's streams and graphs.
 
+The emulator and the device agree, or one of them has a bug: where nothing is rounded to the last bit, elsewhere each
+within its check, with the largest difference as the test's property `ulps`.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ksgen import reference
+from ksgen.build import Request, build_many
 from ksgen.devices import Found, find_device, list_devices
+from ksgen.emit import Source
 from ksgen.errors import LaunchError
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
+from ksgen.plan import limits_of
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import measure
-from tests.test_simt import PATTERNS
+from tests import kernels
+from tests.kernels import BATCHES, MATRIX, PATTERNS, SERVED, kernel_of, on_device, serves, source_of
+from tests.ptx import on_gpu as ptx
+from tests.simt import is_installed
 
 RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime != "opencl"})
+Record = Callable[[str, object], None]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNTIMES, reason="no NVIDIA GPU, or neither PyCUDA nor cuda-bindings")]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """The device of the first runtime: `driver` where cuda-bindings is there."""
+    device = find_device(RUNTIMES[0])
+    limits = limits_of(device)
+    matrix = [(family, kernel_of(PATTERNS[name], precision, layout)) for family, precision, layout, name in MATRIX]
+    texts = [source_of(*each, limits=limits) for each in matrix if serves(*each, limits)]
+    build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())  # all cores at once
+    return device
+
+
+def source_for(device: Any, family: str, kernel: KernelSpec) -> Source:
+    return source_of(family, kernel, limits=limits_of(device))
+
+
+@pytest.mark.parametrize(("family", "precision", "layout", "name"), MATRIX)
+def test_the_emulators_matrix(family: str, precision: str, layout: str, name: str, gpu: Any, record_property: Record) -> None:
+    source, run, most = source_for(gpu, family, kernel_of(PATTERNS[name], precision, layout)), on_device(gpu), 0
+    for batch in BATCHES:
+        y = kernels.check(source, batch, run)
+        if is_installed("none"):
+            most = max(most, kernels.ulps(y, kernels.check(source, batch, kernels.in_emulator())))
+    for batch in (7, 129):
+        kernels.check_exact(source, batch, run)
+    record_property("ulps", most if is_installed("none") else "no g++ for the emulator")
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: Any) -> None:
+    source = source_for(gpu, family, kernel_of((2, 64, 80, 4), precision, layout))
+    first, *others = (kernels.check(source, 5000, on_device(gpu)) for _ in range(4))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
+    for name in ("flat", "rest", "blocks"):
+        kernels.check_leaks(source_for(gpu, family, kernel_of(PATTERNS[name], precision, layout)), 65, on_device(gpu))
+
+
+@pytest.mark.skipif("driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings")
+@pytest.mark.parametrize("name", ptx.NAMES)
+def test_ptx_does_what_the_emulator_says(name: str, record_property: Record) -> None:
+    device = find_device("driver")
+    case = ptx.case_named(name)
+    if why := ptx.why_not(case, device.target):
+        pytest.skip(why)
+    ptx.launch(device, case)
+    case.check()
+    if name in ptx.PRODUCTS:
+        record_property("error", f"{ptx.PRODUCTS[name].error_of(case):.2e}")
+    if is_installed("none"):
+        record_property("ulps", ptx.compare_with_emulator(case))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES or ["none"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_agrees_with_float64(precision: str, layout: str, runtime: str) -> None:
+def test_what_the_planner_chooses_agrees_with_float64(precision: str, layout: str, runtime: str) -> None:
     device = find_device(runtime)
-    for shape in [*PATTERNS.values(), (1, 192, 48, 2), (1, 128, 128, 3), (2, 64, 64, 16)]:
-        for batch in (1, 7, 63, 64, 65, 1000):
+    for shape in (PATTERNS["flat"], (1, 192, 48, 2), (1, 128, 128, 3), (2, 64, 64, 16)):
+        for batch in (1, 65, 1000):
             for epilogue in (Epilogue(), Epilogue(True, "gelu", True)):
                 measured = measure(device, KernelSpec(Pattern(*shape), precision, layout, epilogue), batch, runs=0)
                 assert measured.passed, (shape, batch, epilogue, measured.error)

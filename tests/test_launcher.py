@@ -24,7 +24,7 @@ from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, Spe
 from ksgen.launcher import ChainLauncher, Launcher, Weights
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
-from ksgen.spec import LAYOUTS, PRECISIONS
+from ksgen.spec import LAYOUTS
 from ksgen.verify import tolerance
 from tests.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor, TextCompiler
 from tests.simt import is_installed
@@ -86,7 +86,7 @@ def ks() -> Launcher:
 
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
 def test_numpy_arrays(ks: Launcher, precision: str, layout: str) -> None:
     x, weights = inputs(precision, layout)
     y = ks(x, weights, layout=layout)
@@ -221,7 +221,8 @@ def test_a_batch_with_a_kernel_of_its_own_takes_it() -> None:
 def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
     told = ks.explain(100)
     assert told.startswith("ks_2x9x5x3_float32_bsf at batch 100 on ")
-    assert "simt (tile_batch=" in told
+    assert "simt (plain multiply-adds: every device" in told
+    assert ", tile_batch=" in told
     assert told.endswith("the family's default: no search has been run for this kernel on this device")
     with pytest.raises(SpecError, match="batch=0; accepted: a whole number from 1 up"):
         ks.explain(0)
@@ -233,7 +234,7 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
 def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precision: str, layout: str) -> None:
     x, weights = inputs(precision, layout)
     features = PATTERN.out_features
@@ -821,7 +822,7 @@ def torch_or_skip() -> Any:
 
 
 @needs_opencl
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
 def test_torch_tensors_on_the_processor(ks: Launcher, precision: str) -> None:
     torch = torch_or_skip()
     x, weights = torch.randn(BATCH, PATTERN.in_features), torch.randn(*SHAPE)

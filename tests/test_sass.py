@@ -50,6 +50,13 @@ ROWS = [
     Row("simt", "bfloat16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
     Row("simt", "bfloat16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
 ]
+# tensor cores: X and W 16 bytes at a time in a rolled loop, a matrix instruction or more for each 16-byte load, Y straight
+# from registers, in 16-byte chunks where a lane has them
+ROWS += [
+    Row("mma", precision, layout, ASYNC, {"LDGSTS.128": 3, "HMMA": 16, "STG.128": 1}, ("HMMA", 1))
+    for precision in ("float16", "bfloat16", "tf32", "tf32x3")
+    for layout in ("bsf", "bsl")
+]
 CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
 
 

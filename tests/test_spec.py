@@ -54,7 +54,7 @@ def test_flops_and_bytes() -> None:
     [
         ({"pattern": (6, 64, 64, 1)}, "pattern=(6, 64, 64, 1); accepted: a Pattern"),
         ({"precision": "flot32"}, "precision='flot32'; did you mean float32? accepted: float32, float64, float16"),
-        ({"precision": 32}, "precision=32; accepted: float32"),
+        ({"precision": 32}, "precision=32; did you mean tf32? accepted: float32"),
         ({"layout": "nhwc"}, "layout='nhwc'; accepted: bsf, bsl"),
         ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),

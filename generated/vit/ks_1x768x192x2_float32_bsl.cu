@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 3ef32697, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 98852567, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -76,6 +76,9 @@ typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
 
+DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
+
+// ---- place: which outputs are this block's, and where things lie in this layout
 typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
@@ -89,10 +92,6 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
-
-// ---- place: which outputs are this block's, and where things lie in this layout
-// X[((i * C + l) * D + j) * batch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
 DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fastest, so that X is read from memory once
     const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
     const int out = (int)(block % TILES_OUT);
@@ -102,6 +101,7 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fast
     const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
+// X[((i * C + l) * D + j) * batch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
 DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
     return (((extent)tile.block * C + line) * D + tile.first_j) * batch + tile.first_batch + run;
 }
@@ -126,7 +126,8 @@ DEVICE int x_run(const int round) {
 }
 
 #ifndef KSGEN_PTX
-DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // writes zeros when not valid
+// Each writes zeros when not valid.
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }

@@ -1,12 +1,13 @@
-// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, simt.cu.j2 3ef32697, spec 35b92d37
+// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 b6449d53, spec 35b92d37
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over l in
-// steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
-// in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
+// Every block computes TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j of one i, on
+// tensor cores: packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of
+// packed weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it
+// lies; which inputs and outputs that gives them, the packed weights follow. Lane 4g + t of a warp has g and t below.
 
 // ---- the pattern and the constants
 constexpr int A                =        6;  // blocks on the diagonal, index i
@@ -14,48 +15,39 @@ constexpr int B                =       64;  // outputs of a block, index k
 constexpr int C                =      256;  // inputs of a block, index l
 constexpr int D                =        1;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
-constexpr int TILE_BATCH       =      128;  // batch entries a thread block
+constexpr int TILE_BATCH       =      256;  // batch entries a thread block
 constexpr int TILE_OUT         =       64;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN          =        8;  // inputs l a stage
-constexpr int TILE_D           =        1;  // neighbouring j a thread block: one plane of shared memory each
-constexpr int THREAD_BATCH     =        8;  // sums a thread, along the batch
-constexpr int THREAD_OUT       =        8;  // sums a thread, along the outputs
+constexpr int TILE_IN          =       32;  // inputs l a stage
+constexpr int TILE_D           =        1;  // neighbouring j a thread block
+constexpr int WARPS_BATCH      =        4;  // warps along the batch
+constexpr int WARPS_OUT        =        1;  // warps along the outputs
 constexpr int STAGES           =        2;  // stages of X and W in shared memory
-constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
-constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
+constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =      128;  // threads a block
-constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
-constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
-constexpr int STEPS            =       32;  // stages until all C inputs are read
+constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
+constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
+constexpr int K_STEP           =       16;  // inputs of one matrix instruction
+constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
+constexpr int COMPONENTS       =        1;  // parts that an operand is split into
+constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
+constexpr int COLUMN_TILES     =        8;  // matrix instructions of a warp along its batch entries, 8 each
+constexpr int SUPER_IN         =       32;  // inputs after which the lanes' order starts again
+constexpr int SUPER_STEPS      =        2;  // matrix instructions in them
+constexpr int RUN_OUT          =        8;  // neighbouring outputs of a lane
+constexpr int STEPS            =        8;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      132;  // reals from one l of a plane to the next, free of bank conflicts
-constexpr int X_PLANE          =     1060;  // reals from one plane to the next
-constexpr int W_BASE           =     1060;  // where a stage's weights begin
-constexpr int W_STAGE          =      512;  // reals of weights a stage
-constexpr int STAGE            =     1572;  // reals a stage
-constexpr int SHARED_REALS     =     4228;  // reals of shared memory a block
-constexpr int X_LINES          =      128;  // lines of the X tile
-constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
-constexpr int X_LANE_RUN       =        2;  // lanes of a warp along a line
-constexpr int X_LANE_LINES     =       16;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN      =        1;  // warps along a line
-constexpr int X_LINE_STEP      =       64;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS    =        2;  // rounds until all lines are copied
-constexpr int X_RUN_STEP       =        8;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS         =        1;  // copies of weights a thread and stage
+constexpr int X_LINES          =      256;  // lines of the X tile
+constexpr int X_RUN            =       32;  // elements of a line
+constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
+constexpr int X_BYTES          =    16384;  // bytes of X a stage
+constexpr int W_BYTES          =     4096;  // bytes of packed weights a stage
+constexpr int STAGE_BYTES      =    20480;  // bytes a stage
+constexpr int SHARED_BYTES     =    40960;  // bytes of shared memory a block
 constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
-constexpr int X_HELD           =        8;  // elements of X that a thread holds on their way
-constexpr int Y_PLANE          =     4228;  // reals from one plane of a stored slice to the next
-constexpr int Y_LANE_RUN       =       16;  // lanes of a warp along a line of Y
-constexpr int Y_LANE_LINES     =        2;  // batch entries that a warp stores at once
-constexpr int Y_WARPS_RUN      =        2;  // warps along a line
-constexpr int Y_LINE_STEP      =        4;  // batch entries that the block stores at once
-constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all batch entries are stored
-constexpr int Y_RUN_STEP       =       32;  // elements of a line that the block stores at once
-constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
+constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads of a batch entry
+constexpr int GROUP_INPUTS     =        8;  // inputs in them, each with its TILE_D j
+constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order starts again
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
@@ -94,10 +86,63 @@ DEVICE real widen(stored value) { return half_to_float(value); }
 DEVICE stored narrow(real value) { return float_to_half(value); }
 DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
 
-typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
-typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
-typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
+#ifndef KSGEN_PTX
+// Each writes zeros when not valid.
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#endif
 
+#ifndef KSGEN_PTX
+// sums (16 x 8) += A (16 x 16) B (16 x 8), two f16 a register; sm_80 and later.
+DEVICE void mma_f16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+
+// Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
+DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
+    return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
+}
+DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
+    mma_f16(sums, w[0], x[0][0], x[0][1]);
+}
+DEVICE unsigned pack_weights(const float (&values)[2], const int) {
+    return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
+}
+// A lane's operand: elements 2h and 2h + 1 of its inputs, which lie at these places of the chunks it has read.
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][2], const int half, const unsigned* words, const int first, const int second) {
+    x[0][half] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
+}
+
+struct ALIGNED(16) Chunk { unsigned word[4]; };
+static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
+
+DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
+DEVICE int lane_g() { return thread_index() % 32 / 4; }
+DEVICE int lane_t() { return thread_index() % 4; }
+DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
+DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH * (TILE_OUT / WARPS_OUT); }
+
+// The output, within its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
+DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
+    const int q = 2 * row_tile + half;
+    return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
+}
+// The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
+DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
+    const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
+    return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
+}
+
+// ---- place: which outputs are this block's
 typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
@@ -111,12 +156,6 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
-
-// ---- place: which outputs are this block's, and where things lie in this layout
-// X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
-// l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
-// put element (run, line) into bank GROUP * run + line.
 DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
     const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
     const int planes = (int)(block % TILES_D);
@@ -127,184 +166,198 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
-DEVICE extent along_run(const int run) { return run / TILE_D * (extent)D + run % TILE_D; }
-DEVICE extent x_next_line(const extent batch) { return (extent)A * C * D; }
-DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
-    return (tile.first_batch + line) * x_next_line(batch) + (extent)tile.block * C * D + tile.first_j + along_run(run);
-}
-DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D; }
-DEVICE extent x_next_runs(const int run, const int rounds) {
-    return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * (extent)D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
-}
-DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
-    return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;
-}
-DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch) { return X_VECTOR > 1 && is_aligned(x); }
-DEVICE int x_place(const int line, const int run) { return run % TILE_D * X_PLANE + run / TILE_D * X_PITCH + line; }
 
 // ---- load: from global to shared memory
-// A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
-DEVICE int x_line(const int round) {
-    const int warp = thread_index() / 32;
-    return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;
+DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
+    *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
 }
-DEVICE int x_run(const int round) {
-    const int warp = thread_index() / 32;
-    return (warp % X_WARPS_RUN * X_LANE_RUN + thread_index() % X_LANE_RUN) * X_VECTOR + round * X_RUN_STEP;
+// X[s * (A * C * D) + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
+DEVICE bool x_is_wide(const stored* x, const extent batch) {
+    return X_VECTOR * sizeof(stored) >= 4 && is_aligned(x, X_VECTOR * sizeof(stored));
 }
-
-DEVICE void fetch_x(stored held[X_HELD], GLOBAL const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
-    UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
-        UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
-            const int line = x_line(p);
-            const int run = x_run(q);
-            const int first = (p * X_RUN_ROUNDS + q) * X_VECTOR;
-            UNROLL for (int e = 0; e < X_VECTOR; ++e) held[first + e] = 0;
-            if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
-            GLOBAL const stored* spot = from + p * X_LINE_STEP * next_line + x_next_runs(run, q);
-            if (X_VECTOR > 1 && wide) {
-                if (!x_inside(tile, first_in, line, run)) continue;
-                const StoredGroup group = *(GLOBAL const StoredGroup*)spot;
-                UNROLL for (int e = 0; e < X_VECTOR; ++e) held[first + e] = group.at[e];
-            } else
-                UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                    if (x_inside(tile, first_in, line, run + e)) held[first + e] = spot[e];
-        }
-}
-DEVICE void keep_x(SHARED real* to, const stored held[X_HELD]) {
-    UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
-        UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
-            if (X_LINES % X_LINE_STEP != 0 && x_line(p) >= X_LINES) continue;
-            UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                to[x_place(x_line(p), x_run(q) + e)] = widen(held[(p * X_RUN_ROUNDS + q) * X_VECTOR + e]);
-        }
-}
-DEVICE void fetch_weights(Group held[W_ROUNDS], GLOBAL const real* from) {
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {
-        const int at = (thread_index() + q * THREADS) * GROUP;
-        if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) held[q] = *(GLOBAL const Group*)(from + at);
+template <int WIDTH>
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const int first_in) {
+    constexpr int STEP = THREADS * WIDTH;
+    int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
+    _Pragma("unroll 1") while (line < X_LINES) {  // unrolled, its addresses would take the registers of the sums
+        const int l = first_in + run / TILE_D, j = tile.first_j + run % TILE_D;
+        const stored* from = x + (tile.first_batch + line) * (static_cast<extent>(A) * C * D) + (static_cast<extent>(tile.block) * C + l) * D + j;
+        const bool inside = line < tile.batch_left && l < C && j < D;
+        unsigned char* to = stage + line * X_PITCH + run * static_cast<int>(sizeof(stored));
+        if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
+        else copy_element(to, from, inside);
+        run += STEP % X_RUN;
+        line += STEP / X_RUN + (run >= X_RUN);
+        run -= run >= X_RUN ? X_RUN : 0;
     }
 }
-DEVICE void keep_weights(SHARED real* to, const Group held[W_ROUNDS]) {
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {
-        const int at = (thread_index() + q * THREADS) * GROUP;
-        if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) *(SHARED Group*)(to + at) = held[q];
+DEVICE void load_x(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(stage, x, tile, first_in);
+    else load_lines<1>(stage, x, tile, first_in);
+}
+DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide) {
+    load_x(stage, x, tile, batch, step * TILE_IN, wide);
+    _Pragma("unroll 1") for (int at = thread_index(); at < W_BYTES / 16; at += THREADS) {
+        copy_async_16(stage + X_BYTES + at * 16, weights + static_cast<extent>(step) * (W_BYTES / 16) + at, true);
     }
 }
 
 // ---- multiply: one stage in shared memory into the sums
-DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const real* x, SHARED const real* w) {
-    UNROLL for (int l = 0; l < TILE_IN; ++l) {
-        real own_x[THREAD_BATCH];
-        real own_w[THREAD_OUT];
-        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
-            const Group group = *(SHARED const Group*)(x + l * X_PITCH + q * 8 * GROUP);
-            UNROLL for (int e = 0; e < GROUP; ++e) own_x[q * GROUP + e] = group.at[e];
-        }
-        UNROLL for (int q = 0; q < THREAD_OUT / GROUP_OUT; ++q) {
-            const GroupOut group = *(SHARED const GroupOut*)(w + l * TILE_OUT + q * 4 * GROUP_OUT);
-            UNROLL for (int e = 0; e < GROUP_OUT; ++e) own_w[q * GROUP_OUT + e] = group.at[e];
-        }
-        UNROLL for (int n = 0; n < THREAD_OUT; ++n)
-            UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = multiply_add(own_x[m], own_w[n], sums[n][m]);
+typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its j.
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
+    constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS, HALF = LANE_INPUTS / 2;
+    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + first * TILE_D * static_cast<int>(sizeof(stored));
+    UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
+        unsigned words[SUPER_GROUPS * GROUP_WORDS];
+        UNROLL for (int u = 0; u < SUPER_GROUPS; ++u)
+            UNROLL for (int q = 0; q < GROUP_CHUNKS; ++q) {
+                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * GROUP_CHUNKS + q) * 16);
+                UNROLL for (int r = 0; r < 4; ++r) words[u * GROUP_WORDS + q * 4 + r] = chunk.word[r];
+            }
+        UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
+            UNROLL for (int j = 0; j < TILE_D; ++j)
+                UNROLL for (int half = 0; half < 2; ++half) {
+                    const int one = s * LANE_INPUTS + half * HALF, other = one + HALF - 1;  // of the lane's inputs
+                    keep_operand(x[s][j][n], half, words, one * TILE_D + j, other * TILE_D + j);
+                }
     }
 }
+DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
+    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) + thread_index() % 32;
+    UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
+        unsigned x[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2];
+        load_fragments(x, stage, first);
+        UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
+            UNROLL for (int j = 0; j < TILE_D; ++j)
+                UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+                    const int at = ((j * (TILE_IN / K_STEP) + first / K_STEP + s) * COMPONENTS * (TILE_OUT / 16) + warp_out() / 16 + m) * 32;
+                    unsigned w[COMPONENTS][4];
+                    UNROLL for (int part = 0; part < COMPONENTS; ++part) {
+                        const Chunk chunk = weights[at + part * (TILE_OUT / 16) * 32];
+                        UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
+                    }
+                    UNROLL for (int n = 0; n < COLUMN_TILES; ++n) multiply_add_tile(sums[j][m][n], w, x[s][j][n]);
+                }
+    }
+}
+DEVICE void clear(Sums& sums) {
+    UNROLL for (int j = 0; j < TILE_D; ++j)
+        UNROLL for (int m = 0; m < ROW_TILES; ++m)
+            UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
+                UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
+}
+struct Totals {
+    Sums current;
+    DEVICE void clear() { ::clear(current); }
+    DEVICE void end_stage(int) {}
+    DEVICE const Sums& end() const { return current; }
+};
 
 // ---- store: from the sums to Y
 DEVICE real finish(real value, const int feature, const extent offset) {
     return value;
 }
 
-// Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
-// along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out) {
-    const int warp = thread_index() / 32;
-    const int own_in_slice = own_out / (4 * THREAD_OUT) * (4 * GROUP_OUT) + own_out % (4 * THREAD_OUT);
-    UNROLL for (int slice = 0; slice < THREAD_OUT / GROUP_OUT; ++slice) {
-        wait_for_block();  // the stages, or the slice before, have been read
-        UNROLL for (int e = 0; e < GROUP_OUT; ++e)
-            UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
-                Group group;
-                UNROLL for (int m = 0; m < GROUP; ++m) group.at[m] = sums[slice * GROUP_OUT + e][q * GROUP + m];
-                *(SHARED Group*)(shared + plane * Y_PLANE + (own_in_slice + e) * X_PITCH + own_batch + q * 8 * GROUP) = group;
-            }
-        wait_for_block();
-        for (int p = 0; p < Y_LINE_ROUNDS; ++p)
-            for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
-                const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN + p * Y_LINE_STEP;
-                const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
-                const int n = run / TILE_D;
-                const int k = tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
-                const int j = tile.first_j + run % TILE_D;
-                const extent s = tile.first_batch + line;
-                if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;
-                const extent feature = ((extent)tile.block * B + k) * D + j;
-                const extent offset = s * ((extent)A * B * D) + feature;
-                y[offset] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], feature, offset));
-            }
-    }
+#ifndef KSGEN_PTX
+// One wide store; written as four, or as a vector type, nvcc may leave it four.
+DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1) : "memory");
+}
+#endif
+
+// Y_VECTOR neighbours of Y in one store.
+DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
+    constexpr int WORDS = Y_VECTOR / 2;
+    const auto word = [&](const int at) {
+        const int first = 2 * at < Y_VECTOR ? 2 * at : 0;
+        return static_cast<unsigned>(values[first + 1 < Y_VECTOR ? first + 1 : 0]) << 16 | values[first];
+    };
+    if constexpr (WORDS == 4) store_words(to, word(0), word(1), word(2), word(3));
+    if constexpr (WORDS == 2) store_words(to, word(0), word(1));
+    if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
+}
+
+// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time.
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch) {
+    constexpr int RUN = RUN_OUT * TILE_D;
+    const bool wide = Y_VECTOR * sizeof(stored) >= 4 && is_aligned(y, Y_VECTOR * sizeof(stored));
+    UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
+        UNROLL for (int column = 0; column < 2; ++column) {
+            const int line = warp_batch() + 8 * n + 2 * lane_t() + column;
+            if (line >= tile.batch_left) continue;
+            const extent row = (tile.first_batch + line) * (static_cast<extent>(A) * B * D);
+            UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
+                UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
+                    const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / TILE_D;
+                    const int j = tile.first_j + first % TILE_D;
+                    if (k >= B || j >= D) continue;
+                    const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
+                    stored values[Y_VECTOR];
+                    UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
+                        const int q = r + (first + e) / TILE_D;
+                        const float sum = sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column];
+                        values[e] = narrow(finish(sum, feature + e, row + feature + e));
+                    }
+                    if (wide) write_wide(y + row + feature, values);
+                    else UNROLL for (int e = 0; e < Y_VECTOR; ++e) y[row + feature + e] = values[e];
+                }
+        }
 }
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_6x64x256x1_float16_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
-    const extent batch_of_call) {
-    SHARED_MEMORY(shared);
+void ks_6x64x256x1_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
     const Tile tile = find_tile(block_index(), batch);
-    const int lane = thread_index() % 32;
-    const int warp = thread_index() / 32;
-    const int plane = warp / WARPS_PER_PLANE;
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane % 8 * GROUP;
-    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane / 8 * GROUP_OUT;
-    const int own_x = plane * X_PLANE + own_batch;
-    const int own_w = W_BASE + plane * (TILE_IN * TILE_OUT) + own_out;
-    GLOBAL const real* tile_weights = weights + (extent)tile.weights * STEPS * W_STAGE;
-
-    real sums[THREAD_OUT][THREAD_BATCH];
-    UNROLL for (int n = 0; n < THREAD_OUT; ++n)
-        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-
-    // The next stage waits in registers while one is multiplied, and is written into the other half of shared memory.
+    const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
     const bool wide = x_is_wide(x, batch);
-    GLOBAL const stored* const from = x + x_offset(tile, batch, x_line(0), x_run(0));
-    stored held_x[X_HELD];
-    Group held_w[W_ROUNDS];
-    fetch_x(held_x, from, tile, x_next_line(batch), 0, wide);
-    fetch_weights(held_w, tile_weights);
-    keep_x(shared, held_x);
-    keep_weights(shared + W_BASE, held_w);
-    wait_for_block();
-    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
-        const int ahead = step + 1;
-        if (ahead < STEPS) {
-            fetch_x(held_x, from + ahead * x_next_step(batch), tile, x_next_line(batch), ahead * TILE_IN, wide);
-            fetch_weights(held_w, tile_weights + ahead * W_STAGE);
-        }
-        multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
-        if (ahead < STEPS) {
-            keep_x(shared + ahead % STAGES * STAGE, held_x);
-            keep_weights(shared + ahead % STAGES * STAGE + W_BASE, held_w);
-        }
-        wait_for_block();  // the next stage is complete
-    }
+    Totals sums;
+    sums.clear();
 
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out);
+    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
+    UNROLL for (int step = 0; step < STAGES - 1; ++step) {
+        if (step < STEPS) load_stage(shared_memory + step * STAGE_BYTES, x, tile_weights, tile, batch, step, wide);
+        copy_async_commit();
+    }
+    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
+        copy_async_wait<STAGES - 2>();
+        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+        const int ahead = step + STAGES - 1;
+        if (ahead < STEPS) load_stage(shared_memory + ahead % STAGES * STAGE_BYTES, x, tile_weights, tile, batch, ahead, wide);
+        copy_async_commit();
+        multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
+        sums.end_stage(step);
+    }
+    store_tile(y, sums.end(), tile, batch);
 }
 
-// ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges
+// ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges
+DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j) {
+    return k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : 0.0f;
+}
 ENTRY(PACK_THREADS, 1)
-void ks_6x64x256x1_float16_bsf_pack(GLOBAL const stored* RESTRICT w, GLOBAL real* RESTRICT packed) {
+void ks_6x64x256x1_float16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int k_in_tile = (int)(at % TILE_OUT);
-    const int l_in_stage = (int)(at / TILE_OUT % TILE_IN);
-    const int plane = (int)(at / (TILE_OUT * TILE_IN) % TILE_D);
-    const extent stage = at / W_STAGE;
+    const int word = static_cast<int>(at % 4);  // rows g and g + 8 of the first, then of the second half of the inputs
+    const int lane = static_cast<int>(at / 4 % 32);
+    const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
+    const int part = static_cast<int>(at / (8 * TILE_OUT) % COMPONENTS);
+    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS) % (TILE_IN / K_STEP)) * K_STEP;
+    const int plane = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS * (TILE_IN / K_STEP)) % TILE_D);
+    const extent stage = at / (W_BYTES / 4);
     const extent tile = stage / STEPS;
-    const int l = (int)(stage % STEPS) * TILE_IN + l_in_stage;
-    const int k = (int)(tile % TILES_OUT) * TILE_OUT + k_in_tile;
-    const int j = (int)(tile / TILES_OUT % TILES_D) * TILE_D + plane;
     const extent i = tile / TILES_OUT / TILES_D;
     if (i >= A) return;
-    packed[at] = k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : (real)0;
+    const int k = static_cast<int>(tile % TILES_OUT) * TILE_OUT + row_tile / ROW_TILES * (ROW_TILES * 16) +
+                  out_of(lane / 4, row_tile % ROW_TILES, word % 2);
+    const int j = static_cast<int>(tile / TILES_OUT % TILES_D) * TILE_D + plane;
+    const int first = static_cast<int>(stage % STEPS) * TILE_IN;
+    float values[LANE_INPUTS / 2];
+    UNROLL for (int e = 0; e < LANE_INPUTS / 2; ++e) {
+        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * (LANE_INPUTS / 2) + e), j);
+    }
+    packed[at] = pack_weights(values, part);
 }

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 3ef32697, spec d9de890d
+// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 98852567, spec d9de890d
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -84,6 +84,9 @@ typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
 
+DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
+
+// ---- place: which outputs are this block's, and where things lie in this layout
 typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
@@ -97,12 +100,6 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
-
-// ---- place: which outputs are this block's, and where things lie in this layout
-// X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
-// l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
-// put element (run, line) into bank GROUP * run + line.
 DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
     const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
     const int planes = (int)(block % TILES_D);
@@ -113,6 +110,9 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
+// X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
+// l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
+// put element (run, line) into bank GROUP * run + line.
 DEVICE extent along_run(const int run) { return run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_next_line(const extent batch) { return (extent)A * C * D; }
 DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
@@ -140,7 +140,8 @@ DEVICE int x_run(const int round) {
 }
 
 #ifndef KSGEN_PTX
-DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // writes zeros when not valid
+// Each writes zeros when not valid.
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
 }

@@ -34,6 +34,7 @@ def command(
       ksgen run --pattern 6,64,64,1 --batch 1000 --bias --activation gelu --json
     """
     from ksgen.devices import find_device
+    from ksgen.families import family_named
     from ksgen.roofline import measure_ceilings
     from ksgen.verify import measure
 
@@ -43,16 +44,18 @@ def command(
     check_memory(kernel, batch)
     where = find_device(device)
     measured = measure(where, kernel, batch, runs, seed)
-    ceilings = measure_ceilings(where, precision)
+    choice = measured.plan.choice
+    operand = family_named(choice.family).words(kernel, choice.constants).get("operand")
+    ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
     figures = {
         "kernel": measured.plan.source.entry,
         "batch": batch,
         "device": where.name,
         "runtime": where.runtime,
-        "family": measured.plan.choice.family,
-        "constants": str(measured.plan.choice.constants),
-        "why": measured.plan.choice.why,
+        "family": choice.family,
+        "constants": str(choice.constants),
+        "why": choice.why,
         "passed": measured.passed,
         "error": measured.error,
         "tolerance": measured.tolerance,

@@ -63,8 +63,8 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
     from ksgen.emit import PORTABLE
     from ksgen.families import family_for
 
-    pattern, family = kernel.pattern, family_for(kernel)
-    constants = family.default(kernel, PORTABLE)
+    pattern, family = kernel.pattern, family_for(kernel, PORTABLE["cuda"])
+    constants = family.default(kernel, PORTABLE["cuda"])
     geometry = family.geometry(kernel, constants, batch)
     return {
         "pattern": str(pattern),
@@ -82,12 +82,21 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
         "mbyte": kernel.bytes(batch) / 1e6,
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
         "family": family.name,
+        "why": family.why,
+        "by_device": {name: family_for(kernel, limits).name for name, limits in _device_limits().items()},
         "constants": str(constants),
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,
         "shared_bytes": geometry.shared_bytes,
         "registers": family.registers(kernel, constants),
     }
+
+
+def _device_limits() -> dict[str, Any]:
+    from ksgen.emit import PORTABLE
+    from ksgen.families import cuda_limits
+
+    return {target: cuda_limits(target) for target in ("sm_75", "sm_80", "sm_86", "sm_90a")} | {"opencl": PORTABLE["opencl"]}
 
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:
@@ -106,11 +115,13 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
+    facts = facts | {"devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items())}
     rows = [
         ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks, {density:.2%} of dense"),
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
         ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
+        ("family", "{why}; {devices}"),
         ("resources", "{threads} threads and {shared_bytes} bytes of shared memory a block, about {registers} registers a thread"),
     ]
     for name, text in rows:

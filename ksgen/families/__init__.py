@@ -4,10 +4,11 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, check, cuda_limits
+from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Simt(),)}
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt())}
 
 
 def family_named(name: str) -> Family[Any]:
@@ -17,9 +18,26 @@ def family_named(name: str) -> Family[Any]:
     return FAMILIES[name]
 
 
-def family_for(kernel: KernelSpec) -> Family[Any]:
-    """The first family that serves the kernel; `simt` serves every one."""
-    return next(family for family in FAMILIES.values() if family.serves(kernel))
+def family_for(kernel: KernelSpec, limits: Limits) -> Family[Any]:
+    """The first family that serves the kernel on such a device; `simt` serves every one."""
+    return next(family for family in FAMILIES.values() if family.serves(kernel, limits))
 
 
-__all__ = ["FAMILIES", "Constexpr", "Family", "Geometry", "Limits", "Rule", "check", "cuda_limits", "family_for", "family_named"]
+def family_of(constants: Any) -> Family[Any]:
+    """The family whose constants these are."""
+    return next(family for family in FAMILIES.values() if isinstance(constants, family.constants_type))
+
+
+__all__ = [
+    "FAMILIES",
+    "Constexpr",
+    "Family",
+    "Geometry",
+    "Limits",
+    "Rule",
+    "check",
+    "cuda_limits",
+    "family_for",
+    "family_named",
+    "family_of",
+]

@@ -22,6 +22,7 @@ class Limits:
     registers: int = 65536  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
     is_cpu: bool = False
     async_copies: bool = True  # cp.async: sm_80 and later
+    tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums: sm_80 and later
 
 
 CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
@@ -41,7 +42,8 @@ CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
 
 def cuda_limits(target: str) -> Limits:
     """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has."""
-    return Limits(CUDA_SHARED_BYTES.get(target, 99 * 1024), async_copies=target != "sm_75")
+    since_sm_80 = target != "sm_75"
+    return Limits(CUDA_SHARED_BYTES.get(target, 99 * 1024), async_copies=since_sm_80, tensor_cores=since_sm_80)
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,10 @@ class Family(Protocol[ConstantsT]):
     """One way to compute a kernel. `name` is its template's stem and its word in wisdom."""
 
     name: str
+    constants_type: type[ConstantsT]
+    why: str  # what it is for, in a few words
 
-    def serves(self, kernel: KernelSpec) -> bool: ...
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 
     def rules(self) -> tuple[Rule[ConstantsT], ...]: ...
 
@@ -87,6 +91,10 @@ class Family(Protocol[ConstantsT]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...
 
     def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]: ...
+
+    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
+        """What its template asks for besides."""
+        ...
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
 

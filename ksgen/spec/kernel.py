@@ -12,10 +12,10 @@ from ksgen.pattern import Pattern, excerpt
 
 @dataclass(frozen=True)
 class Precision:
-    """How X, Y and the weights are stored."""
+    """How X, Y and the weights are stored, and multiplied."""
 
     name: str
-    dtype: str  # NumPy's name of it; bfloat16 is ml_dtypes'
+    dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
     item_bytes: int
 
 
@@ -24,6 +24,8 @@ PRECISIONS = {
     "float64": Precision("float64", "float64", 8),
     "float16": Precision("float16", "float16", 2),
     "bfloat16": Precision("bfloat16", "bfloat16", 2),
+    "tf32": Precision("tf32", "float32", 4),  # ten bits of mantissa in each product
+    "tf32x3": Precision("tf32x3", "float32", 4),  # float32's accuracy from three such products
 }
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
@@ -94,6 +96,10 @@ class KernelSpec:
     @property
     def item_bytes(self) -> int:
         return PRECISIONS[self.precision].item_bytes
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision].dtype
 
     @property
     def name(self) -> str:

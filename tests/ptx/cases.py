@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ksgen.instructions import Wgmma
+from ksgen.instructions import Wgmma, copies
 from tests.ptx import kernels, render
 from tests.ptx.layouts import Layout, swizzled
 from tests.simt import TensorMap, run_cuda
@@ -136,7 +136,7 @@ def ring() -> Case:
 def arrivals() -> Case:
     """Copies of threads that arrive at an mbarrier by themselves."""
     x, y = normal((5, 32)), np.zeros(32, np.float32)
-    text = render(kernels.ARRIVALS, (*MBARRIER, "copy_async", "copy_async_arrive"), item_bytes=4)
+    text = render(kernels.ARRIVALS, (*MBARRIER, "copy_async", "copy_async_arrive"), copies=copies(4))
     check = _close(y, x.sum(0, np.float64)[np.arange(32) ^ 1])
     return Case("arrivals", text, "arrivals", "sm_90", 32, 128 + 8, [x, y, np.int32(5)], check)
 

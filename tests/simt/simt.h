@@ -12,6 +12,7 @@
 #include "kernel/warp.h"
 #include "kernel/float16.h"
 #include "kernel/ptx.h"
+#include "kernel/stores.h"
 #include "kernel/matrices.h"
 #include "kernel/bulk.h"
 #include "kernel/wgmma.h"

@@ -12,6 +12,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
+from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
@@ -41,8 +42,10 @@ class Simt:
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "simt"
+    constants_type = SimtConstants
+    why = "plain multiply-adds: every device, and all there is for float32 and float64"
 
-    def serves(self, kernel: KernelSpec) -> bool:
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return True
 
     def rules(self) -> tuple[Rule[SimtConstants], ...]:
@@ -109,6 +112,9 @@ class Simt:
 
     def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:
         return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
+
+    def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
+        return {"copies": copies(kernel.item_bytes, 16)}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

@@ -1,0 +1,173 @@
+"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, in 16-bit and tf32 precisions.
+
+Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from itertools import product
+from typing import Any
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule
+from ksgen.families.mma.defaults import default
+from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS, MmaConstants, Shape, divide_up
+from ksgen.instructions import copies
+from ksgen.spec import KernelSpec
+
+__all__ = ["Mma", "MmaConstants", "Shape"]
+
+PACK_THREADS = 256
+MOST_THREADS = 1024  # a block, on every CUDA device
+MOST_SUMS = 192  # accumulators a thread that leave room for fragments
+PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3")
+LEAST_COPIED = 4  # bytes of one asynchronous copy
+FREE_OF_CONFLICTS = 4  # wavefronts of a warp's 16-byte reads
+
+
+def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+    tile_d, d = constants.tile_d, kernel.pattern.d
+    return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % Shape(kernel, constants).vector == 0)
+
+
+def _batch_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+    at_once = 1 if kernel.layout == "bsf" else Shape(kernel, constants).vector
+    return constants.tile_batch % (constants.warps_batch * COLUMNS * at_once) == 0
+
+
+_RULES: tuple[Rule[MmaConstants], ...] = (
+    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in asdict(c).items() if n != "promote")),
+    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
+    Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
+    Rule("tile_d is at most 16", lambda k, c: c.tile_d <= 16),
+    Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
+    Rule("8 warps_batch divides tile_batch, and in bsl 8 chunks of batch entries do", _batch_rule),
+    Rule("the lanes' order starts again with each stage", lambda k, c: c.tile_in % Shape(k, c).super_in == 0),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
+    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS),
+    Rule("stages is at least 2", lambda k, c: c.stages >= 2),
+    Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
+    Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),
+)
+
+
+class Mma:
+    """Warp-wide matrix instructions, float32 sums."""
+
+    name = "mma"
+    constants_type = MmaConstants
+    why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+
+    def rules(self) -> tuple[Rule[MmaConstants], ...]:
+        return _RULES
+
+    def constants(self, values: Mapping[str, Any]) -> MmaConstants:
+        names = [field.name for field in fields(MmaConstants)]
+        if set(values) != set(names):
+            raise ConstantsError(f"mma constants are {', '.join(names)}; got {', '.join(map(str, values))}")
+        for name, value in values.items():
+            if type(value) is not int:
+                raise ConstantsError(f"mma constant {name}={value!r} must be an integer")
+        return MmaConstants(**values)
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> MmaConstants:
+        return default(kernel, limits)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
+        """Every combination that the rules, the shared memory and the registers allow."""
+        d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+        runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector) if run < d)})
+        promotes = (0, 32, 64, 128) if kernel.precision == "tf32x3" else (0,)
+        for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in, stages, promote, min_blocks in product(
+            runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (2, 3, 4, 5), promotes, (1, 2, 3)
+        ):
+            tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
+            constants = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, stages, promote, min_blocks)
+            if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
+                yield constants
+
+    def fits(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
+        shape = Shape(kernel, constants)
+        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes // constants.min_blocks:
+            return False
+        return shape.registers * shape.threads * constants.min_blocks <= limits.registers
+
+    def registers(self, kernel: KernelSpec, constants: MmaConstants) -> int:
+        return Shape(kernel, constants).registers
+
+    def shared_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
+        return Shape(kernel, constants).shared_bytes
+
+    def packed_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
+        return Shape(kernel, constants).packed_bytes
+
+    def geometry(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Geometry:
+        shape = Shape(kernel, constants)
+        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
+        return Geometry(grid, shape.threads, shape.shared_bytes)
+
+    def pack_geometry(self, kernel: KernelSpec, constants: MmaConstants) -> Geometry:
+        return Geometry(divide_up(Shape(kernel, constants).packed_bytes // 4, PACK_THREADS), PACK_THREADS, 0)
+
+    def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:
+        shape = Shape(kernel, constants)
+        wide = shape.x_vector * kernel.item_bytes
+        wide = wide if wide >= LEAST_COPIED else CHUNK  # never taken then
+        narrow = [kernel.item_bytes] if kernel.item_bytes >= LEAST_COPIED else []
+        sums = "promoted" if constants.promote else "plain"
+        return {"copies": copies(CHUNK, wide, *narrow), "wide_bytes": wide, "operand": shape.operand, "sums": sums}
+
+    def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
+        shape = Shape(kernel, constants)
+        a, b, c, d = kernel.pattern.shape
+        always = [
+            Constexpr("A", a, "blocks on the diagonal, index i"),
+            Constexpr("B", b, "outputs of a block, index k"),
+            Constexpr("C", c, "inputs of a block, index l"),
+            Constexpr("D", d, "interleaved matrices of a block, index j"),
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block"),
+            Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
+            Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
+            Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
+            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("X_VECTOR", shape.x_vector, "neighbours that one copy of X moves"),
+            Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
+            Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
+            Constexpr("LANE_INPUTS", shape.lane_inputs, "of them, those that one lane holds of a batch entry"),
+            Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
+            Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
+            Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its batch entries, 8 each"),
+            Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order starts again"),
+            Constexpr("SUPER_STEPS", shape.super_steps, "matrix instructions in them"),
+            Constexpr("RUN_OUT", shape.run_out, "neighbouring outputs of a lane"),
+            Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
+            Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
+            Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
+            Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
+            Constexpr("X_RUN", shape.x_run, "elements of a line"),
+            Constexpr("X_PITCH", shape.x_pitch, "bytes from one line to the next, free of bank conflicts"),
+            Constexpr("X_BYTES", shape.x_bytes, "bytes of X a stage"),
+            Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights a stage"),
+            Constexpr("STAGE_BYTES", shape.stage_bytes, "bytes a stage"),
+            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory a block"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+        ]
+        special = [Constexpr("VECTOR", shape.vector, "batch entries of a 16-byte chunk")]
+        if kernel.layout == "bsf":
+            special = [
+                Constexpr("GROUP_CHUNKS", shape.group_chunks, "neighbouring chunks that a lane reads of a batch entry"),
+                Constexpr("GROUP_INPUTS", shape.group_inputs, "inputs in them, each with its TILE_D j"),
+                Constexpr("SUPER_GROUPS", shape.super_groups, "groups of chunks that a lane reads until its order starts again"),
+            ]
+        if constants.promote:
+            special.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
+        return always + special

@@ -1,0 +1,96 @@
+"""The tensor-core family's constants before any search, by rule."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Limits
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, divide_up
+from ksgen.spec import KernelSpec
+
+MOST_SUMS = 128  # accumulators a thread
+MOST_REGISTERS = 232  # by the estimate, of 255
+PROMOTE = 32  # inputs: with 64, tensor cores' cut-off sums are 2.8 times as far off as plain float32 ones at c = 48
+
+
+def planes(kernel: KernelSpec) -> int:
+    """Neighbouring j a block: all of them where their sums fit, else as many as make 16 or 32-byte runs."""
+    d = kernel.pattern.d
+    if kernel.layout == "bsl":
+        return 1
+    most_flat = 12 if kernel.item_bytes == 2 else 8
+    if d <= most_flat:
+        return d
+    runs = [8] if kernel.item_bytes == 2 else [8, 4]
+    return min(runs, key=lambda run: divide_up(d, run) * run)
+
+
+def promotion(kernel: KernelSpec) -> int:
+    return PROMOTE if kernel.precision == "tf32x3" and kernel.pattern.c > PROMOTE else 0
+
+
+def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
+    """The warp tile with the least padding and the most products for each fragment read; four warps of them, twice a
+    multiprocessor where shared memory allows it, so that one block multiplies while the other waits."""
+    b = kernel.pattern.b
+    promote = promotion(kernel)
+
+    def cost(constants: MmaConstants) -> tuple[float, ...]:
+        shape = Shape(kernel, constants)
+        padding = divide_up(b, shape.warp_out) * shape.warp_out / b
+        return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
+
+    chosen = min(_warp_tiles(kernel, promote), key=cost)
+    warps_out = min(2, divide_up(b, chosen.tile_out))
+    warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else 4 // warps_out
+    chosen = replace(
+        chosen,
+        tile_batch=chosen.tile_batch * warps_batch,
+        tile_out=chosen.tile_out * warps_out,
+        warps_batch=warps_batch,
+        warps_out=warps_out,
+    )
+    half = limits.shared_bytes // 2
+    lean = _fewer_stages(kernel, chosen, half)
+    if Shape(kernel, lean).shared_bytes <= half:
+        return replace(lean, min_blocks=2)
+    while Shape(kernel, chosen).shared_bytes > limits.shared_bytes:
+        chosen = smaller(kernel, chosen)
+    return chosen
+
+
+def _warp_tiles(kernel: KernelSpec, promote: int) -> Iterator[MmaConstants]:
+    """Blocks of one warp whose sums and fragments fit its registers."""
+    tile_d = planes(kernel)
+    chunk = 16 // kernel.item_bytes
+    columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
+    for rows, column in product((1, 2, 3, 4), columns):
+        constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, tile_d, 1, 1, 4, promote, 1)
+        shape = Shape(kernel, constants)
+        constants = replace(constants, tile_in=max(shape.super_in, 32 if kernel.item_bytes == 2 else 16))
+        if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
+            yield constants
+
+
+def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
+    """Fewer and shorter stages, until they fit or are as few and short as they may be."""
+    while Shape(kernel, constants).shared_bytes > budget and constants.stages > 2:
+        constants = replace(constants, stages=constants.stages - 1)
+    if Shape(kernel, constants).shared_bytes > budget and constants.tile_in > Shape(kernel, constants).super_in:
+        return _fewer_stages(kernel, replace(constants, tile_in=constants.tile_in // 2, stages=4), budget)
+    return constants
+
+
+def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
+    """The same with one thing less of what takes shared memory; the smallest fits every device."""
+    shape = Shape(kernel, constants)
+    if constants.stages > 2:
+        return replace(constants, stages=constants.stages - 1)
+    if constants.tile_in > shape.super_in:
+        return replace(constants, tile_in=constants.tile_in // 2)
+    if constants.warps_batch > 1:
+        return replace(constants, tile_batch=constants.tile_batch // 2, warps_batch=constants.warps_batch // 2)
+    if constants.warps_out > 1:
+        return replace(constants, tile_out=constants.tile_out // 2, warps_out=constants.warps_out // 2)
+    raise ConstantsError(f"{kernel.name}: no tile fits shared memory; got {constants}")

@@ -1,0 +1,253 @@
+"""What follows from a tensor-core kernel and its constants: sizes, pitches, and which element a lane holds where.
+
+Packed weights are operand A (rows: outputs), X is operand B (columns: batch entries). Each lane reads X from shared
+memory in 16-byte chunks, and the orders of inputs and outputs inside a tile are chosen so that these chunks are its
+fragment, or become it in one byte permutation: the packed weights take in every order, for nothing.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import gcd, lcm
+
+from ksgen.spec import KernelSpec
+
+WARP = 32
+CHUNK = 16  # bytes of one access of shared memory
+ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
+BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
+
+
+@dataclass(frozen=True)
+class MmaConstants:
+    """The constants that a search may change."""
+
+    tile_batch: int  # batch entries a block
+    tile_out: int  # outputs k a block, for each of its j
+    tile_in: int  # inputs l a stage
+    tile_d: int  # neighbouring j a block (1 in bsl)
+    warps_batch: int  # warps along the batch
+    warps_out: int  # warps along the outputs
+    stages: int  # stages of X and W in shared memory
+    promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
+    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+def divide_up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def wavefronts(addresses: list[int]) -> int:
+    """Turns that shared memory takes for one 16-byte read by each lane: 4 are free of conflicts."""
+    turns = 0
+    for first in range(0, WARP, BANKS):
+        chunks = {address // CHUNK for address in addresses[first : first + BANKS]}
+        turns += max(sum(chunk % BANKS == bank for chunk in chunks) for bank in range(BANKS))
+    return turns
+
+
+def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
+    """Where each lane's first chunk of X lies."""
+    lines_g, lines_t, step = strides
+    lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
+    return [(g * lines_g + t * lines_t) * pitch + (t if lines_g else g) * step for g, t in lanes]
+
+
+@cache
+def _padded(chunks: int, strides: tuple[int, int, int]) -> int:
+    """Chunks of a line, with as few more as keep lanes that read at once out of each other's banks."""
+    return min(range(chunks, chunks + BANKS), key=lambda padded: (wavefronts(_reads(CHUNK * padded, strides)), padded))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that follows from a kernel and its constants."""
+
+    kernel: KernelSpec
+    constants: MmaConstants
+
+    @property
+    def is_bsf(self) -> bool:
+        return self.kernel.layout == "bsf"
+
+    @property
+    def vector(self) -> int:
+        """Elements of X a chunk."""
+        return CHUNK // self.kernel.item_bytes
+
+    @property
+    def operand(self) -> str:
+        """What the matrix instruction multiplies, in its own words."""
+        return {"float16": "f16", "bfloat16": "bf16"}.get(self.kernel.precision, "tf32")
+
+    @property
+    def components(self) -> int:
+        """Parts that an operand is split into: tf32x3 has an upper and a lower one."""
+        return 2 if self.kernel.precision == "tf32x3" else 1
+
+    @property
+    def k_step(self) -> int:
+        """Inputs of one instruction."""
+        return 8 if self.operand == "tf32" else 16
+
+    @property
+    def lane_inputs(self) -> int:
+        """Inputs of one instruction that a lane holds of each of its columns."""
+        return self.k_step // 4
+
+    # ---- warps
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.constants.warps_batch * self.constants.warps_out
+
+    @property
+    def warp_batch(self) -> int:
+        return self.constants.tile_batch // self.constants.warps_batch
+
+    @property
+    def warp_out(self) -> int:
+        return self.constants.tile_out // self.constants.warps_out
+
+    @property
+    def row_tiles(self) -> int:
+        """Instructions of a warp along the outputs."""
+        return self.warp_out // ROWS
+
+    @property
+    def column_tiles(self) -> int:
+        """Instructions of a warp along the batch."""
+        return self.warp_batch // COLUMNS
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread, without the plain ones that they are promoted to."""
+        return 4 * self.constants.tile_d * self.row_tiles * self.column_tiles
+
+    @property
+    def promoted_sums(self) -> int:
+        return self.sums * (2 if self.constants.promote else 1)
+
+    # ---- how a lane reads X
+
+    @property
+    def group_chunks(self) -> int:
+        """Neighbouring chunks that hold whole inputs with all their j."""
+        return lcm(self.constants.tile_d, self.vector) // self.vector if self.is_bsf else 1
+
+    @property
+    def group_inputs(self) -> int:
+        """Inputs in them: the four lanes of a column take four groups, one after the other."""
+        return lcm(self.constants.tile_d, self.vector) // self.constants.tile_d if self.is_bsf else 1
+
+    @property
+    def super_in(self) -> int:
+        """Inputs after which the lanes' order starts again: whole instructions and whole groups."""
+        return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
+
+    @property
+    def super_steps(self) -> int:
+        return self.super_in // self.k_step
+
+    @property
+    def super_groups(self) -> int:
+        return self.super_in // (4 * self.group_inputs) if self.is_bsf else 1
+
+    @property
+    def x_lines(self) -> int:
+        return self.constants.tile_batch if self.is_bsf else self.constants.tile_in
+
+    @property
+    def x_run(self) -> int:
+        """Elements of a line of the X tile."""
+        return self.constants.tile_in * self.constants.tile_d if self.is_bsf else self.constants.tile_batch
+
+    @property
+    def x_strides(self) -> tuple[int, int, int]:
+        """How far apart lanes 4g + t read X, as (lines by g, lines by t, bytes by g or t)."""
+        if self.is_bsf:
+            return 1, 0, self.group_chunks * CHUNK
+        return 0, self.lane_inputs // 2, CHUNK
+
+    @property
+    def x_pitch(self) -> int:
+        """Bytes from one line to the next: the least that has the fewest bank conflicts."""
+        return CHUNK * _padded(self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
+
+    @property
+    def x_wavefronts(self) -> int:
+        return wavefronts(_reads(self.x_pitch, self.x_strides))
+
+    # ---- which output a lane's sums belong to
+
+    @property
+    def run_out(self) -> int:
+        """Neighbouring outputs of a lane: enough for whole chunks of Y, as far as it has them."""
+        return gcd(self.group_inputs, 2 * self.row_tiles)
+
+    # ---- global memory
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        """Elements of X and of Y that never straddle a row, an i or a ragged edge, counted along the features."""
+        _, b, c, d = self.kernel.pattern.shape
+        if self.constants.tile_d == d:
+            return c * d, gcd(b * d, self.run_out * d)
+        return gcd(d, self.constants.tile_d), gcd(d, self.constants.tile_d)
+
+    @property
+    def x_vector(self) -> int:
+        """Neighbours that one copy of X moves, where pointers and, in bsl, the batch allow it."""
+        return gcd(self.vector, self._whole[0]) if self.is_bsf else self.vector
+
+    @property
+    def y_vector(self) -> int:
+        """The same for a store of Y."""
+        return gcd(self.vector, self._whole[1]) if self.is_bsf else self.vector
+
+    # ---- shared memory, in bytes
+
+    @property
+    def x_bytes(self) -> int:
+        return self.x_lines * self.x_pitch
+
+    @property
+    def w_bytes(self) -> int:
+        """A stage of packed weights: for each j, step, component and 16 outputs, four words a lane."""
+        per_step = self.components * (self.constants.tile_out // ROWS) * WARP * CHUNK
+        return self.constants.tile_d * (self.constants.tile_in // self.k_step) * per_step
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.x_bytes + self.w_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.constants.stages * self.stage_bytes
+
+    # ---- tiles
+
+    @property
+    def steps(self) -> int:
+        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def tiles_out(self) -> int:
+        return divide_up(self.kernel.pattern.b, self.constants.tile_out)
+
+    @property
+    def tiles_d(self) -> int:
+        return divide_up(self.kernel.pattern.d, self.constants.tile_d)
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_bytes
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
+        fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
+        chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.lane_inputs
+        return self.promoted_sums + fragments + chunks + 4 * self.components + 36

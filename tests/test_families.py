@@ -1,0 +1,216 @@
+"""Every kernel family in the emulator: its kernels against the float64 reference, over the matrix of `kernels.py`."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.verify import make_problem
+from tests import kernels
+from tests.kernels import BATCHES, LIMITS, MATRIX, PATTERNS, SERVED, in_emulator, kernel_of, serves, source_of
+
+RAGGED = PATTERNS["flat"]
+STORED = {precision.dtype for precision in PRECISIONS.values()}  # simt multiplies what is stored
+
+
+def one_of_each_size(*sizes: int) -> list[tuple[str, str, str]]:
+    """For what depends on the size of an element, not on its format: a precision of each of these sizes in bytes."""
+    found = {(family, layout, PRECISIONS[name].item_bytes): (family, name, layout) for family, name, layout in SERVED}
+    return [each for (*_, size), each in found.items() if size in sizes]
+
+
+@pytest.mark.parametrize(("family", "precision", "layout", "name"), MATRIX)
+def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
+    source, run = source_of(family, kernel_of(PATTERNS[name], precision, layout)), in_emulator()
+    for batch in BATCHES:
+        kernels.check(source, batch, run)
+    for batch in (7, 129):
+        kernels.check_exact(source, batch, run)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_epilogues(family: str, layout: str, activation: str) -> None:
+    """Each activation in one precision, each precision with one or two."""
+    precisions = [precision for name, precision, where in SERVED if (name, where) == (family, layout)]
+    number = list(ACTIVATIONS).index(activation)
+    for bias, residual in ((True, number % 2 == 0), (False, True)):
+        kernel = kernel_of(RAGGED, precisions[number % len(precisions)], layout, Epilogue(bias, activation, residual))
+        kernels.check(source_of(family, kernel), 66, in_emulator())
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
+def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: str) -> None:
+    kernels.check(source_of(family, kernel_of(RAGGED, precision, layout, batch=77)), 77, in_emulator())
+
+
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+@pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4))
+def test_no_race_and_no_access_outside(family: str, precision: str, layout: str, sanitize: str) -> None:
+    run = in_emulator(sanitize=sanitize)
+    for pattern, batch in ((RAGGED, 65), ((1, 9, 20, 12), 33))[: 2 if sanitize == "race" else 1]:
+        kernels.check(source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "gelu", True))), batch, run)
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, precision: str, layout: str) -> None:
+    source = source_of(family, kernel_of(RAGGED, precision, layout))
+    first, *others = (kernels.check(source, 130, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> None:
+    for name in ("flat", "rest", "blocks"):
+        kernels.check_leaks(source_of(family, kernel_of(PATTERNS[name], precision, layout)), 65, in_emulator())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
+    kernel = next(each for each in (kernel_of((1, 64, 64, 4), precision, "bsf") for precision in PRECISIONS) if serves(family, each))
+    found = list(FAMILIES[family].space(kernel, LIMITS))
+    assert len(found) > 100
+    for constants in found[:: len(found) // 50]:
+        check(FAMILIES[family], kernel, constants, LIMITS)
+    for constants in found[:: len(found) // 4]:
+        kernels.check(source_of(family, kernel, constants), 70, in_emulator())
+
+
+def test_families_are_found_by_name() -> None:
+    for name, family in FAMILIES.items():
+        assert family_named(name) is family
+        assert family.name == name
+    with pytest.raises(ConstantsError, match=f"unknown kernel family 'nope'; known: {', '.join(FAMILIES)}"):
+        family_named("nope")
+    assert family_for(kernel_of(RAGGED, "float32", "bsf"), LIMITS).name == "simt"
+
+
+# ---- whatever the rules allow
+
+
+def defaults(family: str, kernel: KernelSpec) -> Iterator[Any]:
+    """A family's defaults for GPUs of several generations."""
+    for target in ("sm_90a", "sm_80", "sm_75"):
+        with suppress(ConstantsError):
+            yield FAMILIES[family].default(kernel, cuda_limits(target))
+
+
+def neighbours(values: list[Any]) -> list[Any]:
+    """What a constant may be instead: the other defaults, and for a number what lies around it."""
+    near = [near for value in values[:1] if isinstance(value, int) for near in (1, value // 2, 2 * value, value - 1, value + 1, 3, 0)]
+    return list(dict.fromkeys([*values, *near]))
+
+
+def is_allowed(family: str, kernel: KernelSpec, constants: Any) -> bool:
+    try:
+        check(FAMILIES[family], kernel, constants, LIMITS)
+    except ConstantsError:
+        return False
+    return True
+
+
+@st.composite
+def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
+    """A kernel, constants a few steps within the rules from its default, and a batch."""
+    precision, layout = draw(st.sampled_from([(p, layout) for name, p, layout in SERVED if name == family]))
+    a, b, c = draw(st.integers(1, 3)), draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    kernel = kernel_of((a, b, c, draw(st.integers(1, max(1, min(20, 20000 // (a * b * c)))))), precision, layout)
+    assume(serves(family, kernel))
+    constants, *others = defaults(family, kernel)
+    for name in draw(st.lists(st.sampled_from([field.name for field in fields(constants)]), max_size=8)):
+        values = [getattr(each, name) for each in (constants, *others)]
+        changed = replace(constants, **{name: draw(st.sampled_from(neighbours(values)))})
+        constants = changed if is_allowed(family, kernel, changed) else constants
+    return kernel, constants, draw(st.integers(1, 140))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_pattern_constants_and_batch(family: str, data: st.DataObject) -> None:
+    kernel, constants, batch = data.draw(cases(family))
+    kernels.check(source_of(family, kernel, constants), batch, in_emulator())
+
+
+def test_steps_from_the_default_reach_every_constant() -> None:
+    """So that the rules are tried, and not only the default."""
+    for family, precision, layout in SERVED:
+        kernel = kernel_of((2, 37, 13, 20), precision, layout)
+        constants, *others = defaults(family, kernel)
+        steps = [
+            (field.name, near)
+            for field in fields(constants)
+            for near in neighbours([getattr(each, field.name) for each in (constants, *others)])
+        ]
+        allowed = {
+            name
+            for name, near in steps
+            if near != getattr(constants, name) and is_allowed(family, kernel, replace(constants, **{name: near}))
+        }
+        assert len(allowed) >= len(fields(constants)) // 2, (family, precision, layout, allowed)
+
+
+# ---- the checks themselves
+
+
+def test_what_is_wrong_is_told() -> None:
+    kernel = kernel_of((2, 6, 5, 3), "float32", "bsf")
+    source, right = source_of("simt", kernel), in_emulator()
+
+    def broken(**changes: Any) -> Any:
+        """A run that does to one array, by its place among the arguments, what a wrong kernel would."""
+
+        def run(source: Any, entry: str, geometry: Any, args: list[Any]) -> None:
+            right(source, entry, geometry, args)
+            change = changes.get("pack" if entry.endswith("_pack") else "multiply")
+            if change:
+                change(args)
+
+        return run
+
+    def damage(index: int, at: int, value: float) -> Any:
+        def change(args: list[Any]) -> None:
+            args[index].reshape(-1)[at] = value
+
+        return change
+
+    def leak(args: list[Any]) -> None:
+        x, y = args[0][: 9 * 30].reshape(9, 30), args[2][: 9 * 36].reshape(9, 36)
+        y[~np.isfinite(x).all(1), 0] = np.nan
+
+    problem = make_problem(kernel, 9)
+    with pytest.raises(AssertionError, match="packing left elements unwritten"):
+        kernels.pack(problem, source, broken(pack=lambda args: args[1][4:8].fill(0xFF)))
+    with pytest.raises(AssertionError, match="wrote behind Y"):
+        kernels.check_leaks(source, 9, broken(multiply=damage(2, -1, 0)))
+    with pytest.raises(AssertionError, match="Mismatched elements: 1 /"):
+        kernels.check_exact(source, 9, broken(multiply=damage(2, 17, 1000)))
+    with pytest.raises(AssertionError):
+        kernels.check(source, 9, broken(multiply=damage(2, 17, 1000)))
+    with pytest.raises(AssertionError, match="nan location mismatch"):
+        kernels.check_leaks(source, 9, broken(multiply=leak))
+
+
+def test_ulps_count_the_floats_between() -> None:
+    one = np.array([1, -0.0, 0], np.float32)
+    assert kernels.ulps(one, one) == 0
+    assert kernels.ulps(one, np.array([np.nextafter(np.float32(1), np.float32(2)), 0, -0.0], np.float32)) == 1
+    assert kernels.ulps(np.array([-1e-45], np.float32), np.array([1e-45], np.float32)) == 2
+    assert kernels.ulps(np.array([1], np.float16), np.array([1 + 2**-9], np.float16)) == 2
+
+
+def test_every_family_precision_and_layout_is_in_the_matrix() -> None:
+    assert {family for family, *_ in SERVED} == set(FAMILIES)
+    assert {(precision, layout) for family, precision, layout in SERVED if family == "simt"} == set(product(STORED, LAYOUTS))
+    assert len({(family, precision, layout) for family, precision, layout, _ in MATRIX}) == len(SERVED)
