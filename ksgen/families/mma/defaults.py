@@ -10,7 +10,7 @@ from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, divide_
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
-MOST_REGISTERS = 232  # by the estimate, of 255
+MOST_REGISTERS = 224  # by the estimate, of 255: ptxas takes up to 24 more
 PROMOTE = 32  # inputs: with 64, tensor cores' cut-off sums are 2.8 times as far off as plain float32 ones at c = 48
 
 
@@ -19,9 +19,11 @@ def planes(kernel: KernelSpec) -> int:
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
-    most_flat = 12 if kernel.item_bytes == 2 else 8
+    most_flat = {"tf32x3": 6, "tf32": 8}.get(kernel.precision, 12)
     if d <= most_flat:
         return d
+    if kernel.precision == "tf32x3":  # whose sums take twice the registers
+        return 4
     runs = [8] if kernel.item_bytes == 2 else [8, 4]
     return min(runs, key=lambda run: divide_up(d, run) * run)
 

@@ -250,4 +250,4 @@ class Shape:
         """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
         fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.lane_inputs
-        return self.promoted_sums + fragments + chunks + 4 * self.components + 36
+        return self.promoted_sums + fragments + chunks * self.components + 4 * self.components + 36
