@@ -14,7 +14,7 @@ from tests.test_cli import needs_compiler
 
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
 CASES = {case.name: case for case in all_cases()}
-ASYNCHRONOUS = ["ring", "arrivals", "cluster", "batched", "box swizzle=128", "wgmma bf16 A 128 along m B 128 along n 128"]
+ASYNCHRONOUS = ["ring", "arrivals", "cluster", "panels", "batched", "box swizzle=128", "wgmma bf16 A 128 along m B 128 along n 128"]
 
 
 @needs_emulator
@@ -24,7 +24,9 @@ def test_case_comes_out_right(name: str) -> None:
 
 
 @pytest.mark.parametrize("sanitize", ["address", "race"])
-@pytest.mark.parametrize("name", [*ASYNCHRONOUS, "matrices load=False store=True", "wgmma tf32, A in registers"])
+@pytest.mark.parametrize(
+    "name", [*ASYNCHRONOUS, "matrices load=False store=True", "wgmma tf32, A in registers", "wgmma bf16, A in registers, 2 at once"]
+)
 def test_sanitizers_find_nothing(name: str, sanitize: str) -> None:
     if not is_installed(sanitize):
         pytest.skip(f"g++ cannot link sanitize={sanitize!r}")
@@ -95,6 +97,18 @@ def test_tf32_operands_lose_their_lower_bits() -> None:
     cut = [(words(each) & 0xFFFFE000).view(np.float32) for each in (a, b)]
     np.testing.assert_allclose(y, exact(*cut), rtol=0, atol=1e-5)
     assert np.abs(y - exact(a, b)).max() > 1e-4
+
+
+@needs_emulator
+@pytest.mark.parametrize("accumulation", ["cut off", "rounded"])
+def test_sums_beyond_all_floats_are_infinite(accumulation: str) -> None:
+    a, b = np.full((16, 8), 2.0**124, np.float32), np.full((8, 8), 2.0, np.float32)  # 8 products of 2^125 make 2^128
+    a[1], a[2, 0] = -(2.0**124), 0
+    y = np.zeros((16, 8), np.float32)
+    run_cuda(mma_text("tf32"), "product", 1, 32, 0, [words(a), words(b), y], accumulation=accumulation)
+    assert (y[0] == np.inf).all()
+    assert (y[1] == -np.inf).all()
+    assert (y[2] == 7 * 2.0**125).all()
 
 
 @needs_emulator

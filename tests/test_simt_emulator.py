@@ -201,7 +201,7 @@ y[i] = before == before ? -1 : second == second ? -2 : first + s[64 + i];
 
 def test_static_shared_memory_of_a_template_is_refused() -> None:
     template = "template <int N> __device__ float f(int i) { __shared__ float t[N]; t[i] = i; return t[i]; }"
-    with pytest.raises(SimtError, match=r"static __shared__ in a template, .*: f<64>\(int\)::t"):
+    with pytest.raises(SimtError, match=r"__shared__ in a template, .*: f<64>\(int\)::t"):
         run_body("y[i] = f<64>(i);", before=template)
 
 
@@ -389,6 +389,59 @@ def test_read_only_array_is_read_only() -> None:
         run_cuda(COPY, "spoil", 1, 32, 0, [x])
     assert caught.value.kind == "read-only"
     assert caught.value.line == 6
+
+
+BOUNDED = """
+constexpr int WARPS = 2;
+template <int N> struct Size { static constexpr int THREADS = 32 * N; };
+extern "C" __global__ __launch_bounds__(Size<WARPS>::THREADS, (WARPS > 1) ? 2 : 1) void bounded(float* y) { y[threadIdx.x] = 1; }
+__launch_bounds__(64, 1, 2) __global__ void clustered(float* y) { y[threadIdx.x] = 1; }
+extern "C" __global__ void __cluster_dims__(WARPS, 1, 1) pairs(float* y) { y[blockIdx.x] = 1; }
+extern "C" __global__ void __cluster_dims__(1, 2) columns(float* y) { y[blockIdx.x] = 1; }
+extern "C" __global__ void free_of_bounds(float* y) { y[threadIdx.x] = 1; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "block", "cluster", "says"),
+    [
+        ("bounded", 64, 1, ""),
+        ("bounded", 96, 1, "96 threads a block; the kernel's __launch_bounds__ say 64"),
+        ("clustered", 64, 2, ""),
+        ("clustered", 64, 4, "clusters of 4 blocks; the kernel's __launch_bounds__ say 2"),
+        ("pairs", 1024, 2, ""),
+        ("pairs", 1, 1, r"clusters of \(1, 1, 1\) blocks; the kernel's __cluster_dims__ say \(2, 1, 1\)"),
+        ("columns", 1, 2, r"the kernel's __cluster_dims__ say \(1, 2, 1\)"),
+        ("free_of_bounds", 1024, 4, ""),
+    ],
+)
+def test_launch_keeps_the_bounds_of_its_kernel(entry: str, block: int, cluster: int, says: str) -> None:
+    y = floats(1024)
+    if not says:
+        run_cuda(BOUNDED, entry, 4, block, 0, [y], cluster=cluster)
+        assert y[0] == 1
+        return
+    with pytest.raises(SimtError, match=says) as caught:
+        run_cuda(BOUNDED, entry, 4, block, 0, [y], cluster=cluster)
+    assert caught.value.kind == "launch"
+
+
+@pytest.mark.parametrize("declared", [16, 128, 1024])
+@pytest.mark.parametrize("before", [0, 4])
+def test_dynamic_shared_memory_begins_where_its_declaration_lets_it(before: int, declared: int) -> None:
+    source = f"""
+constexpr int ALIGNMENT = {declared};
+extern __shared__ __align__(ALIGNMENT) unsigned char shared_memory[];
+extern "C" __global__ void kernel(unsigned long long* y) {{
+  {"__shared__ float still[1]; still[0] = 1; y[2] = __cvta_generic_to_shared(still);" * (before > 0)}
+  y[0] = __cvta_generic_to_shared(shared_memory);
+  y[1] = reinterpret_cast<unsigned long long>(shared_memory) % 1024;
+}}
+"""
+    y = np.zeros(3, np.uint64)
+    run_cuda(source, "kernel", 1, 1, 64, [y])
+    start = 1024 + (declared if before else 0)
+    assert y.tolist() == [start, start % 1024, 1024 if before else 0]
 
 
 def test_text_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

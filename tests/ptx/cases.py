@@ -1,14 +1,14 @@
 """Launches of the kernels, each with what must come out: for the emulator, for nvcc and for a GPU."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from ksgen.instructions import Wgmma, copies
-from tests.ptx import kernels, render
+from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
 from tests.simt import TensorMap, run_cuda
 
@@ -49,10 +49,14 @@ class Case:
         run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, cluster=self.cluster, **options)
         self.check()
 
+    def changed(self, was: str, becomes: str, **launch: Any) -> "Case":
+        """The same with one place of the text changed, and what is said of the launch."""
+        assert self.text.count(was) == 1, self.text.count(was)
+        return replace(self, text=self.text.replace(was, becomes), **launch)
+
     def broken(self, right: str, wrong: str) -> "Case":
         """The same launch of a text with one mistake."""
-        assert self.text.count(right) == 1, self.text.count(right)
-        return Case(**{**self.__dict__, "text": self.text.replace(right, wrong)})
+        return self.changed(right, wrong)
 
 
 def normal(shape: tuple[int, ...], operand: str = "tf32", seed: int = 0) -> Any:
@@ -143,7 +147,7 @@ def arrivals() -> Case:
 
 def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
     """A box in, its image out, and the box with flipped bits back: clipped, swizzled, zeros outside."""
-    margins = (2, 4, 2, 24)
+    margins = (2, 4, 2, 32)
     x = np.arange(1, 2 * 5 * 3 * 24 + 1, dtype=np.uint32).reshape(2, 5, 3, 24)
     y, image = np.zeros_like(x), np.zeros(4 * int(np.prod(sizes)), np.uint8)
     maps = [TensorMap(array, (24, 3, 5, 2), (96, 288, 1440), sizes, swizzle) for array in (x, y)]
@@ -190,24 +194,43 @@ def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: 
     return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, _close(y, exact(x, w), 2e-5))
 
 
-def wgmma_registers(operand: str) -> Case:
-    """Products with A in registers, which are loaded for the next one meanwhile."""
-    item_bytes, steps, columns = TYPES[operand].itemsize, 3, 24
+def wgmma_registers(operand: str, at_once: int = 1) -> Case:
+    """Products with A in registers, which are loaded for the next ones meanwhile."""
+    item_bytes, steps, columns = TYPES[operand].itemsize, 4, 24
     b = Layout(columns, 32 // item_bytes * steps, item_bytes)
     x, w = normal((64, b.k), operand), normal((columns, b.k), operand, 1)
     y = np.zeros((64, columns), np.float32)
     args = [words(x), b.image(w), np.int32(b.bytes // 16), np.uint64(b.descriptor(0)), np.int32(b.step), y]
-    text = _wgmma_text(kernels.WGMMA_REGISTERS, Wgmma(operand, columns, a_in_registers=True), steps, False)
-    return Case(f"wgmma {operand}, A in registers", text, "product", "sm_90a", 128, b.bytes, args, _close(y, exact(x, w), 2e-5))
+    kernel = f"\nconstexpr int AT_ONCE = {at_once};\n{kernels.WGMMA_REGISTERS}"
+    text = _wgmma_text(kernel, Wgmma(operand, columns, a_in_registers=True), steps, False)
+    return Case(
+        f"wgmma {operand}, A in registers" + f", {at_once} at once" * (at_once > 1),
+        text,
+        "product",
+        "sm_90a",
+        128,
+        b.bytes,
+        args,
+        _close(y, exact(x, w), 2e-5),
+    )
 
 
 def cluster() -> Case:
     """Two blocks, each of which brings half of a row for both."""
     x, y = normal((5, 64)), np.zeros((4, 32), np.float32)
     sums = x.sum(0, np.float64)
-    text = render(kernels.CLUSTER, (*MBARRIER, "copy_bulk", "cluster"))
+    text = render(cluster_kernels.CLUSTER, (*MBARRIER, "copy_bulk", "cluster"))
     check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
     return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4, cluster=2)
+
+
+def panels() -> Case:
+    """Boxes of three dimensions in a cluster: both blocks get all of them, and store them in places of their own."""
+    x, y = np.arange(2 * 4 * 8, dtype=np.uint32).reshape(4, 2, 8), np.zeros((8, 2, 8), np.uint32)
+    maps = [TensorMap(array, (8, 2, len(array)), (32, 64), (8, 1, 4)) for array in (x, y)]
+    text = render(cluster_kernels.PANELS, (*MBARRIER, "box", "fence_proxy_async", "cluster"))
+    check = _equal(y, np.concatenate([x, x]) ^ np.uint32(0x01010101))
+    return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2, cluster=2)
 
 
 def batched() -> Case:
@@ -239,11 +262,11 @@ def batched() -> Case:
 def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
-    yield from (narrow(), named(), ring(), arrivals(), cluster(), batched())
+    yield from (narrow(), named(), ring(), arrivals(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))
-    yield box(128, (24, 1, 8, 1), (-3, 0, 0, 1))
+    yield box(128, (32, 1, 8, 1), (-3, 0, 0, 1))
     yield from (wgmma(operand, swizzle, False, swizzle, False, 48) for operand in TYPES for swizzle in (0, 32, 64, 128))
     yield from (wgmma("bf16", swizzle, True, 0, False, 48) for swizzle in (0, 32, 64, 128))
     yield from (wgmma("f16", 0, False, swizzle, True, 64) for swizzle in (0, 32, 64, 128))
@@ -251,3 +274,4 @@ def all_cases() -> Iterator[Case]:
     yield wgmma("f16", 128, False, 0, False, 8)
     yield wgmma("tf32", 0, False, 0, False, 256)
     yield from (wgmma_registers(operand) for operand in TYPES)
+    yield wgmma_registers("bf16", at_once=2)

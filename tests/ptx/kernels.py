@@ -144,7 +144,7 @@ extern "C" __global__ __launch_bounds__(128) void product(const uint4* images, i
 }
 """
 
-# The same with A in registers, one instruction at a time, each lane's words by the manual's fragment.
+# The same with A in registers, AT_ONCE instructions a group, each lane's words by the manual's fragment.
 WGMMA_REGISTERS = """
 extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, const uint4* images, int chunks, unsigned long long b,
                                                           int b_step, float* y) {
@@ -156,14 +156,22 @@ extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, con
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, row = threadIdx.x / 32 * 16;
     const int pitch = 8 * STEPS;  // words of a row of A
     float sums[SUMS];
-    unsigned a[2][4];
+    unsigned a[2 * AT_ONCE][4];
     for (int i = 0; i < SUMS; ++i) sums[i] = 0;
     #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        for (int i = 0; i < 4; ++i) a[step % 2][i] = x[(row + g + i % 2 * 8) * pitch + step * 8 + t + i / 2 * 4];
+    for (int first = 0; first < STEPS; first += AT_ONCE) {
+        #pragma unroll
+        for (int step = first; step < first + AT_ONCE; ++step) {
+            unsigned(&own)[4] = a[step % (2 * AT_ONCE)];
+            for (int i = 0; i < 4; ++i) own[i] = x[(row + g + i % 2 * 8) * pitch + step * 8 + t + i / 2 * 4];
+            wgmma_hold(own);
+        }
         wgmma_hold(sums);
         wgmma_fence();
-        CALL(sums, a[step % 2], b + base + (step * b_step >> 4), true);
+        #pragma unroll
+        for (int step = first; step < first + AT_ONCE; ++step) {
+            CALL(sums, a[step % (2 * AT_ONCE)], b + base + (step * b_step >> 4), true);
+        }
         wgmma_commit();
         wgmma_hold(sums);
         wgmma_wait<1>();
@@ -171,35 +179,6 @@ extern "C" __global__ __launch_bounds__(128) void product(const unsigned* x, con
     wgmma_wait<0>();
     wgmma_hold(sums);
     for (int i = 0; i < SUMS; ++i) y[(row + g + i / 2 % 2 * 8) * 2 * SUMS + i / 4 * 8 + 2 * t + i % 2] = sums[i];
-}
-"""
-
-# Each block of a cluster of two brings half of the row, for both.
-CLUSTER = """
-extern "C" __global__ __cluster_dims__(2, 1, 1) void halves(const float* x, float* y, int rows) {
-    float* const row = reinterpret_cast<float*>(shared_memory);
-    const unsigned full = shared_address(shared_memory + 256), empty = full + 8;
-    const unsigned rank = cluster_rank();
-    if (threadIdx.x == 0) {
-        mbarrier_init(full, 1);
-        mbarrier_init(empty, 2);
-        fence_mbarrier_init();
-    }
-    cluster_sync();
-    float sum = 0;
-    for (int r = 0; r < rows; ++r) {
-        if (threadIdx.x == 0) {
-            if (r > 0) mbarrier_wait(empty, (r - 1) % 2);
-            mbarrier_arrive_expect(full, 256);
-            copy_bulk_multicast(shared_address(row + 32 * rank), x + 64 * r + 32 * rank, 128, full, 3);
-        }
-        mbarrier_wait(full, r % 2);
-        sum += row[threadIdx.x] + row[threadIdx.x + 32];
-        __syncwarp();
-        if (threadIdx.x < 2) mbarrier_arrive_cluster(cluster_address(empty, threadIdx.x));
-    }
-    y[blockIdx.x * 32 + threadIdx.x] = sum;
-    cluster_sync();
 }
 """
 

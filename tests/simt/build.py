@@ -8,6 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simt.errors import SimtError
@@ -30,13 +31,18 @@ _SANITIZERS: dict[str, tuple[str, ...]] = {
     "race": ("-fsanitize=thread",),
 }
 
-_KERNEL = re.compile(r"\bSIMT_KERNEL\b[^(;{]*?(\w+)\s*\(")
+_CALLED = re.compile(r"\b(\w+)\s*\(|\bSIMT_KERNEL\b")
+_BOUNDS, _CLUSTER = "__launch_bounds__", "__cluster_dims__"
 _DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b([^;{]*?)(\w+)\s*\[\s*\]\s*;")
+# What becomes of a dynamic shared array's declaration: its alignment is told to the runtime by a section of its own.
+_DECLARED = (
+    "struct simt_declared_{name} {{ {declared} first; }}; using {element} = decltype(simt_declared_{name}::first);"
+    ' static __attribute__((section("simt_alignment"), used)) const unsigned simt_alignment_of_{name} = alignof(simt_declared_{name});'
+)
 # Blocks run one after the other, so one static copy serves; its section lets the runtime fill it with NaN.
 _STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
 
 
-@functools.cache
 @functools.cache
 def is_installed(sanitize: str) -> bool:
     """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
@@ -90,35 +96,83 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
     header = str(_HERE / "simt.h")
     _compile(scratch, *flags, "-E", "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
     expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
-    kernels = _KERNEL.findall(expanded)
+    expanded, kernels = _take_kernels(expanded)
     expanded = _place_dynamic_shared(expanded)
     expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
-    expanded = re.sub(r"\bSIMT_KERNEL\b", "", expanded)
-    table = " ".join(f"{{[] {{ simt::call({name}); }}, simt::count_parameters({name})}}," for name in kernels)
+    table = " ".join(kernel.entry for kernel in kernels)
     preprocessed.write_text(f"{expanded}\nconst simt::Entry simt::entries[] = {{{table}}};\n", encoding="utf-8")
     _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
 
     _refuse_shared_in_templates(scratch)
 
     _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), "-o", "entry/kernel")
-    (entry / "entries").write_text("\n".join(kernels), encoding="utf-8")
+    (entry / "entries").write_text("\n".join(kernel.name for kernel in kernels), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel's name, and what its attributes say in words of the text."""
+
+    name: str
+    bounds: str
+    cluster: str
+
+    @property
+    def entry(self) -> str:
+        """Its line of the table. The compiler evaluates the words, which have to be constants."""
+        call = f"[] {{ simt::call({self.name}); }}, simt::count_parameters({self.name})"
+        return f"{{{call}, {{{self.bounds}}}, {{{self.cluster}}}}},"
+
+
+def _take_kernels(text: str) -> tuple[str, list[_Kernel]]:
+    """The text without the words that only CUDA knows, and its kernels: each is what is called next after its mark."""
+    kept, kernels, attributes = [], [], {_BOUNDS: "", _CLUSTER: ""}
+    is_marked, position = False, 0
+    while found := _CALLED.search(text, position):
+        kept.append(text[position : found.start()])
+        position = found.end()
+        if found[1] is None:
+            is_marked = True
+        elif found[1] in attributes:
+            position = _closing(text, found.end())
+            attributes[found[1]] = text[found.end() : position - 1]
+        elif is_marked and found[1] == "__attribute__":
+            position = _closing(text, found.end())
+            kept.append(text[found.start() : position])
+        else:
+            kept.append(found[0])
+            if is_marked:
+                kernels.append(_Kernel(found[1], attributes[_BOUNDS], attributes[_CLUSTER]))
+                is_marked, attributes = False, {_BOUNDS: "", _CLUSTER: ""}
+    return "".join([*kept, text[position:]]), kernels
+
+
+def _closing(text: str, position: int) -> int:
+    """Where the parenthesis ends that was opened before the position."""
+    depth = 1
+    while depth > 0:
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        position += 1
+    return position
 
 
 def _place_dynamic_shared(text: str) -> str:
-    """Each use of a dynamic shared array asks the runtime for it: blocks of a cluster have one each."""
-    for declared in list(_DYNAMIC_SHARED.finditer(text)):
-        element = re.sub(r"__attribute__\s*\(\(.*?\)\)\)?", "", declared[1]).strip()
-        text = text.replace(declared[0], "static_assert(true);", 1)
-        text = re.sub(rf"\b{declared[2]}\b", f"static_cast<{element}*>(simt::dynamic_shared())", text)
+    """Each use of a dynamic shared array asks the runtime for it, which knows the alignment that it was declared with."""
+    for name in {declared[2] for declared in _DYNAMIC_SHARED.finditer(text)}:
+        element = f"simt_element_of_{name}"
+        uses = re.split(_DYNAMIC_SHARED.pattern.replace(r"(\w+)", rf"\b{name}\b"), text)
+        pieces = [re.sub(rf"\b{name}\b", f"static_cast<{element}*>(simt::dynamic_shared())", piece) for piece in uses[::2]]
+        declarations = [_DECLARED.format(declared=declared, name=name, element=element) for declared in uses[1::2]]
+        text = "".join(piece for pair in zip(pieces, [*declarations, ""], strict=True) for piece in pair)
     return text
 
 
 def _refuse_shared_in_templates(scratch: Path) -> None:
-    """g++ forgets the section of a template's static variable, so that nobody would fill it with NaN."""
+    """g++ forgets the section of a template's static variable, so that the runtime would not find it."""
     symbols = subprocess.run(["nm", "-C", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
     unique = re.findall(r" u (.*)", symbols)
     if unique:
-        raise SimtError("compile", f"static __shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
+        raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
 
 
 def _build_runtime(sanitize: str) -> Path:

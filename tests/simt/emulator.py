@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def run_cuda(
     sum's last: cut off, as GPUs were seen to, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
-    arrays, job = _describe_launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, accumulation)
+    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, accumulation)
+    arrays, job = _describe_launch(launch)
     with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
         job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
         job_path.write_bytes(job)
@@ -78,32 +80,41 @@ def _run(command: Sequence[str | Path], timeout_s: int) -> subprocess.CompletedP
     return done
 
 
-def _describe_launch(
-    entry: int,
-    grid: int | tuple[int, ...],
-    block: int | tuple[int, ...],
-    shared_bytes: int,
-    args: Sequence[Argument],
-    order: str | int,
-    timeout_s: int,
-    cluster: int,
-    accumulation: str,
-) -> tuple[list[Array], bytes]:
+@dataclass(frozen=True)
+class Launch:
+    """What `run_cuda` was asked for, with the kernel by its number in the executable."""
+
+    entry: int
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    shared_bytes: int
+    args: Sequence[Argument]
+    order: str | int
+    timeout_s: int
+    cluster: int
+    accumulation: str
+
+    def head(self) -> list[int]:
+        """The numbers with which the job file begins."""
+        grid, block = _three("grid", self.grid), _three("block", self.block)
+        if np.prod(block) > MAX_THREADS:
+            raise ValueError(f"block={block}; at most {MAX_THREADS} threads")
+        if not 0 <= self.shared_bytes <= MAX_SHARED_BYTES:
+            raise ValueError(f"shared_bytes={self.shared_bytes}; from 0 to {MAX_SHARED_BYTES} are accepted")
+        kind, seed = {"forward": (0, 0), "reverse": (1, 0)}.get(str(self.order), (2, self.order))
+        if not isinstance(seed, int):
+            raise ValueError(f"order={self.order!r}; 'forward', 'reverse' or a seed are accepted")
+        if not 1 <= self.cluster <= MOST_BLOCKS or grid[0] % self.cluster:
+            raise ValueError(f"cluster={self.cluster}; 1 to {MOST_BLOCKS} blocks, a divisor of grid={grid} along x")
+        if self.accumulation not in ACCUMULATION:
+            raise ValueError(f"accumulation={self.accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
+        accumulation = ACCUMULATION.index(self.accumulation)
+        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster, accumulation, self.timeout_s, self.entry]
+
+
+def _describe_launch(launch: Launch) -> tuple[list[Array], bytes]:
     """The distinct arrays, and the job file: 64-bit numbers, and bytes padded to a multiple of eight."""
-    grid, block = _three("grid", grid), _three("block", block)
-    if np.prod(block) > MAX_THREADS:
-        raise ValueError(f"block={block}; at most {MAX_THREADS} threads")
-    if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
-        raise ValueError(f"shared_bytes={shared_bytes}; from 0 to {MAX_SHARED_BYTES} are accepted")
-    kind, seed = {"forward": (0, 0), "reverse": (1, 0)}.get(str(order), (2, order))
-    if not isinstance(seed, int):
-        raise ValueError(f"order={order!r}; 'forward', 'reverse' or a seed are accepted")
-
-    if not 1 <= cluster <= MOST_BLOCKS or grid[0] % cluster:
-        raise ValueError(f"cluster={cluster}; 1 to {MOST_BLOCKS} blocks, a divisor of grid={grid} along x")
-    if accumulation not in ACCUMULATION:
-        raise ValueError(f"accumulation={accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
-
+    head = launch.head()
     arrays: list[Array] = []
     buffers: list[bytes] = []
     arguments: list[bytes] = []
@@ -121,7 +132,7 @@ def _describe_launch(
         buffers.extend([_numbers(*facts), _padded(array.tobytes())])
         return len(arrays) - 1
 
-    for index, argument in enumerate(args):
+    for index, argument in enumerate(launch.args):
         if argument is None:
             arguments.append(_numbers(_NULL, 0))
         elif isinstance(argument, np.ndarray):
@@ -131,8 +142,7 @@ def _describe_launch(
         else:
             value = _value_bytes(index, argument)
             arguments += [_numbers(_VALUE, len(value)), _padded(value)]
-    head = _numbers(*grid, *block, shared_bytes, kind, seed, cluster, ACCUMULATION.index(accumulation), timeout_s, entry, len(arrays))
-    return arrays, b"".join([head, *buffers, _numbers(len(args)), *arguments])
+    return arrays, b"".join([_numbers(*head, len(arrays)), *buffers, _numbers(len(launch.args)), *arguments])
 
 
 def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@
 
 // clang-format off: each of these needs the ones above it
 #include "runtime/interface.h"
+#include "runtime/half.h"
 #include "kernel/language.h"
 #include "kernel/vectors.h"
 #include "kernel/arithmetic.h"

@@ -13,7 +13,7 @@ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) { simt::mb
 __forceinline__ void copy_async_arrive(unsigned barrier) { simt::copy_async_arrive(barrier); }
 
 __forceinline__ void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
-  simt::copy_bulk(to, from, bytes, barrier, 0);
+  simt::copy_bulk(to, from, bytes, barrier, simt::AS_ADDRESSED);
 }
 
 __forceinline__ void copy_bulk_multicast(unsigned to, const void* from, unsigned bytes, unsigned barrier,
@@ -21,23 +21,33 @@ __forceinline__ void copy_bulk_multicast(unsigned to, const void* from, unsigned
   simt::copy_bulk(to, from, bytes, barrier, blocks);
 }
 
+namespace simt {
+
+template <typename... Corner>
+struct Coordinates {
+  static constexpr int COUNT = sizeof...(Corner);
+  static_assert(COUNT == 3 || COUNT == 4, "box.j2 has boxes of three and of four dimensions");
+};
+
+}  // namespace simt
+
 template <typename... Corner>
 __forceinline__ void load_box(unsigned to, const TensorMap& map, unsigned barrier, Corner... corner) {
-  const int at[] = {corner...};
-  simt::load_box(to, &map, at, sizeof...(corner), barrier, 0);
+  const int at[] = {int(corner)...};
+  simt::load_box(to, &map, at, simt::Coordinates<Corner...>::COUNT, barrier, simt::AS_ADDRESSED);
 }
 
 template <typename... Corner>
 __forceinline__ void load_box_multicast(unsigned to, const TensorMap& map, unsigned barrier, unsigned short blocks,
                                         Corner... corner) {
-  const int at[] = {corner...};
-  simt::load_box(to, &map, at, sizeof...(corner), barrier, blocks);
+  const int at[] = {int(corner)...};
+  simt::load_box(to, &map, at, simt::Coordinates<Corner...>::COUNT, barrier, blocks);
 }
 
 template <typename... Corner>
 __forceinline__ void store_box(const TensorMap& map, unsigned from, Corner... corner) {
-  const int at[] = {corner...};
-  simt::store_box(&map, at, sizeof...(corner), from);
+  const int at[] = {int(corner)...};
+  simt::store_box(&map, at, simt::Coordinates<Corner...>::COUNT, from);
 }
 
 __forceinline__ void prefetch_map(const TensorMap&) {}
@@ -58,7 +68,7 @@ __forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
 __forceinline__ unsigned cluster_rank() { return simt::cluster_rank(); }
 __forceinline__ void cluster_sync() { simt::cluster_sync(); }
 __forceinline__ unsigned cluster_address(unsigned address, unsigned rank) { return simt::cluster_address(address, rank); }
-__forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive(barrier, 0); }
+__forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
 
 // Grids run one after the other here.
 __forceinline__ void wait_for_previous_grid() {}

@@ -1,11 +1,7 @@
 // 16-bit floats as bit patterns. Rounding is to nearest even; every NaN becomes 0x7fff, as with the GPU's cvt.rn.
 #pragma once
 
-inline float half_to_float(unsigned short half) {
-  const unsigned int sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << 13;
-  if (magnitude >= 0x0f800000u) return __uint_as_float(sign | magnitude | 0x7f800000u);  // infinity, NaN
-  return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude) * 0x1p112f));  // exact, subnormals too
-}
+inline float half_to_float(unsigned short half) { return simt::half_to_float(half); }
 
 inline unsigned short float_to_half(float value) {
   const unsigned int bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;

@@ -4,14 +4,13 @@
 #define __device__
 #define __host__
 #define __grid_constant__
-#define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ static const
 
-// For build.py: it lists the kernels, and C++ has no one word for both `__shared__` and `extern __shared__`.
+// For build.py: it lists the kernels, with their __launch_bounds__ and __cluster_dims__, and C++ has no one word for both
+// `__shared__` and `extern __shared__`.
 #define __global__ SIMT_KERNEL
 #define __shared__ SIMT_SHARED
 

@@ -12,15 +12,30 @@ __forceinline__ void wgmma_wait() {
 // Tells the compiler that the registers may change here: nothing to do.
 template <int SUMS>
 __forceinline__ void wgmma_hold(float (&)[SUMS]) {}
+template <int WORDS>
+__forceinline__ void wgmma_hold(unsigned (&)[WORDS]) {}
 
-#define SIMT_WGMMA_16(name, operand)                                                                                  \
-  template <bool TRANSPOSES_A, bool TRANSPOSES_B, int SUMS>                                                           \
-  __forceinline__ void wgmma_ss_##name(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {  \
-    simt::wgmma(sums, nullptr, a, b, adds, {2 * SUMS, simt::Operand::operand, TRANSPOSES_A, TRANSPOSES_B});           \
-  }                                                                                                                   \
-  template <bool TRANSPOSES_B, int SUMS>                                                                              \
+namespace simt {
+
+template <int SUMS>
+constexpr WgmmaShape wgmma_shape(Operand operand, bool transposes_a, bool transposes_b) {
+  static_assert(SUMS % 4 == 0 && SUMS >= 4 && SUMS <= 128,
+                "a wgmma has 8 to 256 columns, in steps of 8: half as many sums a thread");
+  return {2 * SUMS, operand, transposes_a, transposes_b};
+}
+
+}  // namespace simt
+
+#define SIMT_WGMMA_16(name, operand)                                                                                   \
+  template <bool TRANSPOSES_A, bool TRANSPOSES_B, int SUMS>                                                            \
+  __forceinline__ void wgmma_ss_##name(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {   \
+    const auto shape = simt::wgmma_shape<SUMS>(simt::Operand::operand, TRANSPOSES_A, TRANSPOSES_B);                    \
+    simt::wgmma(sums, nullptr, a, b, adds, shape);                                                                     \
+  }                                                                                                                    \
+  template <bool TRANSPOSES_B, int SUMS>                                                                               \
   __forceinline__ void wgmma_rs_##name(float (&sums)[SUMS], const unsigned (&a)[4], unsigned long long b, bool adds) { \
-    simt::wgmma(sums, a, 0, b, adds, {2 * SUMS, simt::Operand::operand, false, TRANSPOSES_B});                        \
+    const auto shape = simt::wgmma_shape<SUMS>(simt::Operand::operand, false, TRANSPOSES_B);                           \
+    simt::wgmma(sums, a, 0, b, adds, shape);                                                                           \
   }
 
 SIMT_WGMMA_16(f16, F16)
@@ -29,12 +44,12 @@ SIMT_WGMMA_16(bf16, BF16)
 
 template <int SUMS>
 __forceinline__ void wgmma_ss_tf32(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {
-  simt::wgmma(sums, nullptr, a, b, adds, {2 * SUMS, simt::Operand::TF32, false, false});
+  simt::wgmma(sums, nullptr, a, b, adds, simt::wgmma_shape<SUMS>(simt::Operand::TF32, false, false));
 }
 
 template <int SUMS>
 __forceinline__ void wgmma_rs_tf32(float (&sums)[SUMS], const unsigned (&a)[4], unsigned long long b, bool adds) {
-  simt::wgmma(sums, a, 0, b, adds, {2 * SUMS, simt::Operand::TF32, false, false});
+  simt::wgmma(sums, a, 0, b, adds, simt::wgmma_shape<SUMS>(simt::Operand::TF32, false, false));
 }
 
 template <int COUNT>

@@ -1,5 +1,5 @@
-// Bulk copies: byte ranges and boxes of arrays, to shared memory with an mbarrier, from there in groups that the thread
-// waits for. The memory that one writes is NaN until it lands, and what one reads is read as late as it may be.
+// Bulk copies of byte ranges and boxes of arrays to shared memory, where an mbarrier counts them. The memory that one
+// writes is NaN until it lands, and what one reads is read only then.
 #pragma once
 
 #include <string>
@@ -10,50 +10,89 @@
 
 namespace simt {
 
-// Where a copy goes in one block of the cluster, and the barrier that counts it.
+// Where a copy goes in shared memory, and the barrier that counts it, by their addresses.
 struct BulkTarget {
-  SharedMemory* shared;
+  unsigned to, barrier;
+  size_t bytes;
+  unsigned alignment;
+};
+
+// The same, found in one block of the cluster.
+struct BlockTarget {
+  const Block* block;
   unsigned char* to;
   Mbarrier* barrier;
 };
 
-inline BulkTarget find_target(const char* what, const Block& block, unsigned to, unsigned barrier, size_t bytes,
-                              unsigned alignment) {
+inline BlockTarget find_target(const char* what, const Block& block, const BulkTarget& target) {
+  check_is_running(what, block);
   const unsigned window = (block.rank + 1) * CLUSTER_WINDOW;
-  unsigned char* pointer = shared_bytes_at(what, window + to % CLUSTER_WINDOW, bytes, alignment);
-  if (!block.shared->holds(pointer, bytes)) fail("out-of-bounds", "%s goes to dynamic shared memory alone", what);
-  Mbarrier& counter = find_mbarrier(what, window + barrier % CLUSTER_WINDOW);
-  if (!counter.is_fenced) {
+  unsigned char* to = cluster_bytes_at(what, window + target.to % CLUSTER_WINDOW, target.bytes, target.alignment);
+  refuse_static(what, to);
+  Mbarrier& barrier = find_mbarrier(what, cluster_bytes_at(what, window + target.barrier % CLUSTER_WINDOW, 8, 8));
+  if (!barrier.is_fenced) {
     fail("mbarrier", "%s on a barrier that no fence_mbarrier_init has shown to the asynchronous proxy", what);
   }
-  return {block.shared, pointer, &counter};
+  if (const unsigned char* written = block.shared->find_unpublished(to, target.bytes)) {
+    fail("proxy", "%s writes over %s, which a thread wrote with no fence_proxy_async since", what,
+         describe(written).c_str());
+  }
+  return {&block, to, &barrier};
 }
 
-// Starts one copy for each block of the mask; the calling block's own for mask 0. `read` fills the bytes when it lands.
-template <typename Read>
-void start_bulk(const char* what, unsigned to, unsigned barrier, unsigned mask, size_t bytes, unsigned alignment,
-                const Read& read) {
-  Thread& thread = *scheduler.current();
-  const unsigned blocks = mask != 0 ? mask : 1u << scheduler.block().rank;
-  if (blocks >> scheduler.blocks().size() != 0) {
+// One bit for each block of the cluster that a copy goes to.
+inline unsigned find_blocks(const char* what, const BulkTarget& target, int mask) {
+  if (mask == AS_ADDRESSED) {
+    const Block& block = block_at(target.to);
+    if (&block != &block_at(target.barrier)) {
+      fail("cluster", "%s to cluster block %d with a barrier of block %d: both have to lie in one", what, block.rank,
+           block_at(target.barrier).rank);
+    }
+    return 1u << block.rank;
+  }
+  if (mask == 0 || mask >> scheduler.blocks().size() != 0) {
     fail("cluster", "%s for blocks 0x%x of a cluster of %zu", what, mask, scheduler.blocks().size());
   }
+  return mask;
+}
+
+// Starts one copy for each block. `read` fills the bytes when it lands.
+template <typename Read>
+void start_bulk(const char* what, const BulkTarget& target, int mask, const Read& read) {
+  Thread& thread = *scheduler.current();
+  const unsigned blocks = find_blocks(what, target, mask);
   for (const Block& block : scheduler.blocks()) {
     if (!(blocks >> block.rank & 1)) continue;
-    const BulkTarget target = find_target(what, block, to, barrier, bytes, alignment);
-    note_write(target.to, bytes, thread.code);
-    target.shared->begin_async_write(target.to, bytes);
-    engine.start(what, thread, [target, bytes, read] {
+    const BlockTarget there = find_target(what, block, target);
+    const size_t bytes = target.bytes;
+    note_write(there.to, bytes, thread.code);
+    block.shared->begin_async_write(there.to, bytes);
+    engine.start(what, thread, [what, there, bytes, read] {
+      check_is_running(what, *there.block);
+      SharedMemory& shared = *there.block->shared;
       std::vector<unsigned char> content(bytes);
-      read(content.data(), address_in_window(*target.shared, target.to));
-      note_write(target.to, bytes, scheduler.current()->code);
-      target.shared->write_async(target.to, content.data(), bytes);
-      complete_bytes(*target.barrier, bytes);
+      read(content.data(), address_in_window(shared, there.to));
+      note_write(there.to, bytes, scheduler.current()->code);
+      shared.write_async(there.to, content.data(), bytes);
+      complete_bytes(*there.barrier, bytes);
     });
   }
 }
 
-void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned mask) {
+// The running work reads shared memory: what the asynchronous proxy wrote, and what threads wrote and fenced.
+inline void note_async_read(const SharedMemory& shared, const unsigned char* from, size_t bytes, const void* code) {
+  if (!SIMT_RACE) return;
+  for (size_t done = 0, count; done < bytes; done += count) {
+    count = shared.count_of_one_writer(from + done, bytes - done);
+    if (shared.is_written_async(from + done)) {
+      note_read(from + done, count, code);
+    } else {
+      note_read_by_proxy(from + done, count, code);
+    }
+  }
+}
+
+void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, int mask) {
   const Call call;
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     fail("misaligned", "copy_bulk of %u bytes from %s: both have to be multiples of 16", bytes, describe(from).c_str());
@@ -62,7 +101,7 @@ void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, 
     fail("out-of-bounds", "copy_bulk of %u bytes from %s", bytes, describe(from).c_str());
   }
   const auto source = static_cast<const unsigned char*>(from);
-  start_bulk("copy_bulk", to, barrier, mask, bytes, 16, [source, bytes](unsigned char* content, unsigned) {
+  start_bulk("copy_bulk", {to, barrier, bytes, 16}, mask, [source, bytes](unsigned char* content, unsigned) {
     note_read(source, bytes, scheduler.current()->code);
     for (unsigned i = 0; i < bytes; ++i) content[i] = source[i];
   });
@@ -106,90 +145,18 @@ inline unsigned image_alignment(const TensorMap& map) {
   return map.swizzle == TensorMap::NONE ? 128 : 8 * TensorMap::span(map.swizzle);
 }
 
-void load_box(unsigned to, const void* given, const int* corner, int dimensions, unsigned barrier, unsigned mask) {
+void load_box(unsigned to, const void* given, const int* corner, int dimensions, unsigned barrier, int mask) {
   const Call call;
   const TensorMap map = read_map("load_box", given, dimensions);
   const std::vector<int> at(corner, corner + dimensions);
-  start_bulk("load_box", to, barrier, mask, map.box_bytes(), image_alignment(map),
-             [map, at](unsigned char* content, unsigned start) {
+  const BulkTarget target = {to, barrier, map.box_bytes(), image_alignment(map)};
+  start_bulk("load_box", target, mask, [map, at](unsigned char* content, unsigned start) {
     for_each_element(map, at.data(), [&](size_t element, const unsigned char* from) {
       if (from != nullptr) note_read(from, map.element_bytes, scheduler.current()->code);
       unsigned char* place = content + place_in_image(map, element, start);
       for (int i = 0; i < map.element_bytes; ++i) place[i] = from != nullptr ? from[i] : 0;
     });
   });
-}
-
-void store_box(const void* given, const int* corner, int dimensions, unsigned from) {
-  const Call call;
-  Thread& thread = *scheduler.current();
-  BoxStore store = {};
-  store.map = read_map("store_box", given, dimensions);
-  for (int i = 0; i < dimensions; ++i) store.corner[i] = corner[i];
-  store.from = shared_bytes_at("store_box", from, store.map.box_bytes(), image_alignment(store.map));
-  store.code = thread.code;
-  store.group = thread.stores_committed;
-  note_read(store.from, store.map.box_bytes(), thread.code);
-  store.issued = std::make_shared<char>();
-  signal_order(store.issued.get());
-  thread.stores.push_back(store);
-}
-
-void bulk_commit() { ++scheduler.current()->stores_committed; }
-
-inline void read_for_store(BoxStore& store) {
-  if (store.is_read) return;
-  const size_t bytes = store.map.box_bytes();
-  const SharedMemory& shared = *scheduler.block().shared;
-  if (const unsigned char* missing = shared.find_unpublished(store.from, bytes)) {
-    fail("proxy", "store_box at %s reads %s, which was written with no fence_proxy_async since",
-         place(store.code).c_str(), describe(missing).c_str());
-  }
-  store.content.assign(store.from, store.from + bytes);
-  Thread& thread = *scheduler.current();
-  run_as_engine([&] {
-    observe_order(store.issued.get());
-    note_read(store.from, bytes, store.code);
-    signal_order(&thread.stores_read);
-  });
-  observe_order(&thread.stores_read);
-  store.is_read = true;
-}
-
-inline void write_for_store(const BoxStore& store) {
-  const unsigned start = address_in_window(*scheduler.block().shared, store.from);
-  for_each_element(store.map, store.corner, [&](size_t element, unsigned char* to) {
-    if (to == nullptr) return;
-    const unsigned char* place = store.content.data() + place_in_image(store.map, element, start);
-    note_write(to, store.map.element_bytes, store.code);
-    for (int i = 0; i < store.map.element_bytes; ++i) to[i] = place[i];
-  });
-}
-
-// `reads_only`: until shared memory may be used again. Otherwise until the array holds the boxes, too.
-void bulk_wait(int pending, bool reads_only) {
-  const Call call;
-  Thread& thread = *scheduler.current();
-  std::vector<BoxStore> left;
-  for (BoxStore& store : thread.stores) {
-    const bool is_due = store.group < thread.stores_committed - pending;
-    if (is_due) read_for_store(store);
-    if (is_due && !reads_only) write_for_store(store);
-    if (!is_due || reads_only) left.push_back(std::move(store));
-  }
-  thread.stores = std::move(left);
-}
-
-// A thread ends: what it has stored arrives, if it waited for the reads.
-void leave_block(Thread& thread) {
-  for (BoxStore& store : thread.stores) {
-    if (!store.is_read) {
-      thread.code = store.code;
-      fail("async", "the thread exits while store_box may still read shared memory; bulk_wait_read<0>() comes first");
-    }
-    write_for_store(store);
-  }
-  thread.stores.clear();
 }
 
 }  // namespace simt

@@ -15,19 +15,24 @@ unsigned cluster_address(unsigned address, int rank) {
   return (rank + 1) * CLUSTER_WINDOW + address % CLUSTER_WINDOW;
 }
 
+// Threads that have exited are not waited for.
+inline void open_cluster_barrier_if_all_came() {
+  Barrier& barrier = scheduler.cluster_barrier();
+  if (barrier.arrived == 0 || barrier.arrived < scheduler.running()) return;
+  barrier.arrived = 0;
+  barrier.turn ^= 1;
+  scheduler.wake(&barrier);
+}
+
 void cluster_sync() {
   const Call call;
-  static Barrier barrier;
-  char* token = &barrier.tokens[barrier.turn];
-  signal_order(token);
-  if (++barrier.arrived == scheduler.size() * cluster_size()) {
-    barrier.arrived = 0;
-    barrier.turn ^= 1;
-    scheduler.wake(&barrier);
-  } else {
-    scheduler.wait_for(&barrier, "cluster_sync");
-  }
-  observe_order(token);
+  Barrier& barrier = scheduler.cluster_barrier();
+  const int turn = barrier.turn;
+  signal_order(&barrier.tokens[turn]);
+  ++barrier.arrived;
+  open_cluster_barrier_if_all_came();
+  if (barrier.turn == turn) scheduler.wait_for(&barrier, "cluster_sync");
+  observe_order(&barrier.tokens[turn]);
 }
 
 }  // namespace simt

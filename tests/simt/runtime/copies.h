@@ -2,16 +2,21 @@
 // thread's own wait, and the source is read only then.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "calls.h"
 
 namespace simt {
 
-inline void land_copy(const AsyncCopy& copy, const void* code) {
-  if (copy.global != nullptr) note_read(copy.global, copy.bytes, code);
-  note_write(copy.shared, copy.bytes, code);
-  for (int i = 0; i < copy.bytes; ++i) copy.shared[i] = copy.global != nullptr ? copy.global[i] : 0;
+// Where an mbarrier waits for it, too, whoever comes second only learns that it is done.
+inline void land_copy(const std::shared_ptr<AsyncCopy>& copy, const void* code) {
+  if (copy->is_landed) return observe_order(&copy->landed);
+  if (copy->global != nullptr) note_read(copy->global, copy->bytes, code);
+  note_write(copy->shared, copy->bytes, code);
+  for (int i = 0; i < copy->bytes; ++i) copy->shared[i] = copy->global != nullptr ? copy->global[i] : 0;
+  copy->is_landed = true;
+  if (copy.use_count() > 1) signal_order(&copy->landed);
 }
 
 void copy_async(void* destination, const void* source, int bytes, bool valid) {
@@ -34,16 +39,26 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
   const auto from = static_cast<const unsigned char*>(source);
   note_write(to, bytes, thread.code);
   fill_nan(to, bytes);
-  thread.copies.push_back({to, valid ? from : nullptr, bytes, thread.committed});
+  thread.copies.push_back(std::make_shared<AsyncCopy>(AsyncCopy{to, valid ? from : nullptr, bytes, thread.committed}));
 }
 
-void copy_async_commit() { ++scheduler.current()->committed; }
+void copy_async_commit() {
+  const Call call;
+  ++scheduler.current()->committed;
+}
+
+// Copies that an mbarrier has landed, which the thread need not wait for any more.
+inline void forget_landed(Thread& thread) {
+  const auto is_landed = [](const std::shared_ptr<AsyncCopy>& copy) { return copy->is_landed; };
+  thread.copies.erase(std::remove_if(thread.copies.begin(), thread.copies.end(), is_landed), thread.copies.end());
+}
 
 void copy_async_wait(int pending) {
   const Call call;
   Thread& thread = *scheduler.current();
+  observe_order(&thread.copies_arrived);
   auto next = thread.copies.begin();
-  for (; next != thread.copies.end() && next->group < thread.committed - pending; ++next) {
+  for (; next != thread.copies.end() && (*next)->group < thread.committed - pending; ++next) {
     land_copy(*next, thread.code);
   }
   thread.copies.erase(thread.copies.begin(), next);

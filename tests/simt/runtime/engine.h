@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "clocks.h"
 #include "interface.h"
 #include "order.h"
-#include "sanitizers.h"
 
 namespace simt {
 
@@ -26,7 +26,7 @@ class Engine {
     Thread* thread;
     const void* code;
     std::function<void()> land;
-    std::unique_ptr<char> token;
+    std::unique_ptr<Token> issued;
   };
 
   std::vector<Work> under_way_;

@@ -9,8 +9,8 @@
 namespace simt {
 
 inline void Engine::start(const char* what, Thread& thread, std::function<void()> land) {
-  under_way_.push_back({what, &thread, thread.code, std::move(land), std::make_unique<char>()});
-  signal_order(under_way_.back().token.get());
+  under_way_.push_back({what, &thread, thread.code, std::move(land), std::make_unique<Token>()});
+  signal_order(under_way_.back().issued.get());
 }
 
 inline bool Engine::land_one() {
@@ -21,10 +21,7 @@ inline bool Engine::land_one() {
   const void* code = work.thread->code;
   work.thread->code = work.code;
   scheduler.run_as(work.thread);
-  run_as_engine([&] {
-    observe_order(work.token.get());
-    work.land();
-  });
+  run_as_work(work.thread->work_clocks, work.issued.get(), nullptr, work.land);
   scheduler.run_as(nullptr);
   work.thread->code = code;
   return true;

@@ -98,6 +98,16 @@ inline std::string name_thread(void* found, int id) {
   return "another thread";
 }
 
+inline std::string describe_race(void* found, const RacingAccess& now, const RacingAccess& earlier) {
+  const std::string who = name_thread(found, now.thread), other = name_thread(found, earlier.thread);
+  const std::string here = (now.is_write ? "write at " : "read at ") + describe(now.address);
+  const std::string there = other + (earlier.is_write ? " wrote at " : " read at ") + place_of(earlier.code());
+  const std::string none = " with no barrier between", unfenced = " with no fence_proxy_async and barrier between";
+  if (other == BLOCK_END) return here + ", of a block that may have ended" + none;
+  if (who == BLOCK_END) return "the block may end before " + there + " at " + describe(now.address) + none;
+  return here + ", which " + there + (who == PROXY || other == PROXY ? unfenced : none);
+}
+
 }  // namespace simt
 
 // ThreadSanitizer calls this when it has found a race, before it prints anything.
@@ -107,12 +117,7 @@ extern "C" void __tsan_on_report(void* found) {
     __tsan_get_report_mop(found, access == &earlier, &access->thread, &access->address, &access->bytes,
                           &access->is_write, &access->is_atomic, access->trace, 8);
   }
-  char message[1024];
-  snprintf(message, sizeof(message), "%s at %s, which %s %s at %s with no barrier between",
-           now.is_write ? "write" : "read", simt::describe(now.address).c_str(),
-           simt::name_thread(found, earlier.thread).c_str(), earlier.is_write ? "wrote" : "read",
-           simt::place_of(earlier.code()).c_str());
-  simt::report("race", now.code(), message);
+  simt::report("race", now.code(), simt::describe_race(found, now, earlier));
 }
 #endif
 

@@ -90,7 +90,6 @@ class Fiber {
     __sanitizer_start_switch_fiber(&fake_stack, other.stack_, other.bytes_);
 #endif
 #if SIMT_RACE
-    constexpr unsigned NO_SYNC = 1;  // a switch is the emulator's doing: it orders nothing
     __tsan_switch_to_fiber(other.tsan_fiber_, NO_SYNC);
 #endif
     context_.switch_to(other.context_);

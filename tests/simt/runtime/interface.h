@@ -50,11 +50,13 @@ void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind)
 void mbarrier_init(unsigned barrier, unsigned arrivals);
 void fence_mbarrier_init();
 void mbarrier_arrive(unsigned barrier, unsigned bytes);  // and expect that many bytes
+void mbarrier_arrive_cluster(unsigned barrier);         // which may be another block's
 void mbarrier_wait(unsigned barrier, unsigned parity);
 
-// A mask names blocks of the cluster; 0 is the calling one.
-void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, unsigned mask);
-void load_box(unsigned to, const void* map, const int* corner, int dimensions, unsigned barrier, unsigned mask);
+// A mask names blocks of the cluster.
+constexpr int AS_ADDRESSED = -1;  // the one block in which `to` lies
+void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, int mask);
+void load_box(unsigned to, const void* map, const int* corner, int dimensions, unsigned barrier, int mask);
 void store_box(const void* map, const int* corner, int dimensions, unsigned from);
 void bulk_commit();
 void bulk_wait(int pending, bool reads_only);
@@ -84,9 +86,19 @@ void cluster_sync();
 // The launch's argument `index`, which must be `bytes` long and a pointer or not as `is_pointer` says.
 const void* argument(int index, int bytes, bool is_pointer);
 
+// What the kernel's attributes say; 0 where they say nothing.
+struct LaunchBounds {
+  int threads = 0, blocks = 0, cluster = 0;
+};
+struct ClusterSize {
+  int x = 0, y = 1, z = 1;
+};
+
 struct Entry {
   void (*call)();  // runs the kernel as the current thread, with the launch's arguments
   int parameters;
+  LaunchBounds bounds;
+  ClusterSize cluster;
 };
 
 extern const Entry entries[];  // in the order in which the text has them

@@ -1,6 +1,8 @@
 // CUDA's built-in variables, as the runtime sets them: the kernel side declares the same ones const.
 #pragma once
 
+#include "interface.h"
+
 struct uint3 {
   unsigned int x, y, z;
 };
@@ -14,10 +16,12 @@ inline dim3 blockDim, gridDim;
 
 namespace simt {
 
-// Registers a thread gets at the launch: what the compiler may use at most when all of a block's threads are resident.
+// Registers a thread gets at the launch: what the compiler may use when as many blocks are resident as the kernel's
+// bounds say. Without both bounds it cannot tell, and leaves out setmaxnreg.
 constexpr int REGISTERS = 65536;
-inline int registers_at_launch(int threads) {
-  const int share = REGISTERS / threads / 8 * 8;
+inline int registers_at_launch(const LaunchBounds& bounds) {
+  if (bounds.threads == 0 || bounds.blocks == 0) return 0;
+  const int share = REGISTERS / ((bounds.threads + 31) / 32 * 32 * bounds.blocks) / 8 * 8;
   return share < 256 ? share : 256;
 }
 

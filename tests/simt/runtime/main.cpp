@@ -8,14 +8,18 @@
 #include "calls.h"
 #include "cluster.h"
 #include "copies.h"
+#include "encode_map.h"
 #include "engine_work.h"
 #include "faults.h"
 #include "interface.h"
+#include "job.h"
+#include "leave.h"
 #include "matrices.h"
 #include "mbarrier.h"
 #include "registers.h"
 #include "report.h"
 #include "scheduler.h"
+#include "stores.h"
 #include "stuck.h"
 #include "tensor_core.h"
 #include "wgmma.h"
@@ -48,14 +52,16 @@ unsigned shared_address(const void* pointer) {
 
 void* shared_pointer(unsigned address) {
   const Call call;
-  void* pointer = pointer_to(address);
-  if (!is_shared(pointer, 0)) fail("out-of-bounds", "0x%x is not shared memory", address);
-  return pointer;
+  return own_bytes_at("the address of shared memory", address, 0, 1);
 }
 
 void* dynamic_shared() { return scheduler.block().shared->data(); }
 
-void fence_proxy_async() { scheduler.block().shared->publish(); }
+void fence_proxy_async() {
+  const Call call;
+  scheduler.block().shared->publish();
+  show_to_proxy(&scheduler.current()->shown_to_proxy);
+}
 
 struct Argument {
   bool is_pointer;
@@ -73,31 +79,6 @@ const void* argument(int index, int bytes, bool is_pointer) {
   return given.bytes.data();
 }
 
-class Job {
- public:
-  explicit Job(const char* path) {
-    FILE* file = fopen(path, "rb");
-    if (file == nullptr) fail("crash", "cannot open the job file");
-    fseek(file, 0, SEEK_END);
-    content_.resize(ftell(file));
-    rewind(file);
-    if (fread(content_.data(), 1, content_.size(), file) != content_.size()) fail("crash", "short job file");
-    fclose(file);
-  }
-
-  long long number() { return *reinterpret_cast<const long long*>(bytes(sizeof(long long))); }
-
-  const unsigned char* bytes(size_t count) {
-    const unsigned char* result = content_.data() + position_;
-    position_ += round_up(count, sizeof(long long));
-    return result;
-  }
-
- private:
-  std::vector<unsigned char> content_;
-  size_t position_ = 0;
-};
-
 static void check_slack() {
   for (const Buffer& buffer : buffers) {
     if (buffer.slack_is_untouched()) continue;
@@ -111,7 +92,7 @@ static void check_slack() {
 
 // Clusters run one after the other; a cluster is `cluster_size` neighbours along x.
 static void run(const Entry& entry, unsigned cluster_size) {
-  scheduler.prepare(cluster_size, entry.call);
+  scheduler.prepare(cluster_size, entry);
   std::vector<int> clusters(size_t(gridDim.x) * gridDim.y * gridDim.z / cluster_size);
   order.permute(clusters);
   for (const unsigned cluster : clusters) {
@@ -135,27 +116,6 @@ static dim3 read_size(Job& job) {
   return {x, y, z};
 }
 
-// What the host does with cuTensorMapEncodeTiled.
-static std::vector<unsigned char> encode_map(Job& job, const Buffer& buffer) {
-  TensorMap map = {};
-  map.magic = TensorMap::MAGIC;
-  map.base = buffer.data();
-  map.dimensions = job.number();
-  map.element_bytes = job.number();
-  map.swizzle = TensorMap::Swizzle(job.number());
-  for (int i = 0; i < map.dimensions; ++i) map.size[i] = job.number();
-  for (int i = 0; i + 1 < map.dimensions; ++i) map.stride[i] = job.number();
-  for (int i = 0; i < map.dimensions; ++i) map.box[i] = job.number();
-  if (const std::string complaint = map.complaint(); !complaint.empty()) fail("tensor-map", "%s", complaint.c_str());
-  if (map.extent() > buffer.bytes()) {
-    fail("tensor-map", "the map takes in %llu bytes of argument %d, which has %zu", map.extent(), buffer.argument(),
-         buffer.bytes());
-  }
-  std::vector<unsigned char> bytes(128);
-  memcpy(bytes.data(), &map, sizeof(map));
-  return bytes;
-}
-
 static Argument read_argument(Job& job) {
   enum Kind { VALUE, BUFFER, NULL_POINTER, TENSOR_MAP };
   const Kind kind = Kind(job.number());
@@ -168,6 +128,28 @@ static Argument read_argument(Job& job) {
   const void* data = kind == BUFFER ? buffers[detail].data() : nullptr;
   const auto begin = reinterpret_cast<const unsigned char*>(&data);
   return {true, {begin, begin + sizeof(data)}};
+}
+
+// What the hardware would not launch.
+static void check_launch(const Entry& entry, int arguments_given, unsigned cluster_size) {
+  const int threads = blockDim.x * blockDim.y * blockDim.z, cluster = cluster_size;
+  if (arguments_given != entry.parameters) {
+    fail("argument", "the kernel takes %d arguments, given are %d", entry.parameters, arguments_given);
+  }
+  if (entry.bounds.threads != 0 && threads > entry.bounds.threads) {
+    fail("launch", "%d threads a block; the kernel's __launch_bounds__ say %d", threads, entry.bounds.threads);
+  }
+  if (entry.bounds.cluster != 0 && cluster > entry.bounds.cluster) {
+    fail("launch", "clusters of %d blocks; the kernel's __launch_bounds__ say %d", cluster, entry.bounds.cluster);
+  }
+  const ClusterSize& declared = entry.cluster;
+  if (declared.x != 0 && (declared.x != cluster || declared.y != 1 || declared.z != 1)) {
+    fail("launch", "clusters of (%d, 1, 1) blocks; the kernel's __cluster_dims__ say (%d, %d, %d)", cluster, declared.x,
+         declared.y, declared.z);
+  }
+  if (cluster > 1 && static_shared_bytes() > 0) {
+    fail("cluster", "static __shared__ arrays in a cluster, which the emulator cannot do");
+  }
 }
 
 static void launch(Job job) {
@@ -189,12 +171,7 @@ static void launch(Job job) {
   }
   const int count = job.number();
   for (int i = 0; i < count; ++i) arguments.push_back(read_argument(job));
-  if (count != entry.parameters) {
-    fail("argument", "the kernel takes %d arguments, given are %d", entry.parameters, count);
-  }
-  if (cluster_size > 1 && static_shared_bytes() > 0) {
-    fail("cluster", "static __shared__ arrays in a cluster, which the emulator cannot do");
-  }
+  check_launch(entry, count, cluster_size);
   for (unsigned rank = 0; rank < cluster_size; ++rank) shared_memories.emplace_back(shared_bytes);
   run(entry, cluster_size);
   write_buffers();

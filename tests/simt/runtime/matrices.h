@@ -17,7 +17,7 @@ inline unsigned char* element_in_matrix(const unsigned char* const* rows, int ma
 }
 
 inline void meet_with_rows(const char* what, unsigned row, const unsigned char* (&rows)[32]) {
-  const unsigned char* const own = shared_bytes_at(what, row, 16, 16);
+  const unsigned char* const own = own_bytes_at(what, row, 16, 16);
   const Exchange& all = scheduler.meet(what, ALL_LANES, &own, sizeof(own), false);
   for (int i = 0; i < 32; ++i) memcpy(&rows[i], all.values[i], sizeof(own));
 }

@@ -16,7 +16,7 @@ struct Mbarrier {
   unsigned phase = 0;
   const Thread* initialiser;
   bool is_fenced = false;
-  char tokens[2] = {};
+  Token tokens[2];
 };
 
 constexpr unsigned long long MBARRIER_MARK = 0x7265697272616d62;  // what its eight bytes hold here
@@ -24,12 +24,7 @@ constexpr long MOST_BYTES_DUE = (1 << 20) - 1;
 
 inline std::map<const unsigned char*, Mbarrier> mbarriers;  // of the cluster
 
-inline unsigned char* mbarrier_bytes(const char* what, unsigned address) {
-  return shared_bytes_at(what, address, 8, 8);
-}
-
-inline Mbarrier& find_mbarrier(const char* what, unsigned address) {
-  unsigned char* bytes = mbarrier_bytes(what, address);
+inline Mbarrier& find_mbarrier(const char* what, const unsigned char* bytes) {
   const auto found = mbarriers.find(bytes);
   if (found == mbarriers.end()) fail("mbarrier", "%s: nothing was initialised at %s", what, describe(bytes).c_str());
   note_read(bytes, 8, scheduler.current()->code);
@@ -37,6 +32,10 @@ inline Mbarrier& find_mbarrier(const char* what, unsigned address) {
     fail("mbarrier", "%s: the barrier at %s was written over", what, describe(bytes).c_str());
   }
   return found->second;
+}
+
+inline Mbarrier& find_own_mbarrier(const char* what, unsigned address) {
+  return find_mbarrier(what, own_bytes_at(what, address, 8, 8));
 }
 
 inline void complete_if_done(Mbarrier& barrier) {
@@ -74,7 +73,7 @@ inline std::string missing_at(const Mbarrier& barrier) {
 
 void mbarrier_init(unsigned address, unsigned arrivals) {
   const Call call;
-  unsigned char* bytes = mbarrier_bytes("mbarrier_init", address);
+  unsigned char* bytes = own_bytes_at("mbarrier_init", address, 8, 8);
   if (arrivals < 1 || arrivals >= 1 << 20) fail("mbarrier", "mbarrier_init: %u arrivals; 1 to 2^20 - 1", arrivals);
   if (mbarriers.count(bytes)) fail("mbarrier", "mbarrier_init: %s holds a barrier already", describe(bytes).c_str());
   note_write(bytes, 8, scheduler.current()->code);
@@ -93,12 +92,20 @@ void fence_mbarrier_init() {
 
 void mbarrier_arrive(unsigned address, unsigned bytes) {
   const Call call;
-  arrive_at("mbarrier_arrive", find_mbarrier("mbarrier_arrive", address), bytes);
+  arrive_at("mbarrier_arrive", find_own_mbarrier("mbarrier_arrive", address), bytes);
+}
+
+void mbarrier_arrive_cluster(unsigned address) {
+  const Call call;
+  const char* const what = "mbarrier_arrive_cluster";
+  const unsigned char* bytes = cluster_bytes_at(what, address, 8, 8);
+  check_is_running(what, block_at(address));
+  arrive_at(what, find_mbarrier(what, bytes), 0);
 }
 
 void mbarrier_wait(unsigned address, unsigned parity) {
   const Call call;
-  Mbarrier& barrier = find_mbarrier("mbarrier_wait", address);
+  Mbarrier& barrier = find_own_mbarrier("mbarrier_wait", address);
   if (parity > 1) fail("mbarrier", "mbarrier_wait: parity %u; 0 and 1 are accepted", parity);
   while (barrier.phase % 2 == parity) {
     scheduler.wait_for(&barrier, "mbarrier_wait", [&barrier] { return missing_at(barrier); });
@@ -106,15 +113,15 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   observe_order(&barrier.tokens[parity]);
 }
 
-// Arrives when the thread's copies so far have landed. They come with it.
+// Arrives when the thread's copies so far have landed, which it may wait for besides.
 void copy_async_arrive(unsigned address) {
   const Call call;
   Thread& thread = *scheduler.current();
-  Mbarrier& barrier = find_mbarrier("copy_async_arrive", address);
-  std::vector<AsyncCopy> copies;
-  copies.swap(thread.copies);
-  engine.start("copy_async_arrive", thread, [&barrier, copies] {
-    for (const AsyncCopy& copy : copies) land_copy(copy, scheduler.current()->code);
+  Mbarrier& barrier = find_own_mbarrier("copy_async_arrive", address);
+  forget_landed(thread);
+  engine.start("copy_async_arrive", thread, [&barrier, &thread, copies = thread.copies] {
+    for (const auto& copy : copies) land_copy(copy, thread.code);
+    signal_order(&thread.copies_arrived);
     arrive_at("copy_async_arrive", barrier, 0);
   });
 }

@@ -14,6 +14,9 @@
 
 extern "C" unsigned char __start_simt_shared[] __attribute__((weak));
 extern "C" unsigned char __stop_simt_shared[] __attribute__((weak));
+// The alignments with which the text declares its dynamic shared memory.
+extern "C" const unsigned __start_simt_alignment[] __attribute__((weak));
+extern "C" const unsigned __stop_simt_alignment[] __attribute__((weak));
 
 namespace simt {
 
@@ -102,35 +105,57 @@ inline bool is_static_shared(const void* address, size_t bytes) {
   return lies_in(address, bytes, __start_simt_shared, static_shared_bytes());
 }
 
+// Shared memory's addresses, as PTX has them: static arrays, then the dynamic part where its declaration lets it begin.
+// The window starts above zero, so that a null address is no shared memory.
+constexpr unsigned SHARED_WINDOW = 1024;
+
+inline unsigned dynamic_window() {
+  unsigned alignment = 1;
+  for (const unsigned* each = __start_simt_alignment; each < __stop_simt_alignment; ++each) {
+    if (*each > alignment) alignment = *each;
+  }
+  return SHARED_WINDOW + round_up(static_shared_bytes(), alignment);
+}
+
 // A block's dynamic shared memory, and what the asynchronous proxy (bulk copies, wgmma) sees of it: threads' own writes
-// get there by fence_proxy_async.
+// get there by fence_proxy_async. Its address has the bits that it has in the window, modulo 1024.
 class SharedMemory {
  public:
-  explicit SharedMemory(size_t bytes) : bytes_(bytes), slack_(round_up(bytes, PAGE) - bytes), async_view_(bytes) {
-    mapped_ = map(PAGE + bytes_ + slack_ + FENCE, PROT_NONE);
-    mprotect(mapped_, PAGE + bytes_ + slack_, PROT_READ | PROT_WRITE);
-    fill_nan(mapped_, PAGE);
+  explicit SharedMemory(size_t bytes)
+      : bytes_(bytes), before_(PAGE + dynamic_window() % 1024), slack_(round_up(before_ + bytes, PAGE) - before_ - bytes),
+        async_view_(bytes), is_written_async_(bytes) {
+    mapped_ = map(before_ + bytes_ + slack_ + FENCE, PROT_NONE);
+    mprotect(mapped_, before_ + bytes_ + slack_, PROT_READ | PROT_WRITE);
+    fill_nan(mapped_, before_);
     fill();
-    forbid(mapped_, PAGE);
+    forbid(mapped_, before_);
     forbid(data() + bytes_, slack_);
   }
 
   void fill() {
     fill_nan(data(), bytes_ + slack_);
     fill_nan(async_view_.data(), bytes_);
+    is_written_async_.assign(bytes_, 0);
   }
 
-  unsigned char* data() const { return mapped_ + PAGE; }
+  unsigned char* data() const { return mapped_ + before_; }
   size_t bytes() const { return bytes_; }
   bool holds(const void* address, size_t bytes) const { return lies_in(address, bytes, data(), bytes_); }
-  bool is_near(const void* address) const { return lies_in(address, 1, mapped_, PAGE + bytes_ + slack_ + FENCE); }
-  bool slack_is_untouched() const { return is_untouched(mapped_, PAGE) && is_untouched(data() + bytes_, slack_); }
+  bool is_near(const void* address) const { return lies_in(address, 1, mapped_, before_ + bytes_ + slack_ + FENCE); }
+  bool slack_is_untouched() const { return is_untouched(mapped_, before_) && is_untouched(data() + bytes_, slack_); }
 
   void publish() {
-    for (size_t i = 0; i < bytes_; ++i) async_view_[i] = data()[i];
+    for (size_t i = 0; i < bytes_; ++i) {
+      is_written_async_[i] &= async_view_[i] == data()[i];
+      async_view_[i] = data()[i];
+    }
   }
   void write_async(unsigned char* to, const unsigned char* from, size_t bytes) {
-    for (size_t i = 0; i < bytes; ++i) async_view_[to - data() + i] = to[i] = from[i];
+    const size_t begin = to - data();
+    for (size_t i = 0; i < bytes; ++i) {
+      async_view_[begin + i] = to[i] = from[i];
+      is_written_async_[begin + i] = 1;
+    }
   }
   void begin_async_write(unsigned char* to, size_t bytes) {
     fill_nan(to, bytes);
@@ -143,11 +168,18 @@ class SharedMemory {
     }
     return nullptr;
   }
+  // How many of these bytes, from the first on, were written last by the asynchronous proxy, or by threads, as it was.
+  size_t count_of_one_writer(const unsigned char* from, size_t bytes) const {
+    size_t count = 1;
+    while (count < bytes && is_written_async(from + count) == is_written_async(from)) ++count;
+    return count;
+  }
+  bool is_written_async(const unsigned char* byte) const { return is_written_async_[byte - data()] != 0; }
 
  private:
-  size_t bytes_, slack_;
+  size_t bytes_, before_, slack_;
   unsigned char* mapped_;
-  std::vector<unsigned char> async_view_;
+  std::vector<unsigned char> async_view_, is_written_async_;
 };
 
 inline std::vector<Buffer> buffers;

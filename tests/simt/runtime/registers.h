@@ -1,4 +1,4 @@
-// setmaxnreg: warps hand registers back to the block's pool, and take more when there are enough.
+// setmaxnreg: warpgroups hand registers back to the block's pool, and take more when there are enough.
 #pragma once
 
 #include <string>
@@ -14,20 +14,32 @@ inline int registers_held(const Block& block) {
   return sum;
 }
 
-inline int registers_of_pool() { return registers_at_launch(scheduler.size()) * scheduler.size(); }
-
 inline void check_register_count(const char* what, int count) {
   if (scheduler.size() % 128 != 0) fail("registers", "%s in a block of %d threads; whole warpgroups", what, scheduler.size());
+  if (scheduler.registers() == 0) {
+    fail("registers", "%s in a kernel whose __launch_bounds__ do not say threads and blocks: ptxas leaves it out", what);
+  }
   if (count % 8 != 0 || count < 24 || count > 256) {
     fail("registers", "%s<%d>: multiples of 8 from 24 to 256 are accepted", what, count);
   }
+}
+
+// The warp's lanes come together; the warps of a warpgroup have to do the same, one after the other.
+inline void meet_for_registers(const char* what, const AgreedRegisters& own) {
+  const int warp = scheduler.current()->warp();
+  scheduler.meet(what, ALL_LANES, nullptr, 0, false);
+  if (lane() != 0) return;
+  const AgreedRegisters first = scheduler.block().warpgroups[warp / 4].registers.next(warp, own);
+  if (first.increases == own.increases && first.count == own.count) return;
+  fail("registers", "%s<%d>, where another warp of the warpgroup came to registers_%s<%d>", what, own.count,
+       first.increases ? "increase" : "decrease", first.count);
 }
 
 void registers_decrease(int count) {
   const Call call;
   check_register_count("registers_decrease", count);
   int& held = scheduler.block().registers[scheduler.current()->warp()];
-  scheduler.meet("registers_decrease", ALL_LANES, nullptr, 0, false);
+  meet_for_registers("registers_decrease", {false, count});
   if (lane() != 0) return;
   if (count > held) fail("registers", "registers_decrease<%d>: the warp has %d", count, held);
   held = count;
@@ -40,15 +52,16 @@ void registers_increase(int count) {
   Block& block = scheduler.block();
   int& held = block.registers[scheduler.current()->warp()];
   if (count < held) fail("registers", "registers_increase<%d>: the warp has %d", count, held);
-  scheduler.meet("registers_increase", ALL_LANES, nullptr, 0, false);
+  meet_for_registers("registers_increase", {true, count});
+  const int pool = scheduler.registers() * scheduler.size();
   while (held < count) {  // the first lane that finds room takes it for its warp
-    if (registers_held(block) + 32 * (count - held) <= registers_of_pool()) {
+    if (registers_held(block) + 32 * (count - held) <= pool) {
       held = count;
       break;
     }
-    scheduler.wait_for(&block.registers, "registers_increase", [&block, count] {
+    scheduler.wait_for(&block.registers, "registers_increase", [&block, count, pool] {
       return "to " + std::to_string(count) + " a thread; the block holds " + std::to_string(registers_held(block)) + " of " +
-             std::to_string(registers_at_launch(int(block.threads.size())) * block.threads.size());
+             std::to_string(pool);
     });
   }
 }

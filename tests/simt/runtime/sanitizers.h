@@ -33,27 +33,14 @@ void __tsan_set_fiber_name(void* fiber, const char* name);
 
 namespace simt {
 
+constexpr unsigned NO_SYNC = 1;  // a switch of fibers is the emulator's doing: it orders nothing
+
 // Bytes that no kernel may touch.
 inline void forbid(void* begin, size_t bytes) {
 #if SIMT_ADDRESS
   __asan_poison_memory_region(begin, bytes);
 #endif
   (void)begin, (void)bytes;
-}
-
-// What came before `signal` in one thread comes before what follows `observe` in another.
-inline void signal_order(void* token) {
-#if SIMT_RACE
-  __tsan_release(token);
-#endif
-  (void)token;
-}
-
-inline void observe_order(void* token) {
-#if SIMT_RACE
-  __tsan_acquire(token);
-#endif
-  (void)token;
 }
 
 // While one lives, what the current thread does in its own code is not looked at: the runtime's memory is no kernel's.
@@ -86,25 +73,6 @@ inline void note_write(void* address, size_t bytes, const void* code) {
   __tsan_ignore_thread_begin();
 #endif
   (void)address, (void)bytes, (void)code;
-}
-
-// What `work` does to memory is the asynchronous engine's doing, not the current thread's.
-template <typename Work>
-void run_as_engine(const Work& work) {
-#if SIMT_RACE
-  constexpr unsigned NO_SYNC = 1;
-  static void* const engine = __tsan_create_fiber(0);
-  __tsan_set_fiber_name(engine, "the asynchronous engine");
-  void* const self = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(engine, NO_SYNC);
-  {
-    const Unseen unseen;
-    work();
-  }
-  __tsan_switch_to_fiber(self, NO_SYNC);
-#else
-  work();
-#endif
 }
 
 }  // namespace simt

@@ -20,9 +20,10 @@ class Scheduler {
  public:
   static constexpr size_t STACK_BYTES = SIMT_ADDRESS || SIMT_RACE ? 256 << 10 : 64 << 10;
 
-  void prepare(int cluster_size, void (*body)());
+  void prepare(int cluster_size, const Entry& entry);
   void run_cluster(const std::vector<unsigned>& numbers);
 
+  int registers() const { return registers_; }  // a thread, at the launch; 0 where the kernel does not say
   int size() const { return int(blocks_[0].threads.size()); }  // threads a block
   std::vector<Block>& blocks() { return blocks_; }
   const std::vector<Suspect>& suspects() const { return suspects_; }
@@ -31,6 +32,8 @@ class Scheduler {
   void run_as(Thread* thread) { current_ = thread; }  // for what is done in a thread's name
 
   void arrive(const char* what, int id, int threads, bool waits);
+  Barrier& cluster_barrier() { return cluster_barrier_; }
+  int running() const;  // threads of the cluster
   const Exchange& meet(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory,
                        void (*when_complete)(Exchange&) = nullptr);
   void wait_for(const void* awaited, const char* what, std::function<std::string()> details = nullptr);
@@ -40,8 +43,8 @@ class Scheduler {
   static void run_thread();
   void start(Block& block, unsigned number);
   void resume(Thread& thread);
-  Exchange& open_exchange(const char* what, unsigned mask);
-  static void leave_exchange(Thread& thread);
+  Meeting& open_meeting(const char* what, unsigned mask);
+  static void leave_meeting(Thread& thread);
   void check_same_place(const char* kind, const char* what, const void* other_code);
 
   std::vector<Block> blocks_;     // of the cluster
@@ -51,17 +54,20 @@ class Scheduler {
   Fiber main_;
   Thread* current_ = nullptr;
   void (*body_)() = nullptr;
-  char cluster_start_ = 0, cluster_end_ = 0;
+  Barrier cluster_barrier_;
+  Token cluster_start_, cluster_end_;
+  int registers_ = 0;
 };
 
 inline Scheduler scheduler;
 
 [[noreturn]] void report_stuck(Scheduler& scheduler);  // stuck.h
-void leave_block(Thread& thread);                      // bulk.h
+void leave_thread(Thread& thread, Token* cluster_end);  // leave.h
 
-inline void Scheduler::prepare(int cluster_size, void (*body)()) {
+inline void Scheduler::prepare(int cluster_size, const Entry& entry) {
   const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
-  body_ = body;
+  body_ = entry.call;
+  registers_ = registers_at_launch(entry.bounds);
   blocks_ = std::vector<Block>(cluster_size);
   for (Block& block : blocks_) {
     block.rank = int(&block - &blocks_[0]);
@@ -84,9 +90,13 @@ inline void Scheduler::start(Block& block, unsigned number) {
   block.number = number;
   block.index = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
   block.shared->fill();
-  block.exchanges.assign(warps, std::vector<Exchange>(32));
-  block.matrices.assign(warps, WarpMatrices());
-  block.registers.assign(warps, registers_at_launch(size()));
+  block.running = size();
+  block.meetings.assign(warps, std::vector<Meeting>(32));
+  block.matrices.clear();
+  block.matrices.resize(warps);
+  block.product_clocks.resize(warps);
+  block.warpgroups.assign((warps + 3) / 4, Warpgroup());
+  block.registers.assign(warps, registers_);
   for (Barrier& barrier : block.barriers) barrier.arrived = 0;
   for (auto& thread : block.threads) {
     thread->state = Thread::READY;
@@ -95,6 +105,7 @@ inline void Scheduler::start(Block& block, unsigned number) {
     thread->committed = 0;
     thread->stores.clear();
     thread->stores_committed = 0;
+    thread->at_fence = OwnMemory();
     thread->fiber.start(run_thread);
   }
 }
@@ -103,6 +114,7 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   const Unseen unseen;
   fill_nan(__start_simt_shared, static_shared_bytes());
   for (size_t rank = 0; rank < blocks_.size(); ++rank) start(blocks_[rank], numbers[rank]);
+  cluster_barrier_.arrived = 0;
   signal_order(&cluster_start_);
   size_t exited = 0;
   while (exited < threads_.size()) {
@@ -122,12 +134,20 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   observe_order(&cluster_end_);
 }
 
+inline int Scheduler::running() const {
+  int count = 0;
+  for (const Block& block : blocks_) count += block.running;
+  return count;
+}
+
 inline void Scheduler::resume(Thread& thread) {
   current_ = &thread;
+  proxy_clock = &thread.proxy;
   threadIdx = thread.index;
   blockIdx = thread.block->index;
   main_.switch_to(thread.fiber);
   current_ = nullptr;
+  proxy_clock = nullptr;
 }
 
 inline void Scheduler::run_thread() {
@@ -137,10 +157,9 @@ inline void Scheduler::run_thread() {
   scheduler.body_();
   {
     const Unseen unseen;
-    leave_exchange(thread);
-    leave_block(thread);
+    leave_meeting(thread);
+    leave_thread(thread, &scheduler.cluster_end_);
   }
-  signal_order(&scheduler.cluster_end_);
   thread.state = Thread::EXITED;
   thread.fiber.switch_to(scheduler.main_);
 }
@@ -177,7 +196,7 @@ inline void Scheduler::arrive(const char* what, int id, int threads, bool waits)
          place(barrier.code).c_str());
   }
   if (id == 0) check_same_place("barrier", what, barrier.code);  // at a named one, producers and consumers meet
-  char* token = &barrier.tokens[barrier.turn];
+  Token* token = &barrier.tokens[barrier.turn];
   signal_order(token);
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
@@ -195,36 +214,36 @@ inline const Exchange& Scheduler::meet(const char* what, unsigned mask, const vo
   Thread& thread = *current_;
   const int lane = thread.lane();
   if (!(mask >> lane & 1)) fail("collective", "%s: mask 0x%08x leaves out the calling lane %d", what, mask, lane);
-  leave_exchange(thread);
-  Exchange& exchange = open_exchange(what, mask);
-  for (int i = 0; i < bytes; ++i) exchange.values[lane][i] = static_cast<const unsigned char*>(value)[i];
-  exchange.arrived |= 1u << lane;
-  exchange.reading |= 1u << lane;
-  thread.held = &exchange;
-  if (orders_memory) signal_order(&exchange);
-  if (exchange.arrived == mask) {
-    if (when_complete != nullptr) when_complete(exchange);
-    wake(&exchange);
+  leave_meeting(thread);
+  Meeting& meeting = open_meeting(what, mask);
+  for (int i = 0; i < bytes; ++i) meeting.values[lane][i] = static_cast<const unsigned char*>(value)[i];
+  meeting.arrived |= 1u << lane;
+  meeting.reading |= 1u << lane;
+  thread.held = &meeting;
+  if (orders_memory) signal_order(&meeting.token);
+  if (meeting.arrived == mask) {
+    if (when_complete != nullptr) when_complete(meeting);
+    wake(&meeting);
   } else {
-    wait_for(&exchange, what);
+    wait_for(&meeting, what);
   }
-  if (orders_memory) observe_order(&exchange);
-  return exchange;
+  if (orders_memory) observe_order(&meeting.token);
+  return meeting;
 }
 
 // The step that lanes of `mask` have begun, or a new one.
-inline Exchange& Scheduler::open_exchange(const char* what, unsigned mask) {
-  Exchange* free = nullptr;
-  for (Exchange& exchange : block().exchanges[current_->warp()]) {
-    if (exchange.reading == 0) free = &exchange;
+inline Meeting& Scheduler::open_meeting(const char* what, unsigned mask) {
+  Meeting* free = nullptr;
+  for (Meeting& meeting : block().meetings[current_->warp()]) {
+    if (meeting.reading == 0) free = &meeting;
     // With another mask, the lanes that wait may be waiting for this one to come by later.
-    if (exchange.reading == 0 || exchange.arrived == exchange.mask || exchange.mask != mask) continue;
-    if (strcmp(exchange.what, what) != 0) {
-      fail("collective", "%s reached while other lanes wait for %s at %s", what, exchange.what,
-           place(exchange.code).c_str());
+    if (meeting.reading == 0 || meeting.arrived == meeting.mask || meeting.mask != mask) continue;
+    if (strcmp(meeting.what, what) != 0) {
+      fail("collective", "%s reached while other lanes wait for %s at %s", what, meeting.what,
+           place(meeting.code).c_str());
     }
-    check_same_place("collective", what, exchange.code);
-    return exchange;
+    check_same_place("collective", what, meeting.code);
+    return meeting;
   }
   free->what = what;
   free->code = current_->code;
@@ -233,7 +252,7 @@ inline Exchange& Scheduler::open_exchange(const char* what, unsigned mask) {
   return *free;
 }
 
-inline void Scheduler::leave_exchange(Thread& thread) {
+inline void Scheduler::leave_meeting(Thread& thread) {
   if (thread.held != nullptr) thread.held->reading &= ~(1u << thread.lane());
   thread.held = nullptr;
 }

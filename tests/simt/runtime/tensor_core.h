@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cmath>
-#include <cstring>
 
+#include "half.h"
 #include "interface.h"
 
 namespace simt {
@@ -16,27 +16,18 @@ inline Accumulation accumulation = Accumulation::CUT_OFF;
 inline float operand(unsigned bits, Operand kind) {
   if (kind == Operand::TF32) bits &= 0xffffe000;  // ten bits of mantissa are looked at
   if (kind == Operand::BF16) bits <<= 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-
-inline float half_operand(unsigned short half) {
-  const unsigned sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << 13;
-  if (magnitude >= 0x0f800000u) return operand(sign | magnitude | 0x7f800000u, Operand::F32);
-  const unsigned scaled = magnitude;
-  const float value = operand(scaled, Operand::F32) * 0x1p112f;
-  return sign != 0 ? -value : value;
+  return float_of_bits(bits);
 }
 
 // Element `index` of a register that holds operands of this kind.
 inline float element_of(unsigned word, int index, Operand kind) {
   if (kind == Operand::TF32) return operand(word, kind);
   const unsigned short bits = word >> 16 * index;
-  return kind == Operand::F16 ? half_operand(bits) : operand(bits, kind);
+  return kind == Operand::F16 ? half_to_float(bits) : operand(bits, kind);
 }
 
-inline float cut_off(double value) {  // to 24 bits, towards zero
+inline float cut_off(double value) {  // to 24 bits, towards zero; beyond all floats, to infinity
+  if (std::fabs(value) >= 0x1p128) return std::copysign(HUGE_VALF, static_cast<float>(value));
   const float nearest = static_cast<float>(value);
   return std::fabs(static_cast<double>(nearest)) > std::fabs(value) ? std::nextafterf(nearest, 0.0f) : nearest;
 }

@@ -9,6 +9,7 @@ namespace simt {
 
 struct TensorMap {
   static constexpr int MOST_DIMENSIONS = 5;
+  static constexpr unsigned MOST_BOX = 256;
   static constexpr unsigned long long MAGIC = 0x70616d726f736e74;
   enum Swizzle : unsigned char { NONE, BYTES_32, BYTES_64, BYTES_128 };
 
@@ -16,7 +17,7 @@ struct TensorMap {
   unsigned char* base;
   unsigned long long size[MOST_DIMENSIONS];        // elements, innermost first
   unsigned long long stride[MOST_DIMENSIONS - 1];  // bytes, from dimension 1 on
-  unsigned short box[MOST_DIMENSIONS];             // elements; up to 256
+  unsigned box[MOST_DIMENSIONS];                   // elements
   unsigned char dimensions, element_bytes;
   Swizzle swizzle;
 
@@ -33,33 +34,34 @@ struct TensorMap {
     return bytes;
   }
 
-  // How many bytes of memory the whole array takes, from base on.
+  // How many bytes of memory the whole array takes, from base on; at most 2^63.
   unsigned long long extent() const {
-    unsigned long long last = (size[0] - 1) * element_bytes;
-    for (int i = 1; i < dimensions; ++i) last += (size[i] - 1) * stride[i - 1];
-    return last + element_bytes;
+    constexpr unsigned __int128 MOST = static_cast<unsigned __int128>(1) << 63;
+    unsigned __int128 bytes = size[0] * element_bytes;
+    for (int i = 1; i < dimensions; ++i) bytes += static_cast<unsigned __int128>(size[i] - 1) * stride[i - 1];
+    return static_cast<unsigned long long>(bytes < MOST ? bytes : MOST);
   }
 
-  // What the driver would refuse, in words; empty where it would not.
+  // What the driver would refuse, in words; empty where it would not. Rows shorter than a swizzle's span it takes, but
+  // nobody here has seen how they lie.
   std::string complaint() const {
     const auto text = [](const char* what, int i, unsigned long long value) {
       return std::string(what) + " " + std::to_string(i) + " is " + std::to_string(value);
     };
-    if (dimensions < 1 || dimensions > MOST_DIMENSIONS) return text("dimensions:", 0, dimensions) + "; 1 to 5 are accepted";
     if (reinterpret_cast<unsigned long long>(base) % 16 != 0) return "the array's address is not a multiple of 16";
     for (int i = 0; i < dimensions; ++i) {
       if (size[i] < 1 || size[i] > 1ull << 32) return text("size", i, size[i]) + "; 1 to 2^32 are accepted";
-      if (box[i] < 1 || box[i] > 256) return text("box", i, box[i]) + "; 1 to 256 are accepted";
+      if (box[i] < 1 || box[i] > MOST_BOX) return text("box", i, box[i]) + "; 1 to 256 are accepted";
     }
     for (int i = 0; i + 1 < dimensions; ++i) {
       if (stride[i] % 16 != 0 || stride[i] >= 1ull << 40) {
         return text("stride", i + 1, stride[i]) + "; multiples of 16 below 2^40 are accepted";
       }
     }
-    const int row_bytes = box[0] * element_bytes;
-    if (row_bytes % 16 != 0) return text("box row, in bytes,", 0, row_bytes) + "; a multiple of 16 is needed";
-    if (swizzle != NONE && row_bytes > span(swizzle)) {
-      return text("box row, in bytes,", 0, row_bytes) + "; the swizzle takes " + std::to_string(span(swizzle));
+    const std::string row = "a row of the box is " + std::to_string(box[0] * element_bytes) + " bytes";
+    if (box[0] * element_bytes % 16 != 0) return row + "; a multiple of 16 is needed";
+    if (swizzle != NONE && int(box[0] * element_bytes) != span(swizzle)) {
+      return row + "; its swizzle wants " + std::to_string(span(swizzle));
     }
     return "";
   }

@@ -6,11 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "clocks.h"
 #include "fiber.h"
 #include "in_flight.h"
 #include "interface.h"
 #include "launch.h"
 #include "memory.h"
+#include "sequence.h"
 
 namespace simt {
 
@@ -26,7 +28,8 @@ struct Thread {
   enum State { READY, WAITING, EXITED };
 
   Thread(int number, unsigned char* stack, size_t stack_bytes)
-      : number(number), stack_guard(stack - PAGE), fiber(stack, stack_bytes, std::to_string(number).c_str()) {}
+      : number(number), stack_guard(stack - PAGE), stack_end(stack + stack_bytes),
+        fiber(stack, stack_bytes, std::to_string(number).c_str()) {}
 
   bool overflows_stack(const void* address) const {
     return address >= stack_guard && address < stack_guard + PAGE;
@@ -36,7 +39,7 @@ struct Thread {
 
   int number;  // in its block
   Block* block = nullptr;
-  unsigned char* stack_guard;  // the page below the stack: no access
+  unsigned char *stack_guard, *stack_end;  // the page below the stack, without access; and where it began
   Fiber fiber;
   uint3 index = {};
   State state = READY;
@@ -46,19 +49,35 @@ struct Thread {
   const void* awaited = nullptr;
   std::function<std::string()> details;
   Exchange* held = nullptr;  // the collective step whose values it may still look at
-  std::vector<AsyncCopy> copies;
+  std::vector<std::shared_ptr<AsyncCopy>> copies;
   int committed = 0;  // groups of copies so far
+  Token copies_arrived;  // by mbarriers
   std::vector<BoxStore> stores;
   int stores_committed = 0;  // groups of bulk stores so far
-  char stores_read = 0;  // a token
+  Token stores_read;
+  OwnMemory at_fence;
+  Clock proxy;
+  Token shown_to_proxy;
+  WorkClockPool work_clocks;
+};
+
+// A collective step of a warp.
+struct Meeting : Exchange {
+  Token token;
 };
 
 struct Barrier {
   const void* code = nullptr;  // where the first to arrive came from
   int threads = 0, arrived = 0;
   // By turns, so that a thread still leaving the barrier observes nothing of the next one's arrivals.
-  char tokens[2] = {};
+  Token tokens[2];
   int turn = 0;
+};
+
+// Four warps. What they have not all done when the block ends was done wrong.
+struct Warpgroup {
+  Sequence<AgreedProduct> products;
+  Sequence<AgreedRegisters> registers;
 };
 
 struct Block {
@@ -69,9 +88,14 @@ struct Block {
   int rank = 0;  // in its cluster
   SharedMemory* shared = nullptr;
   std::vector<std::unique_ptr<Thread>> threads;
-  std::vector<std::vector<Exchange>> exchanges;  // by warp, one for each lane at most; free when nobody reads it
+  int running = 0;  // threads
+  Token ended;      // by each thread that exits
+  Clock end;
+  std::vector<std::vector<Meeting>> meetings;  // by warp, one for each lane at most; free when nobody reads it
   Barrier barriers[BARRIERS];
-  std::vector<WarpMatrices> matrices;  // by warp
+  std::vector<WarpMatrices> matrices;          // by warp
+  std::vector<WorkClockPool> product_clocks;   // by warp
+  std::vector<Warpgroup> warpgroups;
   std::vector<int> registers;  // that each warp holds, a thread
 };
 

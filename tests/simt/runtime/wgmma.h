@@ -5,62 +5,31 @@
 #include <string>
 
 #include "calls.h"
+#include "descriptor.h"
 #include "matrices.h"
 #include "tensor_core.h"
 
 namespace simt {
 
-// A matrix in shared memory, from the bits of its 64-bit descriptor.
-struct MatrixDescriptor {
-  unsigned start, leading, stride, base_offset;
-  TensorMap::Swizzle swizzle;
-
-  explicit MatrixDescriptor(unsigned long long bits)
-      : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4),
-        base_offset(bits >> 49 & 7) {
-    const int code = bits >> 62;
-    swizzle = code == 0 ? TensorMap::NONE : TensorMap::Swizzle(4 - code);
-  }
-
-  // The address of element (mn, k): mn counts A's rows or B's columns.
-  unsigned address(int mn, int k, int element_bytes, bool mn_major) const {
-    const int span = TensorMap::span(swizzle);
-    unsigned offset;
-    if (!mn_major && swizzle == TensorMap::NONE) {  // cores of 8 rows of 16 bytes, one after the other
-      offset = mn / 8 * stride + k * element_bytes / 16 * leading + mn % 8 * 16 + k * element_bytes % 16;
-    } else if (!mn_major) {  // rows of a span, the k of one product within it
-      offset = mn / 8 * stride + mn % 8 * span + k * element_bytes;
-    } else if (swizzle == TensorMap::NONE) {
-      offset = mn / 8 * stride + k / 8 * leading + k % 8 * 16 + mn % 8 * element_bytes;
-    } else {
-      const int along = span / element_bytes;
-      offset = mn / along * leading + k / 8 * stride + k % 8 * span + mn % along * element_bytes;
-    }
-    return TensorMap::swizzled(start + offset, swizzle);
-  }
-};
-
-inline int element_bytes_of(Operand kind) { return kind == Operand::TF32 ? 4 : 2; }
-
-// One operand's element, seen by the asynchronous proxy.
-inline float shared_element(const MatrixStep& step, const MatrixDescriptor& matrix, int mn, int k, bool mn_major) {
-  const int bytes = element_bytes_of(step.shape.operand);
-  const unsigned char* from = pointer_to(matrix.address(mn, k, bytes, mn_major));
-  const SharedMemory& shared = *scheduler.block().shared;
-  if (!shared.holds(from, bytes)) {
-    fail("out-of-bounds", "wgmma at %s reads %s", place(step.code).c_str(), describe(from).c_str());
-  }
-  if (const unsigned char* missing = shared.find_unpublished(from, bytes)) {
-    fail("proxy", "wgmma at %s reads %s, which was written with no fence_proxy_async since", place(step.code).c_str(),
-         describe(missing).c_str());
-  }
-  note_read(from, bytes, step.code);
-  unsigned word = 0;
-  for (int i = 0; i < bytes; ++i) word |= unsigned(from[i]) << 8 * i;
-  return element_of(word, 0, step.shape.operand);
+inline WarpMatrices& own_matrices() { return scheduler.block().matrices[scheduler.current()->warp()]; }
+inline Sequence<AgreedProduct>& own_sequence() {
+  return scheduler.block().warpgroups[scheduler.current()->warp() / 4].products;
 }
 
-inline WarpMatrices& own_matrices() { return scheduler.block().matrices[scheduler.current()->warp()]; }
+// What arrays hold that nobody has set: see build.py.
+constexpr unsigned UNSET = 0xfefefefe;
+
+// Whether the lane has written these words since its last wgmma_fence.
+inline bool is_written_since_fence(int lane, const void* array, size_t words) {
+  const OwnMemory& before = scheduler.block().threads[scheduler.current()->warp() * 32 + lane]->at_fence;
+  for (size_t i = 0; i < words; ++i) {
+    const unsigned char* word = static_cast<const unsigned char*>(array) + 4 * i;
+    if (are_equal(word, &UNSET, 4)) continue;
+    if (!lies_in(word, 4, before.begin, before.bytes.size())) return true;
+    if (!are_equal(word, &before.bytes[word - before.begin], 4)) return true;
+  }
+  return false;
+}
 
 inline void check_operands(const MatrixStep& step, const SumsInFlight& sums, int lane) {
   if (!is_untouched(reinterpret_cast<const unsigned char*>(step.sums[lane]), sums.values.size() * sizeof(float))) {
@@ -73,23 +42,28 @@ inline void check_operands(const MatrixStep& step, const SumsInFlight& sums, int
   }
 }
 
-// The warp's 16 rows of one product, into the sums in flight; back to the lanes' memory with the last product on them.
-inline void land_step(WarpMatrices& warp, const MatrixStep& step, int warp_in_group) {
+// The calling warp's rows of A, and B, in shared memory.
+inline OperandPart own_a(const MatrixStep& step) {
+  return {MatrixDescriptor(step.a_descriptor), 16 * (scheduler.current()->warp() % 4), 16, step.shape.transposes_a};
+}
+inline OperandPart all_b(const MatrixStep& step) {
+  return {MatrixDescriptor(step.b_descriptor), 0, step.shape.columns, step.shape.transposes_b};
+}
+
+inline std::vector<float> read_a(const MatrixStep& step) {
+  if (step.a[0] == nullptr) return read_operand(step, own_a(step));
   const Operand kind = step.shape.operand;
-  const int depth = 32 / element_bytes_of(kind), columns = step.shape.columns;
-  const MatrixDescriptor a(step.a_descriptor), b(step.b_descriptor);
+  const int depth = 32 / element_bytes_of(kind);
+  std::vector<float> result(16 * depth);
+  for (int i = 0; i < 16 * depth; ++i) result[i] = a_element(step.a_words, i / depth, i % depth, kind);
+  return result;
+}
+
+// The warp's 16 rows of one product, into the sums in flight; back to the lanes' memory with the last product on them.
+inline void land_step(WarpMatrices& warp, const MatrixStep& step) {
+  const int depth = 32 / element_bytes_of(step.shape.operand), columns = step.shape.columns;
   for (int lane = 0; lane < 32; ++lane) check_operands(step, warp.sums[step.sums[lane]], lane);
-  std::vector<float> x(16 * depth), w(columns * depth);
-  for (int k = 0; k < depth; ++k) {
-    for (int row = 0; row < 16; ++row) {
-      x[row * depth + k] = step.a[0] != nullptr
-                               ? a_element(step.a_words, row, k, kind)
-                               : shared_element(step, a, 16 * warp_in_group + row, k, step.shape.transposes_a);
-    }
-    for (int column = 0; column < columns; ++column) {
-      w[column * depth + k] = shared_element(step, b, column, k, step.shape.transposes_b);
-    }
-  }
+  const std::vector<float> x = read_a(step), w = read_operand(step, all_b(step));
   for (int lane = 0; lane < 32; ++lane) {
     SumsInFlight& sums = warp.sums[step.sums[lane]];
     for (int i = 0; i < columns / 2; ++i) {
@@ -116,7 +90,7 @@ inline MatrixStep gather_step(const Exchange& all) {
   WgmmaOperands lanes[32];
   for (int i = 0; i < 32; ++i) memcpy(&lanes[i], all.values[i], sizeof(WgmmaOperands));
   MatrixStep step = {lanes[0].shape, lanes[0].accumulates, lanes[0].a_descriptor, lanes[0].b_descriptor, {}, {}, {},
-                     scheduler.current()->code};
+                     scheduler.current()->code, {}};
   for (int i = 0; i < 32; ++i) {
     if (lanes[i].a_descriptor != step.a_descriptor || lanes[i].b_descriptor != step.b_descriptor ||
         lanes[i].accumulates != step.accumulates) {
@@ -129,21 +103,49 @@ inline MatrixStep gather_step(const Exchange& all) {
   return step;
 }
 
+inline void check_agreement(const MatrixStep& step) {
+  const AgreedProduct own = {step.shape, step.accumulates, step.a[0] != nullptr, step.a_descriptor, step.b_descriptor};
+  const AgreedProduct first = own_sequence().next(scheduler.current()->warp(), own);
+  const char* differs = nullptr;
+  if (first.a_descriptor != own.a_descriptor) differs = "A's descriptor";
+  if (first.b_descriptor != own.b_descriptor) differs = "B's descriptor";
+  if (first.accumulates != own.accumulates) differs = "whether it adds";
+  if (first.has_a_in_registers != own.has_a_in_registers) differs = "where A lies";
+  if (first.shape.columns != own.shape.columns || first.shape.operand != own.shape.operand ||
+      first.shape.transposes_a != own.shape.transposes_a || first.shape.transposes_b != own.shape.transposes_b) {
+    differs = "its shape";
+  }
+  if (differs != nullptr) fail("collective", "wgmma differs from another warp's of the warpgroup in %s", differs);
+}
+
 inline void check_fences(const WarpMatrices& warp, const MatrixStep& step) {
   if (!warp.is_fenced) fail("wgmma", "wgmma with no wgmma_fence since the start or the last wgmma_wait");
-  if (step.a[0] == nullptr || warp.is_fenced_since_step) return;
-  for (int i = 0; i < 32; ++i) {
-    const auto known = warp.known_a.find(step.a[i]);
-    if (known != warp.known_a.end() && !are_equal(known->second.data(), step.a_words[i], 16)) {
-      fail("wgmma", "wgmma on registers of A that were written with no wgmma_fence since");
+  for (int lane = 0; lane < 32; ++lane) {
+    if (step.a[lane] != nullptr && is_written_since_fence(lane, step.a[lane], 4)) {
+      fail("wgmma", "wgmma on registers of A that were written with no wgmma_fence since, by lane %d", lane);
+    }
+    if (warp.sums.count(step.sums[lane]) == 0 && is_written_since_fence(lane, step.sums[lane], step.shape.columns / 2)) {
+      fail("wgmma", "wgmma on sums that were written with no wgmma_fence since, by lane %d", lane);
     }
   }
 }
 
+inline void check_shared_operands(const MatrixStep& step) {
+  const auto check = [&step](const char* name, const OperandPart& part) {
+    const std::string complaint = part.matrix.complaint(part.mn_major);
+    if (!complaint.empty()) fail("descriptor", "%s's descriptor, 0x%llx: %s", name, part.matrix.bits, complaint.c_str());
+    for_each_chunk(step, part, [](int, int, const unsigned char*) {});
+  };
+  if (step.a[0] == nullptr) check("A", own_a(step));
+  check("B", all_b(step));
+}
+
 inline void issue_step(Exchange& all) {
   WarpMatrices& warp = own_matrices();
-  const MatrixStep step = gather_step(all);
+  MatrixStep step = gather_step(all);
+  check_agreement(step);
   check_fences(warp, step);
+  check_shared_operands(step);
   for (int i = 0; i < 32; ++i) {
     SumsInFlight& sums = warp.sums[step.sums[i]];
     const size_t count = step.shape.columns / 2;
@@ -153,31 +155,32 @@ inline void issue_step(Exchange& all) {
     } else if (sums.values.size() != count) {
       fail("wgmma", "wgmma on sums that another one of %zu columns still works on", 2 * sums.values.size());
     }
-    if (step.a[i] != nullptr) warp.known_a[step.a[i]].assign(step.a_words[i], step.a_words[i] + 4);
   }
-  warp.is_fenced_since_step = false;
-  warp.uncommitted.push_back(step);
-  ++warp.steps;
+  step.issued = std::move(warp.next_issued);
+  warp.next_issued = std::make_shared<Token>();
+  warp.uncommitted.push_back(std::move(step));
+  scheduler.wake(&own_sequence());
 }
 
 void wgmma(float* sums, const unsigned* a, unsigned long long a_descriptor, unsigned long long b_descriptor,
            bool accumulates, WgmmaShape shape) {
   const Call call;
-  if (scheduler.size() % 128 != 0) fail("wgmma", "wgmma in a block of %d threads; whole warpgroups are needed", scheduler.size());
-  if (MatrixDescriptor(a == nullptr ? a_descriptor : 0).base_offset != 0 || MatrixDescriptor(b_descriptor).base_offset != 0) {
-    fail("wgmma", "a descriptor's base offset is not zero; tiles lie at multiples of their swizzle's period here");
+  if (scheduler.size() % 128 != 0) {
+    fail("wgmma", "wgmma in a block of %d threads; whole warpgroups are needed", scheduler.size());
   }
   const WgmmaOperands own = {shape, accumulates, a_descriptor, b_descriptor, sums, a};
-  signal_order(&own_matrices().issued);
+  signal_order(own_matrices().next_issued.get());
   scheduler.meet("wgmma", ALL_LANES, &own, sizeof(own), false, issue_step);
 }
 
 void wgmma_fence() {
   const Call call;
-  scheduler.meet("wgmma_fence", ALL_LANES, nullptr, 0, false, [](Exchange&) {
-    WarpMatrices& warp = own_matrices();
-    warp.is_fenced = warp.is_fenced_since_step = true;
-  });
+  Thread& thread = *scheduler.current();
+  const auto begin = static_cast<const unsigned char*>(__builtin_frame_address(0));
+  thread.at_fence.begin = begin;
+  thread.at_fence.bytes.resize(thread.stack_end - begin);
+  copy_bytes(thread.at_fence.bytes.data(), begin, thread.at_fence.bytes.size());
+  scheduler.meet("wgmma_fence", ALL_LANES, nullptr, 0, false, [](Exchange&) { own_matrices().is_fenced = true; });
 }
 
 void wgmma_commit() {
@@ -186,42 +189,44 @@ void wgmma_commit() {
     WarpMatrices& warp = own_matrices();
     warp.groups.push_back(std::move(warp.uncommitted));
     warp.uncommitted.clear();
-    ++warp.committed;
-    scheduler.wake(&warp.committed);
   });
 }
 
-// The warp of this warpgroup that is behind the calling one; null if none is. A product needs all four.
-inline const WarpMatrices* find_laggard() {
-  const int warp = scheduler.current()->warp(), first = warp / 4 * 4;
-  const std::vector<WarpMatrices>& all = scheduler.block().matrices;
-  for (int i = first; i < first + 4; ++i) {
-    if (all[i].committed < all[warp].committed) return &all[i];
+// The warpgroup's products that are due when all but `pending` of the calling warp's groups have to be done.
+inline long count_due(int pending) {
+  const WarpMatrices& warp = own_matrices();
+  long due = own_sequence().count(scheduler.current()->warp()) - long(warp.uncommitted.size());
+  const int groups = int(warp.groups.size());
+  for (int i = groups - 1; i >= 0 && i >= groups - pending; --i) due -= long(warp.groups[i].size());
+  return due;
+}
+
+// A product is done by all four warps together.
+inline void wait_for_warpgroup(long due) {
+  const Sequence<AgreedProduct>& sequence = own_sequence();
+  const int first = scheduler.current()->warp() / 4 * 4;
+  while (sequence.count(sequence.laggard()) < due) {
+    scheduler.wait_for(&sequence, "wgmma_wait", [&sequence, first, due] {
+      const int behind = sequence.laggard();
+      return "warp " + std::to_string(first + behind) + " has come to " + std::to_string(sequence.count(behind)) + " of " +
+             std::to_string(due) + " wgmma";
+    });
   }
-  return nullptr;
 }
 
 void wgmma_wait(int pending) {
   const Call call;
-  while (const WarpMatrices* behind = find_laggard()) {
-    const WarpMatrices* const first = scheduler.block().matrices.data();
-    scheduler.wait_for(&behind->committed, "wgmma_wait", [behind, first] {
-      const int warp = behind - first;
-      return "warp " + std::to_string(warp) + " has not committed as many groups";
-    });
-  }
+  wait_for_warpgroup(count_due(pending));
   scheduler.meet("wgmma_wait", ALL_LANES, &pending, sizeof(pending), false, [](Exchange& all) {
     int pending;
     memcpy(&pending, all.values[0], sizeof(pending));
     WarpMatrices& warp = own_matrices();
-    const int warp_in_group = scheduler.current()->warp() % 4;
-    run_as_engine([&] {
-      observe_order(&warp.issued);
-      for (; int(warp.groups.size()) > pending; warp.groups.pop_front()) {
-        for (const MatrixStep& step : warp.groups.front()) land_step(warp, step, warp_in_group);
+    WorkClockPool& clocks = scheduler.block().product_clocks[scheduler.current()->warp()];
+    for (; int(warp.groups.size()) > pending; warp.groups.pop_front()) {
+      for (const MatrixStep& step : warp.groups.front()) {
+        run_as_work(clocks, step.issued.get(), &warp.landed, [&] { land_step(warp, step); });
       }
-      signal_order(&warp.landed);
-    });
+    }
     warp.is_fenced = false;
   });
   observe_order(&own_matrices().landed);
