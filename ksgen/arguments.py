@@ -13,6 +13,7 @@ from ksgen.devices.base import Device, Stream
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.memory import size_of
 from ksgen.pattern import Pattern
+from ksgen.plan import Plan
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
 from ksgen.weights import refuse_capture
 
@@ -37,6 +38,17 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
         return precision or dtype
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     raise LaunchError(f"{caller!r}: precision={precision!r} for arrays of {dtype}; accepted: {', '.join(accepted)}")
+
+
+def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
+    """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
+    if plan.kernel.precision != "fp16x3" or plan.choice.family != "mma":
+        return
+    import numpy as np
+
+    if not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
+        largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
+        raise LaunchError(f"{caller!r}: fp16x3 takes |x| < 65504 and |weights| < 63.9; got {largest}; take tf32x3")
 
 
 def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) -> int:

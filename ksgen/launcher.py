@@ -13,6 +13,7 @@ from ksgen.arguments import (
     check_arrays,
     check_memory,
     check_precision,
+    check_range,
     check_weights,
     check_words,
     device_and_stream,
@@ -255,7 +256,12 @@ class Launcher:
 
         extras = [buffers[name] for name in ("bias", "residual") if name in buffers]
         arguments = (buffers["x"], at, buffers["out"], *extras, plan.batch)
-        return Call(plan, arguments, stream, out, send, lambda: device.download(result, buffers["out"], stream), (packed, views))
+
+        def receive() -> None:
+            device.download(result, buffers["out"], stream)
+            check_range(self, plan, hosts, result)
+
+        return Call(plan, arguments, stream, out, send, receive, (packed, views))
 
 
 class ChainLauncher:

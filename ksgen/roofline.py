@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 THREADS = 256
 MULTIPLY_ADDS_A_ROUND = {"multiply_add": 128, "f16": 1024, "bf16": 1024, "tf32": 512}  # of a thread
-PRODUCTS = {"tf32x3": 3}  # that stand for one
+PRODUCTS = {"tf32x3": 3, "fp16x3": 3}  # that stand for one
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from ksgen.spec import PRECISIONS, KernelSpec
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32x3": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32x3": 2.0**-24,
+    "fp16x3": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
 GPU_CACHE_BYTES, CPU_CACHE_BYTES = 256 * 2**20, 64 * 2**20  # more than a last-level cache holds
 MOST_ROTATED = 8  # sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared

@@ -28,7 +28,7 @@ from ksgen.toolchain import find_compiler
 
 FEW, MANY = 10, 40
 MAIN_TARGETS = ("sm_80", "sm_90a")
-MAIN_PRECISIONS = ("float32", "float16", "tf32x3")
+MAIN_PRECISIONS = ("float32", "float16", "tf32x3", "fp16x3")
 SERIALISED = ("C7510", "C7511", "C7512")  # ptxas waits for each wgmma before the next, for one reason or another
 
 
@@ -43,11 +43,10 @@ class Promise:
 
 
 STORED = ("float32", "float64", "float16", "bfloat16")
+MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
-    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=("float16", "bfloat16", "tf32", "tf32x3")),
-    "simt": Promise(
-        ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=("float32", "float64", "float16", "bfloat16")
-    ),
+    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=MULTIPLIED),
+    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=STORED),
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
 

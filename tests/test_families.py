@@ -214,3 +214,21 @@ def test_every_family_precision_and_layout_is_in_the_matrix() -> None:
     assert {family for family, *_ in SERVED} == set(FAMILIES)
     assert {(precision, layout) for family, precision, layout in SERVED if family == "simt"} == set(product(STORED, LAYOUTS))
     assert len({(family, precision, layout) for family, precision, layout, _ in MATRIX}) == len(SERVED)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("family", "precision", "products"), [("simt", "float32", 1), ("mma", "float16", 1), ("mma", "tf32x3", 3)])
+def test_work_counts_tiles_padding_and_products(family: str, precision: str, products: int, layout: str) -> None:
+    chosen = FAMILIES[family]
+    kernel = kernel_of((2, 128, 64, 4), precision, layout)
+    constants = chosen.default(kernel, LIMITS)
+    work = chosen.work(kernel, constants, 512)
+    assert work.memory_bytes == kernel.bytes(512)
+    assert work.multiply_adds * 2 == products * kernel.flops(512)  # every tile is full
+    assert work.blocks == chosen.geometry(kernel, constants, 512).grid
+    tiles_out = 128 // constants.tile_out
+    least = kernel.item_bytes * 512 * (kernel.pattern.in_features * tiles_out + kernel.pattern.out_features)
+    assert least <= work.cache_bytes <= least + 8 * kernel.pattern.weight_count * (512 // constants.tile_batch)
+    assert work.shared_bytes > 2 * kernel.item_bytes * 512 * kernel.pattern.in_features * tiles_out
+    ragged = chosen.work(kernel_of((2, 129, 64, 4), precision, layout), constants, 512)
+    assert ragged.multiply_adds > work.multiply_adds

@@ -590,6 +590,34 @@ def test_output_comes_from_the_memory_of_the_stream_that_writes_it(gpu: FakeGpu,
     check(y.data.content, x, weights)
 
 
+def test_float32_arrays_may_ask_for_tensor_cores(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    out = zeros(gpu)
+    for precision, error in (("tf32x3", 1e-6), ("tf32", 1e-3), (None, 1e-6)):
+        ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=out, precision=precision)
+        gpu.synchronize()
+        truth = reference.multiply(PATTERN, x, weights, "bsf")
+        assert 0 < np.linalg.norm(out.content - truth) / np.linalg.norm(truth) < error
+    with pytest.raises(LaunchError, match="precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"):
+        ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=out, precision="float16")
+    with pytest.raises(LaunchError, match="precision='half' for arrays of float32"):
+        ChainLauncher(ks)(FakeArray(gpu, x), [FakeArray(gpu, weights)], out=out, precision="half")
+
+
+def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    x, weights = np.ones((BATCH, PATTERN.in_features), np.float32), np.ones(SHAPE, np.float32)
+    np.testing.assert_array_equal(ks(x, weights, precision="fp16x3"), np.full((BATCH, PATTERN.out_features), 5))
+    x[7, 5] = 7e4
+    with pytest.raises(
+        LaunchError, match=r"fp16x3 takes \|x\| < 65504 and \|weights\| < 63.9; got x up to 7e\+04, weights up to 1; take tf32x3"
+    ):
+        ks(x, weights, precision="fp16x3")
+    np.testing.assert_allclose(ks(x, weights, precision="tf32x3")[7, 2], 70004, rtol=1e-6)
+    x[7, 5] = np.nan  # the caller's own
+    assert np.isnan(ks(x, weights, precision="fp16x3")[7, 2])
+
+
 def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     with pytest.raises(LaunchError, match="not how to make more of it; give out="):

@@ -18,7 +18,7 @@ from tests.kernels import in_emulator, multiply, source_of
 
 MMA = family_named("mma")
 GPU = cuda_limits("sm_90a")
-PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3")
+PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
 
 
@@ -55,7 +55,7 @@ def test_rules_of_a_layout_and_a_precision() -> None:
     with pytest.raises(ConstantsError, match="in bsl 8 chunks"):
         check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1))
     check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128))
-    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3"):
+    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
         check(MMA, kernel("float32"), GOOD)
     with pytest.raises(ConstantsError, match=r"needs .* bytes of shared memory"):
         check(MMA, kernel(), replace(GOOD, stages=9), GPU)
@@ -156,6 +156,7 @@ ERRORS = {  # relative, Frobenius, against float64, by c: what the precision may
     "bfloat16": {48: 2.5e-3, 192: 2.5e-3, 1024: 2.5e-3},
     "tf32": {48: 3.2e-4, 192: 3.2e-4, 1024: 3.2e-4},
     "tf32x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},  # twice a sequential float32 sum
+    "fp16x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},
 }
 
 
@@ -174,6 +175,21 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
     if precision in ("float16", "bfloat16"):  # as good as the exact sum rounded once
         once = exact.astype(y.dtype).astype(np.float64)
         assert error < 1.01 * np.linalg.norm(once - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_overflow_of_fp16x3_is_nan_in_its_own_outputs(layout: str) -> None:
+    problem = make_problem(kernel("fp16x3", layout, Pattern(1, 20, 33, 3)), 40)
+    problem.x[(7, 5) if layout == "bsf" else (5, 7)] = -65520  # batch entry 7, input 1 of j = 2
+    problem.weights[0, 9, 4, 0] = 64
+    y = multiply(problem, source_of("mma", problem.kernel), in_emulator())
+    outputs = (y if layout == "bsf" else y.T).reshape(40, 20, 3)
+    expected = np.zeros(outputs.shape, bool)
+    expected[7, :, 2] = expected[:, 9, 0] = True
+    np.testing.assert_array_equal(np.isnan(outputs), expected)
+    problem.x[(7, 5) if layout == "bsf" else (5, 7)] = -65500
+    problem.weights[0, 9, 4, 0] = 63.9
+    assert np.isfinite(multiply(problem, source_of("mma", problem.kernel), in_emulator())).all()
 
 
 def test_shape_of_a_lane_follows_the_pattern() -> None:

@@ -54,7 +54,7 @@ ROWS = [
 # from registers, in 16-byte chunks where a lane has them
 ROWS += [
     Row("mma", precision, layout, ASYNC, {"LDGSTS.128": 3, "HMMA": 16, "STG.128": 1}, ("HMMA", 1))
-    for precision in ("float16", "bfloat16", "tf32", "tf32x3")
+    for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     for layout in ("bsf", "bsl")
 ]
 CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]

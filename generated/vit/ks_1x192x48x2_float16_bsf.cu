@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 b6449d53, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 8db6fc43, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -121,6 +121,7 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][2], const int half, const unsigned* words, const int first, const int second) {
     x[0][half] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
+DEVICE float unscaled(const float sum) { return sum; }
 
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
@@ -299,7 +300,7 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     stored values[Y_VECTOR];
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / TILE_D;
-                        const float sum = sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column];
+                        const float sum = unscaled(sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column]);
                         values[e] = narrow(finish(sum, feature + e, row + feature + e));
                     }
                     if (wide) write_wide(y + row + feature, values);

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 b6449d53, spec 1f579ff6
+// ks_6x64x64x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 8db6fc43, spec 1f579ff6
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -119,6 +119,7 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][2], const int half, const unsigned* words, const int first, const int second) {
     x[0][half] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
+DEVICE float unscaled(const float sum) { return sum; }
 
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
@@ -286,7 +287,7 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                 stored values[VECTOR];
                 UNROLL for (int e = 0; e < VECTOR; ++e) {
                     const extent within = line + e < tile.batch_left ? offset + e : offset;  // no residual is read beyond the batch
-                    values[e] = narrow(finish(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column], feature, within));
+                    values[e] = narrow(finish(unscaled(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column]), feature, within));
                 }
                 if (wide) write_wide(y + offset, values);
                 else UNROLL for (int e = 0; e < VECTOR; ++e)

@@ -65,7 +65,7 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
 
     pattern, family = kernel.pattern, family_for(kernel, PORTABLE["cuda"])
     constants = family.default(kernel, PORTABLE["cuda"])
-    geometry = family.geometry(kernel, constants, batch)
+    geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
         "pattern": str(pattern),
         "rows": pattern.out_features,
@@ -89,6 +89,9 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
         "threads": geometry.block,
         "shared_bytes": geometry.shared_bytes,
         "registers": family.registers(kernel, constants),
+        "cache_mbyte": work.cache_bytes / 1e6,
+        "shared_mbyte": work.shared_bytes / 1e6,
+        "multiply_adds_ratio": 2 * work.multiply_adds / kernel.flops(batch),
     }
 
 
@@ -122,6 +125,8 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
         ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
         ("family", "{why}; {devices}"),
+        ("traffic", "{cache_mbyte:.0f} MB between cache and blocks, {shared_mbyte:.0f} MB of shared memory"),
+        ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
         ("resources", "{threads} threads and {shared_bytes} bytes of shared memory a block, about {registers} registers a thread"),
     ]
     for name, text in rows:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, check, cuda_limits
+from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, Work, check, cuda_limits
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.spec import KernelSpec
@@ -35,6 +35,7 @@ __all__ = [
     "Geometry",
     "Limits",
     "Rule",
+    "Work",
     "check",
     "cuda_limits",
     "family_for",

@@ -73,6 +73,17 @@ class Geometry:
     shared_bytes: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one launch asks of a device: the terms of a cost model. A model says what each takes, and takes the longest."""
+
+    blocks: int
+    memory_bytes: int  # X, weights and Y, each once
+    cache_bytes: int  # what all blocks read, and write, themselves
+    shared_bytes: int  # written to and read from shared memory; what a warp's lanes share, once
+    multiply_adds: int  # padding and the parts of split operands included
+
+
 class Family(Protocol[ConstantsT]):
     """One way to compute a kernel. `name` is its template's stem and its word in wisdom."""
 
@@ -101,6 +112,8 @@ class Family(Protocol[ConstantsT]):
     def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry: ...
+
+    def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work: ...
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry: ...
 

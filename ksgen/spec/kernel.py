@@ -26,6 +26,7 @@ PRECISIONS = {
     "bfloat16": Precision("bfloat16", "bfloat16", 2),
     "tf32": Precision("tf32", "float32", 4),  # ten bits of mantissa in each product
     "tf32x3": Precision("tf32x3", "float32", 4),  # float32's accuracy from three such products
+    "fp16x3": Precision("fp16x3", "float32", 4),  # the same from three float16 ones, in float16's range
 }
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")

@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule
-from ksgen.families.mma.defaults import default
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.mma.defaults import PROMOTE, default
 from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS, MmaConstants, Shape, divide_up
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
@@ -20,7 +20,7 @@ __all__ = ["Mma", "MmaConstants", "Shape"]
 PACK_THREADS = 256
 MOST_THREADS = 1024  # a block, on every CUDA device
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
-PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3")
+PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 LEAST_COPIED = 4  # bytes of one asynchronous copy
 FREE_OF_CONFLICTS = 4  # wavefronts of a warp's 16-byte reads
 
@@ -81,7 +81,7 @@ class Mma:
         """Every combination that the rules, the shared memory and the registers allow."""
         d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
         runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector) if run < d)})
-        promotes = (0, 32, 64, 128) if kernel.precision == "tf32x3" else (0,)
+        promotes = (0, 32, 64, 128) if kernel.precision in PROMOTE else (0,)
         for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in, stages, promote, min_blocks in product(
             runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (2, 3, 4, 5), promotes, (1, 2, 3)
         ):
@@ -109,6 +109,22 @@ class Mma:
         shape = Shape(kernel, constants)
         grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
         return Geometry(grid, shape.threads, shape.shared_bytes)
+
+    def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        blocks = self.geometry(kernel, constants, batch).grid
+        stages = blocks * shape.steps
+        x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
+        w = stages * shape.w_bytes
+        y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
+        products = 3 if shape.components == 2 else 1
+        return Work(
+            blocks,
+            kernel.bytes(batch),
+            x + w + y * kernel.item_bytes,
+            x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
+            y * shape.steps * constants.tile_in * products,
+        )
 
     def pack_geometry(self, kernel: KernelSpec, constants: MmaConstants) -> Geometry:
         return Geometry(divide_up(Shape(kernel, constants).packed_bytes // 4, PACK_THREADS), PACK_THREADS, 0)

@@ -11,7 +11,10 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 224  # by the estimate, of 255: ptxas takes up to 24 more
-PROMOTE = 32  # inputs: with 64, tensor cores' cut-off sums are 2.8 times as far off as plain float32 ones at c = 48
+PROMOTE = {  # inputs after which cut-off sums would be more than twice as far off as plain float32 ones, at any c
+    "tf32x3": 32,
+    "fp16x3": 64,
+}
 
 
 def planes(kernel: KernelSpec) -> int:
@@ -19,17 +22,18 @@ def planes(kernel: KernelSpec) -> int:
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
-    most_flat = {"tf32x3": 6, "tf32": 8}.get(kernel.precision, 12)
+    most_flat = {"tf32x3": 6, "fp16x3": 6, "tf32": 8}.get(kernel.precision, 12)
     if d <= most_flat:
         return d
-    if kernel.precision == "tf32x3":  # whose sums take twice the registers
+    if kernel.precision in PROMOTE:  # whose sums take twice the registers
         return 4
     runs = [8] if kernel.item_bytes == 2 else [8, 4]
     return min(runs, key=lambda run: divide_up(d, run) * run)
 
 
 def promotion(kernel: KernelSpec) -> int:
-    return PROMOTE if kernel.precision == "tf32x3" and kernel.pattern.c > PROMOTE else 0
+    most = PROMOTE.get(kernel.precision, 0)
+    return most if kernel.pattern.c > most else 0
 
 
 def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:

@@ -80,12 +80,12 @@ class Shape:
     @property
     def operand(self) -> str:
         """What the matrix instruction multiplies, in its own words."""
-        return {"float16": "f16", "bfloat16": "bf16"}.get(self.kernel.precision, "tf32")
+        return {"float16": "f16", "bfloat16": "bf16", "fp16x3": "f16"}.get(self.kernel.precision, "tf32")
 
     @property
     def components(self) -> int:
-        """Parts that an operand is split into: tf32x3 has an upper and a lower one."""
-        return 2 if self.kernel.precision == "tf32x3" else 1
+        """Parts that an operand is split into: an upper and a lower one, where three products stand for one."""
+        return 2 if self.kernel.precision in ("tf32x3", "fp16x3") else 1
 
     @property
     def k_step(self) -> int:

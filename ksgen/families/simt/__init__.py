@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
 from ksgen.instructions import copies
@@ -109,6 +109,23 @@ class Simt:
         shape = Shape(kernel, constants)
         grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
         return Geometry(grid, shape.threads, shape.shared_reals * shape.real_bytes)
+
+    def work(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        blocks = self.geometry(kernel, constants, batch).grid
+        stages = blocks * shape.steps
+        x = stages * constants.tile_batch * constants.tile_in * constants.tile_d
+        w = stages * shape.w_stage
+        y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
+        reads = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out  # of a warp, for one input
+        real = shape.real_bytes
+        return Work(
+            blocks,
+            kernel.bytes(batch),
+            x * kernel.item_bytes + w * real + y * kernel.item_bytes,
+            (x + w) * real + stages * shape.warps * constants.tile_in * reads * real + (2 * y * real if kernel.layout == "bsf" else 0),
+            y * shape.steps * constants.tile_in,
+        )
 
     def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:
         return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
