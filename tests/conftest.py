@@ -1,4 +1,4 @@
-"""Every test has a cache of its own session, and Hypothesis never times."""
+"""Every test has a cache of its own session, Hypothesis never times, and what `make quick` leaves out is listed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,3 +21,23 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv(name, raising=False)
     yield
     patch.undo()
+
+
+SLOW = {  # files and tests, beyond a minute together on two cores
+    "test_fuzz.py",
+    "test_fuzz_cli.py",
+    "test_fuzz_files.py",
+    "test_numerics.py",
+    "test_oclgrind.py",
+    "test_sass.py",
+    "test_any_pattern_constants_and_batch",
+    "test_inf_and_nan_do_not_leak",
+    "test_nvcc_takes_the_text",
+    "test_the_space_holds_only_what_fits_and_is_right",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not SLOW.isdisjoint((item.path.name, item.name.partition("[")[0])):
+            item.add_marker("slow")

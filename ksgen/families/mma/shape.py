@@ -249,5 +249,6 @@ class Shape:
     def registers(self) -> int:
         """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
         fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
-        chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.lane_inputs
-        return self.promoted_sums + fragments + chunks * self.components + 4 * self.components + 36
+        chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 2 * self.lane_inputs
+        copies = self.components + (self.kernel.precision == "fp16x3")  # whose halves are widened again
+        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + 36
