@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,49 @@ def test_narrowing_rounds_to_nearest_even() -> None:
         np.testing.assert_array_equal(half, np.where(np.isnan(x), 0x7FFF, x.astype(np.float16).view(np.uint16)))
         expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)
     np.testing.assert_array_equal(bfloat16, np.where(np.isnan(x), 0x7FFF, expected))
+
+
+TYPES = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+template <typename T>
+__device__ void all(const T* x, const T* y, const T* z, T* results) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+  results[i] = x[i] + y[i];
+  results[n + i] = __hsub(x[i], y[i]);
+  results[2 * n + i] = x[i] * y[i];
+  results[3 * n + i] = x[i] / y[i];
+  results[4 * n + i] = __hfma(x[i], y[i], z[i]);
+}
+extern "C" __global__ void halves(const __half* x, const __half* y, const __half* z, __half* results) { all(x, y, z, results); }
+extern "C" __global__ void bfloats(const __nv_bfloat16* x, const __nv_bfloat16* y, const __nv_bfloat16* z,
+                                   __nv_bfloat16* results) {
+  all(x, y, z, results);
+}
+"""
+
+
+@pytest.mark.parametrize(("entry", "dtype"), [("halves", np.float16), ("bfloats", ml_dtypes.bfloat16)])
+def test_16_bit_arithmetic_rounds_once(entry: str, dtype: Any) -> None:
+    rng = np.random.default_rng(5)
+    count = 16384
+    x, y, z = ((rng.standard_normal(count) * 2.0 ** rng.integers(-9, 7, count)).astype(dtype) for _ in range(3))
+    z[: count // 2] = (-x[: count // 2].astype(np.float64) * y[: count // 2].astype(np.float64)).astype(dtype)  # they nearly cancel
+    y[:1024] = np.ldexp(y[:1024].astype(np.float32), -8 if dtype == np.float16 else -60).astype(dtype)  # far apart
+    results = np.zeros((5, count), np.uint16)
+    run_cuda(TYPES, entry, count // 1024, 1024, 0, [*(each.view(np.uint16) for each in (x, y, z)), results])
+    wide = [each.astype(np.float32) for each in (x, y)]
+    with np.errstate(all="ignore"):
+        expected = [wide[0] + wide[1], wide[0] - wide[1], wide[0] * wide[1], wide[0] / wide[1]]
+        for found, exact in zip(results, expected, strict=False):
+            np.testing.assert_array_equal(found, exact.astype(dtype).view(np.uint16))
+        fused = [Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)) for a, b, c in zip(x, y, z, strict=True)]
+        for found, value in zip(results[4].view(dtype)[:4096].astype(np.float64), fused[:4096], strict=True):
+            if np.isfinite(found):
+                near = np.array([found], dtype)
+                gaps = [abs(Fraction(float(np.nextafter(near, dtype(side))[0])) - value) for side in (np.inf, -np.inf)]
+                assert abs(Fraction(float(found)) - value) <= min(gaps)
 
 
 ARGUMENTS = """

@@ -94,7 +94,7 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
 
     (scratch / KERNEL_FILE).write_text(source, encoding="utf-8")
     header = str(_HERE / "simt.h")
-    _compile(scratch, *flags, "-E", "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
+    _compile(scratch, *flags, "-E", "-I", str(_HERE / "include"), "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
     expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
     expanded, kernels = _take_kernels(expanded)
     expanded = _place_dynamic_shared(expanded)

@@ -12,6 +12,7 @@
 #include "kernel/atomics.h"
 #include "kernel/warp.h"
 #include "kernel/float16.h"
+#include "kernel/sixteen_bit.h"
 #include "kernel/ptx.h"
 #include "kernel/stores.h"
 #include "kernel/matrices.h"

@@ -1,0 +1,2 @@
+// What it declares, the emulator has in kernel/sixteen_bit.h.
+#pragma once
