@@ -34,7 +34,7 @@ def check_words(caller: object, layout: str, activation: str) -> None:
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
     """The precision of a call: the arrays' own, or another one whose arrays are stored the same way."""
-    if precision is None or (precision in PRECISIONS and PRECISIONS[precision].dtype == dtype):
+    if precision is None or (isinstance(precision, str) and precision in PRECISIONS and PRECISIONS[precision].dtype == dtype):
         return precision or dtype
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     raise LaunchError(f"{caller!r}: precision={precision!r} for arrays of {dtype}; accepted: {', '.join(accepted)}")
@@ -48,7 +48,7 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
 
     if not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
         largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
-        raise LaunchError(f"{caller!r}: fp16x3 takes |x| < 65504 and |weights| < 63.9; got {largest}; take tf32x3")
+        raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
 
 
 def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) -> int:

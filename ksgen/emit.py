@@ -100,10 +100,11 @@ class Probe:
 def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None) -> Probe:
     """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`."""
     entry = f"ks_probe_{precision}"
-    multiplier = "multiply_add" if operand is None else "mma_tf32" if operand == "tf32" else "mma_16"
+    multiplier = "multiply_add" if operand is None else "mma"
+    instruction = "mma_tf32" if operand == "tf32" else "mma_16"
     text = _environment().get_template("probe.cu.j2").render(
         entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
-        arithmetic="float64" if precision == "float64" else "float32", multiplier=multiplier, operand=operand,
+        arithmetic="float64" if precision == "float64" else "float32", multiplier=multiplier, operand=operand, instruction=instruction,
     )  # fmt: skip
     return Probe(text, entry)
 

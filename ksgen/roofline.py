@@ -1,4 +1,5 @@
-"""The least time that a kernel can take on a device: what it must move and compute, over what the device was seen to do.
+"""The least time that a kernel can take on a device with the instructions it is made of: what it must move and compute,
+over what the device was seen to do.
 
 Ceilings are measured, by a copy and by the multiply-adds that the kernel's family makes: plain ones, or warp-wide ones on
 tensor cores.

@@ -37,6 +37,8 @@ def kernel(precision: str = "float16", layout: str = "bsf", pattern: Pattern = P
         ({"tile_batch": 24}, "8 warps_batch divides tile_batch"),
         ({"tile_in": 8}, "the lanes' order starts again with each stage"),
         ({"stages": 1}, "stages is at least 2"),
+        ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads"),
+        ({"min_blocks": 4}, "the registers of min_blocks blocks fit"),
         ({"promote": 48, "tile_batch": 32}, "promote is 0, or a multiple of tile_in"),
         ({"warps_batch": 0}, "every constant but promote is at least 1"),
         ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums"),
@@ -92,7 +94,7 @@ def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:
             constants = MMA.default(each, limits)
             check(MMA, each, constants, limits)
             assert MMA.registers(each, constants) <= 255 or pattern in odd
-            assert MMA.shared_bytes(each, constants) * constants.min_blocks <= limits.shared_bytes
+            assert MMA.shared_bytes(each, constants) <= limits.shared_bytes_for(constants.min_blocks)
 
 
 def test_float32_grade_sums_are_promoted() -> None:

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8db6fc43, spec d7a092df
+// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 fedcef2e, spec d7a092df
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -7,7 +7,9 @@
 // Every block computes TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j of one i, on
 // tensor cores: packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of
 // packed weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it
-// lies; which inputs and outputs that gives them, the packed weights follow. Lane 4g + t of a warp has g and t below.
+// lies: an instruction's k-index and row may mean any input and any output, as long as operand A and operand B agree, and
+// A was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The entry is near the end: place,
+// load, multiply, store. KSGEN_PTX is set by an emulator alone, which brings its own of what is inside.
 
 // ---- the pattern and the constants
 constexpr int A                =        1;  // blocks on the diagonal, index i
@@ -15,15 +17,15 @@ constexpr int B                =      192;  // outputs of a block, index k
 constexpr int C                =       48;  // inputs of a block, index l
 constexpr int D                =        2;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
-constexpr int TILE_BATCH       =       64;  // batch entries a thread block
-constexpr int TILE_OUT         =      128;  // outputs k a thread block, for each of its j
+constexpr int TILE_BATCH       =       32;  // batch entries a thread block
+constexpr int TILE_OUT         =      192;  // outputs k a thread block, for each of its j
 constexpr int TILE_IN          =       16;  // inputs l a stage
 constexpr int TILE_D           =        2;  // neighbouring j a thread block
-constexpr int WARPS_BATCH      =        2;  // warps along the batch
-constexpr int WARPS_OUT        =        2;  // warps along the outputs
-constexpr int STAGES           =        4;  // stages of X and W in shared memory
+constexpr int WARPS_BATCH      =        1;  // warps along the batch
+constexpr int WARPS_OUT        =        3;  // warps along the outputs
+constexpr int STAGES           =        3;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
-constexpr int THREADS          =      128;  // threads a block
+constexpr int THREADS          =       96;  // threads a block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
@@ -35,15 +37,15 @@ constexpr int SUPER_IN         =       16;  // inputs after which the lanes' ord
 constexpr int SUPER_STEPS      =        1;  // matrix instructions in them
 constexpr int RUN_OUT          =        4;  // neighbouring outputs of a lane
 constexpr int STEPS            =        3;  // stages until all C inputs are read
-constexpr int TILES_OUT        =        2;  // tiles along the outputs
+constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_LINES          =       64;  // lines of the X tile
+constexpr int X_LINES          =       32;  // lines of the X tile
 constexpr int X_RUN            =       32;  // elements of a line
 constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
-constexpr int X_BYTES          =     4096;  // bytes of X a stage
-constexpr int W_BYTES          =     8192;  // bytes of packed weights a stage
-constexpr int STAGE_BYTES      =    12288;  // bytes a stage
-constexpr int SHARED_BYTES     =    49152;  // bytes of shared memory a block
+constexpr int X_BYTES          =     2048;  // bytes of X a stage
+constexpr int W_BYTES          =    12288;  // bytes of packed weights a stage
+constexpr int STAGE_BYTES      =    14336;  // bytes a stage
+constexpr int SHARED_BYTES     =    43008;  // bytes of shared memory a block
 constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
 constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads of a batch entry
 constexpr int GROUP_INPUTS     =        4;  // inputs in them, each with its TILE_D j
@@ -125,7 +127,7 @@ DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
 DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH * (TILE_OUT / WARPS_OUT); }
 
-// The output, within its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
+// The output, among its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     const int q = 2 * row_tile + half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
@@ -165,34 +167,61 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring
 DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
 }
+template <int WIDTH>
+DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
+    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
+    else copy_element(to, from, inside);
+}
 // X[s * (A * C * D) + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent batch) {
     return X_VECTOR * sizeof(stored) >= 4 && is_aligned(x, X_VECTOR * sizeof(stored));
 }
+DEVICE extent next_line(const extent) { return static_cast<extent>(A) * C * D; }
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent batch, const int first_in, const int line, const int run) {
+    const extent feature = (static_cast<extent>(tile.block) * C + first_in + run / TILE_D) * D + tile.first_j + run % TILE_D;
+    return x + (tile.first_batch + line) * next_line(batch) + feature;
+}
+DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
+    return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
+}
+DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const int first_in) {
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
+    constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
-    _Pragma("unroll 1") while (line < X_LINES) {  // unrolled, its addresses would take the registers of the sums
-        const int l = first_in + run / TILE_D, j = tile.first_j + run % TILE_D;
-        const stored* from = x + (tile.first_batch + line) * (static_cast<extent>(A) * C * D) + (static_cast<extent>(tile.block) * C + l) * D + j;
-        const bool inside = line < tile.batch_left && l < C && j < D;
-        unsigned char* to = stage + line * X_PITCH + run * static_cast<int>(sizeof(stored));
-        if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
-        else copy_element(to, from, inside);
-        run += STEP % X_RUN;
-        line += STEP / X_RUN + (run >= X_RUN);
-        run -= run >= X_RUN ? X_RUN : 0;
+    const int lines = lines_inside(tile, first_in);
+    if constexpr (STEP % X_RUN == 0) {  // a round takes whole lines: all else stays the same
+        const stored* from = x_at(x, tile, batch, first_in, line, run);
+        unsigned char* to = stage + line * X_PITCH + run * SIZE;
+        const bool inside = run_is_inside(tile, first_in, run);
+        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take the registers of the sums
+        _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
+            copy_x<WIDTH>(to, from, inside && line < lines);
+            from += STEP / X_RUN * next_line(batch);
+            to += STEP / X_RUN * X_PITCH;
+        }
+    } else {
+        _Pragma("unroll 1") while (line < X_LINES) {
+            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, batch, first_in, line, run),
+                          run_is_inside(tile, first_in, run) && line < lines);
+            run += STEP % X_RUN;
+            line += STEP / X_RUN + (run >= X_RUN);
+            run -= run >= X_RUN ? X_RUN : 0;
+        }
     }
 }
 DEVICE void load_x(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
-    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(stage, x, tile, first_in);
-    else load_lines<1>(stage, x, tile, first_in);
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(stage, x, tile, batch, first_in);
+    else load_lines<1>(stage, x, tile, batch, first_in);
 }
 DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide) {
+    constexpr int CHUNKS = W_BYTES / 16;
     load_x(stage, x, tile, batch, step * TILE_IN, wide);
-    _Pragma("unroll 1") for (int at = thread_index(); at < W_BYTES / 16; at += THREADS) {
-        copy_async_16(stage + X_BYTES + at * 16, weights + static_cast<extent>(step) * (W_BYTES / 16) + at, true);
+    const Chunk* const from = weights + static_cast<extent>(step) * CHUNKS + thread_index();
+    unsigned char* const to = stage + X_BYTES + thread_index() * 16;
+    UNROLL for (int at = 0; at < CHUNKS; at += THREADS) {
+        if (CHUNKS % THREADS == 0 || at + thread_index() < CHUNKS) copy_async_16(to + at * 16, from + at, true);
     }
 }
 
@@ -254,12 +283,12 @@ DEVICE real finish(real value, const int feature, const extent offset) {
 }
 
 #ifndef KSGEN_PTX
-// One wide store; written as four, or as a vector type, nvcc may leave it four.
+// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
-    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
-    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1) : "memory");
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
 #endif
 
@@ -335,7 +364,7 @@ DEVICE float weight_at(const stored* w, const extent i, const int k, const int l
 ENTRY(PACK_THREADS, 1)
 void ks_1x192x48x2_bfloat16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int word = static_cast<int>(at % 4);  // rows g and g + 8 of the first, then of the second half of the inputs
+    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % COMPONENTS);

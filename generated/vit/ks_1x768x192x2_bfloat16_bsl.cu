@@ -1,4 +1,4 @@
-// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8db6fc43, spec eeadb7c2
+// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 fedcef2e, spec eeadb7c2
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
 
@@ -7,7 +7,9 @@
 // Every block computes TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j of one i, on
 // tensor cores: packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of
 // packed weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it
-// lies; which inputs and outputs that gives them, the packed weights follow. Lane 4g + t of a warp has g and t below.
+// lies: an instruction's k-index and row may mean any input and any output, as long as operand A and operand B agree, and
+// A was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The entry is near the end: place,
+// load, multiply, store. KSGEN_PTX is set by an emulator alone, which brings its own of what is inside.
 
 // ---- the pattern and the constants
 constexpr int A                =        1;  // blocks on the diagonal, index i
@@ -21,7 +23,7 @@ constexpr int TILE_IN          =       32;  // inputs l a stage
 constexpr int TILE_D           =        1;  // neighbouring j a thread block
 constexpr int WARPS_BATCH      =        2;  // warps along the batch
 constexpr int WARPS_OUT        =        2;  // warps along the outputs
-constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int STAGES           =        2;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =      128;  // threads a block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
@@ -43,7 +45,7 @@ constexpr int X_PITCH          =      272;  // bytes from one line to the next, 
 constexpr int X_BYTES          =     8704;  // bytes of X a stage
 constexpr int W_BYTES          =     8192;  // bytes of packed weights a stage
 constexpr int STAGE_BYTES      =    16896;  // bytes a stage
-constexpr int SHARED_BYTES     =    50688;  // bytes of shared memory a block
+constexpr int SHARED_BYTES     =    33792;  // bytes of shared memory a block
 constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
 constexpr int VECTOR           =        8;  // batch entries of a 16-byte chunk
 
@@ -123,15 +125,13 @@ DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
 DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH * (TILE_OUT / WARPS_OUT); }
 
-// The output, within its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
+// The output, among its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     const int q = 2 * row_tile + half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 // The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
-DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
-    return in_stage + e % (LANE_INPUTS / 2) + (LANE_INPUTS / 2) * t + e / (LANE_INPUTS / 2) * (K_STEP / 2);
-}
+DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
 
 // ---- place: which outputs are this block's
 typedef struct {
@@ -161,41 +161,66 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fast
 DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
 }
+template <int WIDTH>
+DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
+    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
+    else copy_element(to, from, inside);
+}
 // X[((i * C + l) * D + j) * batch + s]: a line of the X tile is one l, a run goes along the batch.
 DEVICE bool x_is_wide(const stored* x, const extent batch) { return batch % X_VECTOR == 0 && is_aligned(x, 16); }
+DEVICE extent next_line(const extent batch) { return D * batch; }
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent batch, const int first_in, const int line, const int run) {
+    return x + (static_cast<extent>(tile.block) * C + first_in + line) * next_line(batch) + tile.first_j * batch + tile.first_batch + run;
+}
+DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
+DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
 template <int WIDTH>
 DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
+    constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
-    _Pragma("unroll 1") while (line < X_LINES) {  // unrolled, its addresses would take the registers of the sums
-        const int l = first_in + line;
-        const stored* from = x + ((static_cast<extent>(tile.block) * C + l) * D + tile.first_j) * batch + tile.first_batch + run;
-        const bool inside = l < C && run < tile.batch_left;
-        unsigned char* to = stage + line * X_PITCH + run * static_cast<int>(sizeof(stored));
-        if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
-        else copy_element(to, from, inside);
-        run += STEP % X_RUN;
-        line += STEP / X_RUN + (run >= X_RUN);
-        run -= run >= X_RUN ? X_RUN : 0;
+    const int lines = lines_inside(tile, first_in);
+    if constexpr (STEP % X_RUN == 0) {  // a round takes whole lines: all else stays the same
+        const stored* from = x_at(x, tile, batch, first_in, line, run);
+        unsigned char* to = stage + line * X_PITCH + run * SIZE;
+        const bool inside = run_is_inside(tile, first_in, run);
+        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take the registers of the sums
+        _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
+            copy_x<WIDTH>(to, from, inside && line < lines);
+            from += STEP / X_RUN * next_line(batch);
+            to += STEP / X_RUN * X_PITCH;
+        }
+    } else {
+        _Pragma("unroll 1") while (line < X_LINES) {
+            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, batch, first_in, line, run),
+                          run_is_inside(tile, first_in, run) && line < lines);
+            run += STEP % X_RUN;
+            line += STEP / X_RUN + (run >= X_RUN);
+            run -= run >= X_RUN ? X_RUN : 0;
+        }
     }
 }
 DEVICE void load_x(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
-    if (wide) load_lines<X_VECTOR>(stage, x, tile, batch, first_in);
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(stage, x, tile, batch, first_in);
     else load_lines<1>(stage, x, tile, batch, first_in);
 }
 DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide) {
+    constexpr int CHUNKS = W_BYTES / 16;
     load_x(stage, x, tile, batch, step * TILE_IN, wide);
-    _Pragma("unroll 1") for (int at = thread_index(); at < W_BYTES / 16; at += THREADS) {
-        copy_async_16(stage + X_BYTES + at * 16, weights + static_cast<extent>(step) * (W_BYTES / 16) + at, true);
+    const Chunk* const from = weights + static_cast<extent>(step) * CHUNKS + thread_index();
+    unsigned char* const to = stage + X_BYTES + thread_index() * 16;
+    UNROLL for (int at = 0; at < CHUNKS; at += THREADS) {
+        if (CHUNKS % THREADS == 0 || at + thread_index() < CHUNKS) copy_async_16(to + at * 16, from + at, true);
     }
 }
 
 // ---- multiply: one stage in shared memory into the sums
 typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
-// A chunk is one input of VECTOR neighbouring batch entries: one column of each of VECTOR matrix instructions.
+// A chunk is one input of VECTOR neighbouring batch entries: one column of each of VECTOR matrix instructions. Column 2t of
+// them is chunk t and column 2t + 1 chunk 4 + t, so that four lanes store neighbours.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     constexpr int HALF = LANE_INPUTS / 2;
-    const unsigned char* const own = stage + (warp_batch() + lane_g() * VECTOR) * static_cast<int>(sizeof(stored));
+    const unsigned char* const own = stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
         UNROLL for (int half = 0; half < 2; ++half) {
             unsigned words[HALF * 4];
@@ -244,12 +269,12 @@ DEVICE real finish(real value, const int feature, const extent offset) {
 }
 
 #ifndef KSGEN_PTX
-// One wide store; written as four, or as a vector type, nvcc may leave it four.
+// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
-    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
 DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
-    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1) : "memory");
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
 }
 #endif
 
@@ -274,7 +299,7 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
         const extent feature = (static_cast<extent>(tile.block) * B + k) * D + tile.first_j;
         UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
             UNROLL for (int column = 0; column < 2; ++column) {
-                const int line = warp_batch() + (group * 8 + 2 * lane_t() + column) * VECTOR;
+                const int line = warp_batch() + (group * 8 + 4 * column + lane_t()) * VECTOR;
                 if (line >= tile.batch_left) continue;
                 const extent offset = feature * batch + tile.first_batch + line;
                 stored values[VECTOR];
@@ -322,7 +347,7 @@ DEVICE float weight_at(const stored* w, const extent i, const int k, const int l
 ENTRY(PACK_THREADS, 1)
 void ks_1x768x192x2_bfloat16_bsl_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int word = static_cast<int>(at % 4);  // rows g and g + 8 of the first, then of the second half of the inputs
+    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % COMPONENTS);

@@ -24,6 +24,13 @@ class Limits:
     async_copies: bool = True  # cp.async: sm_80 and later
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums: sm_80 and later
 
+    def shared_bytes_for(self, blocks: int) -> int:
+        """What each of so many blocks may use that share a multiprocessor."""
+        return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
+
+
+RESERVED_SHARED_BYTES = 1024  # that each resident block takes beside its own
+
 
 CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
     "sm_75": 64 * 1024,

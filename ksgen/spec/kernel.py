@@ -28,6 +28,10 @@ PRECISIONS = {
     "tf32x3": Precision("tf32x3", "float32", 4),  # float32's accuracy from three such products
     "fp16x3": Precision("fp16x3", "float32", 4),  # the same from three float16 ones, in float16's range
 }
+ALIASES = {  # what other libraries call them
+    "fp32": "float32", "float": "float32", "single": "float32", "fp64": "float64", "double": "float64",
+    "fp16": "float16", "half": "float16", "bf16": "bfloat16",
+}  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
@@ -35,7 +39,8 @@ MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits
 
 def hint(value: object, accepted: Collection[str]) -> str:
     """The end of a message about a word that is none of the accepted ones."""
-    close = get_close_matches(str(value)[:100], accepted, n=1)
+    known = ALIASES.get(str(value).lower())
+    close = [known] if known in accepted else get_close_matches(str(value)[:100], accepted, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}accepted: {', '.join(accepted)}"
 
 

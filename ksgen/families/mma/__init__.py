@@ -19,6 +19,8 @@ __all__ = ["Mma", "MmaConstants", "Shape"]
 
 PACK_THREADS = 256
 MOST_THREADS = 1024  # a block, on every CUDA device
+PORTABLE_THREADS = 1536  # of a multiprocessor, on every GPU since sm_80
+REGISTERS = 65536  # of a multiprocessor
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
 PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 LEAST_COPIED = 4  # bytes of one asynchronous copy
@@ -35,6 +37,11 @@ def _batch_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     return constants.tile_batch % (constants.warps_batch * COLUMNS * at_once) == 0
 
 
+def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
+    shape = Shape(kernel, constants)
+    return min(255, shape.registers) * shape.threads * constants.min_blocks
+
+
 _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
     Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in asdict(c).items() if n != "promote")),
@@ -46,6 +53,8 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("the lanes' order starts again with each stage", lambda k, c: c.tile_in % Shape(k, c).super_in == 0),
     Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
     Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS),
+    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
+    Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),
@@ -92,7 +101,7 @@ class Mma:
 
     def fits(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
         shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes // constants.min_blocks:
+        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
         return shape.registers * shape.threads * constants.min_blocks <= limits.registers
 

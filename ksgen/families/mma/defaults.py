@@ -10,7 +10,7 @@ from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, divide_
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
-MOST_REGISTERS = 224  # by the estimate, of 255: ptxas takes up to 24 more
+MOST_REGISTERS = 236  # by the estimate, of 255
 PROMOTE = {  # inputs after which cut-off sums would be more than twice as far off as plain float32 ones, at any c
     "tf32x3": 32,
     "fp16x3": 64,
@@ -48,8 +48,8 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
         return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
 
     chosen = min(_warp_tiles(kernel, promote), key=cost)
-    warps_out = min(2, divide_up(b, chosen.tile_out))
-    warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else 4 // warps_out
+    warps_out = min((2, 3, 1), key=lambda warps: divide_up(b, warps * chosen.tile_out) * warps)
+    warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else {1: 4, 2: 2, 3: 1}[warps_out]
     chosen = replace(
         chosen,
         tile_batch=chosen.tile_batch * warps_batch,
@@ -57,9 +57,8 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
         warps_batch=warps_batch,
         warps_out=warps_out,
     )
-    half = limits.shared_bytes // 2
-    lean = _fewer_stages(kernel, chosen, half)
-    if Shape(kernel, lean).shared_bytes <= half:
+    lean = _fewer_stages(kernel, chosen, limits.shared_bytes_for(2))
+    if Shape(kernel, lean).shared_bytes <= limits.shared_bytes_for(2):
         return replace(lean, min_blocks=2)
     while Shape(kernel, chosen).shared_bytes > limits.shared_bytes:
         chosen = smaller(kernel, chosen)
@@ -74,9 +73,15 @@ def _warp_tiles(kernel: KernelSpec, promote: int) -> Iterator[MmaConstants]:
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, tile_d, 1, 1, 4, promote, 1)
         shape = Shape(kernel, constants)
-        constants = replace(constants, tile_in=max(shape.super_in, 32 if kernel.item_bytes == 2 else 16))
+        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, 32 if kernel.item_bytes == 2 else 16))
         if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
             yield constants
+
+
+def _inputs(c: int, least: int, wanted: int) -> int:
+    """Inputs a stage: about as many as wanted, with the least padding of c; half of them are as good."""
+    choices = [least << shift for shift in range(4) if least << shift <= max(least, wanted)]
+    return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
 
 
 def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
@@ -96,7 +101,7 @@ def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
     if constants.tile_in > shape.super_in:
         return replace(constants, tile_in=constants.tile_in // 2)
     if constants.warps_batch > 1:
-        return replace(constants, tile_batch=constants.tile_batch // 2, warps_batch=constants.warps_batch // 2)
+        return replace(constants, tile_batch=constants.tile_batch // constants.warps_batch, warps_batch=1)
     if constants.warps_out > 1:
-        return replace(constants, tile_out=constants.tile_out // 2, warps_out=constants.warps_out // 2)
+        return replace(constants, tile_out=constants.tile_out // constants.warps_out, warps_out=1)
     raise ConstantsError(f"{kernel.name}: no tile fits shared memory; got {constants}")

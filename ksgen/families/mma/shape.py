@@ -52,7 +52,9 @@ def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
     """Where each lane's first chunk of X lies."""
     lines_g, lines_t, step = strides
     lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
-    return [(g * lines_g + t * lines_t) * pitch + (t if lines_g else g) * step for g, t in lanes]
+    if lines_g:
+        return [g * lines_g * pitch + t * step for g, t in lanes]
+    return [t * lines_t * pitch + (g % 2 * 4 + g // 2) * step for g, t in lanes]
 
 
 @cache
@@ -169,7 +171,7 @@ class Shape:
         """How far apart lanes 4g + t read X, as (lines by g, lines by t, bytes by g or t)."""
         if self.is_bsf:
             return 1, 0, self.group_chunks * CHUNK
-        return 0, self.lane_inputs // 2, CHUNK
+        return 0, 1, CHUNK
 
     @property
     def x_pitch(self) -> int:
@@ -251,4 +253,4 @@ class Shape:
         fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 2 * self.lane_inputs
         copies = self.components + (self.kernel.precision == "fp16x3")  # whose halves are widened again
-        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + 36
+        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + (48 if self.is_bsf else 36)

@@ -90,7 +90,7 @@ class Simt:
 
     def fits(self, kernel: KernelSpec, constants: SimtConstants, limits: Limits) -> bool:
         shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes // constants.min_blocks:
+        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes_for(constants.min_blocks):
             return False
         return not limits.registers or self.registers(kernel, constants) * shape.threads * constants.min_blocks <= limits.registers
 
