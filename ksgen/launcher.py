@@ -292,17 +292,19 @@ class ChainLauncher:
         if len(weights) != len(self.factors):
             raise LaunchError(f"{self!r}: got {len(weights)} weight arrays; {len(self.factors)} are needed, one a factor")
         last_only = {"bias": bias, "residual": residual, "out": out}
-        check_precision(self, precision, view(x, "x").dtype)
-        self._check(x, weights, layout, activation, {name: array for name, array in last_only.items() if array is not None})
+        self._check(x, weights, layout, activation, precision, {name: array for name, array in last_only.items() if array is not None})
         for factor, own in zip(self.factors[:-1], weights[:-1], strict=True):
             x = factor(x, own, layout=layout, stream=stream, precision=precision)
         last_only |= {"stream": stream, "precision": precision}
         return self.factors[-1](x, weights[-1], layout=layout, activation=activation, **last_only)
 
-    def _check(self, x: Any, weights: Sequence[Any], layout: str, activation: str, last_only: dict[str, Any]) -> None:
+    def _check(
+        self, x: Any, weights: Sequence[Any], layout: str, activation: str, precision: str | None, last_only: dict[str, Any]
+    ) -> None:
         """Refuse what any factor would refuse before the first one is launched."""
-        check_words(self, layout, activation)
         between = view(x, "x")
+        check_precision(self, precision, between.dtype)
+        check_words(self, layout, activation)
         for number, (factor, own) in enumerate(zip(self.factors, weights, strict=True), start=1):
             views = {"x": between}
             if not isinstance(own, Weights):

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 fedcef2e, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 bb261fa5, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -167,11 +167,6 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring
 DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
 }
-template <int WIDTH>
-DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
-    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
-    else copy_element(to, from, inside);
-}
 // X[s * (A * C * D) + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent batch) {
     return X_VECTOR * sizeof(stored) >= 4 && is_aligned(x, X_VECTOR * sizeof(stored));
@@ -185,6 +180,11 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
+template <int WIDTH>
+DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
+    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
+    else copy_element(to, from, inside);
+}
 template <int WIDTH>
 DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 fedcef2e, spec 4ebd21a6
+// ks_1x128x128x3_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 bb261fa5, spec 4ebd21a6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-last.
 // Edit the template, not this file.
 
@@ -161,11 +161,6 @@ DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fast
 DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
 }
-template <int WIDTH>
-DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
-    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
-    else copy_element(to, from, inside);
-}
 // X[((i * C + l) * D + j) * batch + s]: a line of the X tile is one l, a run goes along the batch.
 DEVICE bool x_is_wide(const stored* x, const extent batch) { return batch % X_VECTOR == 0 && is_aligned(x, 16); }
 DEVICE extent next_line(const extent batch) { return D * batch; }
@@ -174,6 +169,11 @@ DEVICE const stored* x_at(const stored* x, const Tile tile, const extent batch, 
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
+template <int WIDTH>
+DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
+    if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
+    else copy_element(to, from, inside);
+}
 template <int WIDTH>
 DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;

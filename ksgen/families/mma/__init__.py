@@ -4,21 +4,19 @@ Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import PROMOTE, default
-from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS, MmaConstants, Shape, divide_up
+from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Mma", "MmaConstants", "Shape"]
 
-PACK_THREADS = 256
-MOST_THREADS = 1024  # a block, on every CUDA device
 PORTABLE_THREADS = 1536  # of a multiprocessor, on every GPU since sm_80
 REGISTERS = 65536  # of a multiprocessor
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
@@ -75,13 +73,7 @@ class Mma:
         return _RULES
 
     def constants(self, values: Mapping[str, Any]) -> MmaConstants:
-        names = [field.name for field in fields(MmaConstants)]
-        if set(values) != set(names):
-            raise ConstantsError(f"mma constants are {', '.join(names)}; got {', '.join(map(str, values))}")
-        for name, value in values.items():
-            if type(value) is not int:
-                raise ConstantsError(f"mma constant {name}={value!r} must be an integer")
-        return MmaConstants(**values)
+        return read_constants(self.name, MmaConstants, values)
 
     def default(self, kernel: KernelSpec, limits: Limits) -> MmaConstants:
         return default(kernel, limits)
@@ -148,13 +140,8 @@ class Mma:
 
     def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
-        a, b, c, d = kernel.pattern.shape
         always = [
-            Constexpr("A", a, "blocks on the diagonal, index i"),
-            Constexpr("B", b, "outputs of a block, index k"),
-            Constexpr("C", c, "inputs of a block, index l"),
-            Constexpr("D", d, "interleaved matrices of a block, index j"),
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *pattern_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),

@@ -6,7 +6,8 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
-from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, divide_up
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread

@@ -5,20 +5,20 @@ memory in 16-byte chunks, and the orders of inputs and outputs inside a tile are
 fragment, or become it in one byte permutation: the packed weights take in every order, for nothing.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from math import gcd, lcm
 
+from ksgen.families.tiles import WARP, Constants, Tiled
 from ksgen.spec import KernelSpec
 
-WARP = 32
 CHUNK = 16  # bytes of one access of shared memory
 ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
 
 
 @dataclass(frozen=True)
-class MmaConstants:
+class MmaConstants(Constants):
     """The constants that a search may change."""
 
     tile_batch: int  # batch entries a block
@@ -30,13 +30,6 @@ class MmaConstants:
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
-
-
-def divide_up(value: int, by: int) -> int:
-    return -(-value // by)
 
 
 def wavefronts(addresses: list[int]) -> int:
@@ -64,7 +57,7 @@ def _padded(chunks: int, strides: tuple[int, int, int]) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Tiled):
     """Everything that follows from a kernel and its constants."""
 
     kernel: KernelSpec
@@ -230,18 +223,6 @@ class Shape:
         return self.constants.stages * self.stage_bytes
 
     # ---- tiles
-
-    @property
-    def steps(self) -> int:
-        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
-
-    @property
-    def tiles_out(self) -> int:
-        return divide_up(self.kernel.pattern.b, self.constants.tile_out)
-
-    @property
-    def tiles_d(self) -> int:
-        return divide_up(self.kernel.pattern.d, self.constants.tile_d)
 
     @property
     def packed_bytes(self) -> int:

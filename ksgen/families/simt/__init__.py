@@ -4,21 +4,19 @@ Decides the tiles of `simt.cu.j2`; its design is docs/kernels.md. Never renders,
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
 
-PACK_THREADS = 256
-MOST_THREADS = 1024  # a block, on every CUDA device
 PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
 
 
@@ -52,14 +50,7 @@ class Simt:
         return _RULES
 
     def constants(self, values: Mapping[str, Any]) -> SimtConstants:
-        names = [field.name for field in fields(SimtConstants)]
-        if set(values) != set(names):
-            raise ConstantsError(f"simt constants are {', '.join(names)}; got {', '.join(map(str, values))}")
-        for name, value in values.items():
-            wanted = str if name == "copy" else int
-            if type(value) is not wanted:
-                raise ConstantsError(f"simt constant {name}={value!r} must be {'a word' if wanted is str else 'an integer'}")
-        return SimtConstants(**values)
+        return read_constants(self.name, SimtConstants, values)
 
     def default(self, kernel: KernelSpec, limits: Limits) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
@@ -135,14 +126,9 @@ class Simt:
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
-        a, b, c, d = kernel.pattern.shape
         x, y = shape.x_plan, shape.y_plan
         tuned = [
-            Constexpr("A", a, "blocks on the diagonal, index i"),
-            Constexpr("B", b, "outputs of a block, index k"),
-            Constexpr("C", c, "inputs of a block, index l"),
-            Constexpr("D", d, "interleaved matrices of a block, index j"),
-            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *pattern_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, divide_up, is_sixteen_bit
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
+from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
 

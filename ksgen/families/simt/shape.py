@@ -1,16 +1,16 @@
 """What follows from a SIMT kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import gcd
 
+from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
 from ksgen.spec import PRECISIONS, KernelSpec
 
-WARP = 32
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
 
 
 @dataclass(frozen=True)
-class SimtConstants:
+class SimtConstants(Constants):
     """The constants that a search may change."""
 
     tile_batch: int  # batch entries a block
@@ -22,13 +22,6 @@ class SimtConstants:
     stages: int  # stages of X and W in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
-
-
-def divide_up(value: int, by: int) -> int:
-    return -(-value // by)
 
 
 def _power_of_two_in(value: int, most: int) -> int:
@@ -72,7 +65,7 @@ class CopyPlan:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Tiled):
     """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -110,18 +103,6 @@ class Shape:
     @property
     def threads(self) -> int:
         return WARP * self.warps
-
-    @property
-    def steps(self) -> int:
-        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
-
-    @property
-    def tiles_out(self) -> int:
-        return divide_up(self.kernel.pattern.b, self.constants.tile_out)
-
-    @property
-    def tiles_d(self) -> int:
-        return divide_up(self.kernel.pattern.d, self.constants.tile_d)
 
     def _padded(self, size: int, remainder: int) -> int:
         """The least number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""

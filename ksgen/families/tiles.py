@@ -1,0 +1,67 @@
+"""What families of tiled kernels share: how constants are read and shown, how many tiles there are, what every text states."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr
+from ksgen.spec import KernelSpec
+
+WARP = 32
+MOST_THREADS = 1024  # a block, on every CUDA device
+PACK_THREADS = 256  # a block of a packing kernel
+
+ConstantsT = TypeVar("ConstantsT")
+
+
+def divide_up(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+class Constants:
+    """A family's constants: a frozen dataclass of numbers and words."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in vars(self).items())
+
+
+def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any]) -> ConstantsT:
+    """A family's constants from names and values; `ConstantsError` where a name or a type is not as its class has it."""
+    wanted: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    if set(values) != set(wanted):
+        raise ConstantsError(f"{family} constants are {', '.join(wanted)}; got {', '.join(map(str, values))}")
+    for name, value in values.items():
+        if type(value) is not wanted[name]:
+            raise ConstantsError(f"{family} constant {name}={value!r} must be {'a word' if wanted[name] is str else 'an integer'}")
+    return kind(**values)
+
+
+class Tiled:
+    """How many tiles a kernel has under its constants."""
+
+    kernel: KernelSpec
+    constants: Any  # with tile_in, tile_out and tile_d
+
+    @property
+    def steps(self) -> int:
+        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def tiles_out(self) -> int:
+        return divide_up(self.kernel.pattern.b, self.constants.tile_out)
+
+    @property
+    def tiles_d(self) -> int:
+        return divide_up(self.kernel.pattern.d, self.constants.tile_d)
+
+
+def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
+    a, b, c, d = kernel.pattern.shape
+    return [
+        Constexpr("A", a, "blocks on the diagonal, index i"),
+        Constexpr("B", b, "outputs of a block, index k"),
+        Constexpr("C", c, "inputs of a block, index l"),
+        Constexpr("D", d, "interleaved matrices of a block, index j"),
+        Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+    ]
