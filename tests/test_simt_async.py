@@ -22,9 +22,9 @@ CASES = {case.name: case for case in all_cases()}
 def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     if not is_installed(mistake.build):
         pytest.skip(f"g++ cannot link sanitize={mistake.build!r}")
-    case = CASES[mistake.case].broken(mistake.right, mistake.wrong)
+    case = CASES[mistake.case].changed(mistake.right, mistake.wrong)
     if mistake.also is not None:
-        case = case.broken(*mistake.also)
+        case = case.changed(*mistake.also)
     kind, message = emulate(case, mistake.build, order)
     assert re.fullmatch(mistake.kind, kind), message
     assert re.search(mistake.message, message) or kind == WRONG, message

@@ -54,10 +54,6 @@ class Case:
         assert self.text.count(was) == 1, self.text.count(was)
         return replace(self, text=self.text.replace(was, becomes), **launch)
 
-    def broken(self, right: str, wrong: str) -> "Case":
-        """The same launch of a text with one mistake."""
-        return self.changed(right, wrong)
-
 
 def normal(shape: tuple[int, ...], operand: str = "tf32", seed: int = 0) -> Any:
     """Random operands that the instruction takes exactly."""
