@@ -17,7 +17,7 @@ ALONE = {  # what only one module, or one folder, may import
     "pycuda": {"ksgen/devices/cuda_pycuda.py"},
     "cuda": {"ksgen/devices/cuda_driver.py", "ksgen/toolchain.py"},
     "pyopencl": {"ksgen/devices/opencl.py"},
-    "torch": set(),
+    "torch": {f"ksgen/torch/{path.name}" for path in (ROOT / "ksgen" / "torch").glob("*.py")},
 }
 
 

@@ -1,0 +1,17 @@
+"""ksgen in PyTorch: `KSLinear`, a layer like `torch.nn.Linear`, and `multiply`, the product that it is made of.
+
+Nothing else in ksgen imports this package.
+"""
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("ksgen.torch needs PyTorch 2.4 or later: pip install 'ksgen[torch]'", name=error.name) from error
+
+if not hasattr(torch.library, "custom_op"):
+    raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: pip install 'ksgen[torch]'")
+
+from ksgen.torch.layer import KSLinear
+from ksgen.torch.ops import multiply
+
+__all__ = ["KSLinear", "multiply"]

@@ -1,0 +1,117 @@
+"""`KSLinear`: a chain of Kronecker-sparse factors in the place of a `torch.nn.Linear`. Never how a product is computed."""
+
+from collections.abc import Iterable, Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Chain, Pattern, excerpt
+from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
+from ksgen.torch.ops import multiply
+
+Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
+
+
+class KSLinear(nn.Module):
+    """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors.
+
+    `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
+    (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike.
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        bias: bool = True,
+        layout: str = "bsf",
+        precision: str | None = None,
+        backend: str = "auto",
+        activation: str = "none",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.chain = as_chain(patterns)
+        if dtype is None:
+            dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
+        for pattern in self.chain:
+            KernelSpec(pattern, precision or "float32", layout, Epilogue(activation=activation))
+        self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
+        self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
+        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
+        """A layer of these weights, one (a, b, c, d) for each factor from the one that meets x first. They are copied."""
+        weights = list(weights)
+        if not weights:
+            raise PatternError("weights=[]; accepted: one tensor of shape (a, b, c, d) or more")
+        options = {"device": weights[0].device, "dtype": weights[0].dtype} | options
+        layer = cls([tuple(each.shape) for each in weights], bias=bias is not None, **options)
+        with torch.no_grad():
+            for parameter, given in zip([*layer.weights, layer.bias], [*weights, bias], strict=True):
+                if given is not None:
+                    parameter.copy_(given)
+        return layer
+
+    @property
+    def in_features(self) -> int:
+        return self.chain.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.chain.out_features
+
+    def reset_parameters(self) -> None:
+        """Weights uniform in +-1/sqrt(c), as in the paper; the bias in +-1/sqrt(in_features), as `nn.Linear` has it."""
+        for pattern, weights in zip(self.chain, self.weights, strict=True):
+            nn.init.uniform_(weights, -1 / sqrt(pattern.c), 1 / sqrt(pattern.c))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        rows = self._as_matrix(x, "x", self.in_features)
+        added = None if residual is None else self._as_matrix(residual, "residual", self.out_features)
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "backend": self.backend}
+        *first, last = self.weights
+        for weights in first:
+            rows = multiply(rows, weights, **options)
+        y = multiply(rows, last, self.bias, added, activation=self.activation, **options)
+        if self.layout == "bsf":
+            return y.reshape(*x.shape[:-1], self.out_features)
+        return y.reshape(self.out_features, *x.shape[1:])
+
+    def extra_repr(self) -> str:
+        words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
+        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none"}
+        words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        return ", ".join(words)
+
+    def _as_matrix(self, given: Tensor, name: str, features: int) -> Tensor:
+        """The tensor's leading (bsl: trailing) dimensions as one batch."""
+        axis = -1 if self.layout == "bsf" else 0
+        if given.dim() == 0 or given.shape[axis] != features:
+            wanted = f"(..., {features})" if self.layout == "bsf" else f"({features}, ...)"
+            raise LaunchError(f"{self!r}: got {name} of shape {tuple(given.shape)}; layout {self.layout} wants {wanted}")
+        return given.reshape(-1, features) if self.layout == "bsf" else given.reshape(features, -1)
+
+
+def as_chain(patterns: Patterns) -> Chain:
+    """A chain from a Chain, a Pattern, or a sequence of patterns and (a, b, c, d)."""
+    if isinstance(patterns, Chain):
+        return patterns
+    if isinstance(patterns, Pattern):
+        return Chain((patterns,))
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise PatternError(f"patterns={excerpt(patterns)}; accepted: a Chain, a Pattern, or a list of (a, b, c, d)")
+    return Chain(tuple(each if isinstance(each, Pattern) else _pattern(place, each) for place, each in enumerate(patterns)))
+
+
+def _pattern(place: int, shape: Any) -> Pattern:
+    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 4:
+        raise PatternError(f"patterns[{place}]={excerpt(shape)}; accepted: a Pattern, or four numbers (a, b, c, d)")
+    return Pattern(*shape)
