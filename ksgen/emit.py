@@ -48,7 +48,8 @@ class Source:
 
     @property
     def pack_entry(self) -> str:
-        return f"{self.entry}_pack"
+        """The text's second entry: what packs weights, or adds up the parts of their gradient."""
+        return f"{self.entry}_{'sum' if self.kernel.job == 'gradient' else 'pack'}"
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
