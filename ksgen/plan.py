@@ -33,6 +33,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
+    is_measured: bool = False  # on this device, at this batch or a near one
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
-            return Choice(found.family, found.constants, f"wisdom, measured at {where}")
+            return Choice(found.family, found.constants, f"wisdom, measured at {where}", is_measured=True)
     family = family_for(kernel, limits)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
