@@ -50,9 +50,9 @@ def multiply(
     check(x, weights, bias, residual, layout, precision, activation)
     given = [tensor for tensor in (x, weights, bias) if tensor is not None]
     if activation != "none" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        before = _multiply(x, weights, bias, None, layout, precision, "none", False, backend)
+        before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
         return finish(before, None, activation, residual, layout)
-    return _multiply(x, weights, bias, residual, layout, precision, activation, False, backend)
+    return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
 
 
 def autocast(*given: Any) -> Any:
@@ -81,12 +81,12 @@ def _multiply(
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     x, weights = x.contiguous(), weights.contiguous()
-    a, b, c, d = weights.shape
-    pattern = Pattern(a, c, b, d) if transposed else Pattern(a, b, c, d)
     if not x.numel():
         return _empty(x, weights, layout, transposed)
-    kernel = KernelSpec(pattern, precision or dtype_name(x.dtype), layout, Epilogue(bias is not None, activation, residual is not None))
-    if not _takes_kernel(kernel, x, backend):
+    a, b, c, d = weights.shape
+    own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
+    epilogue = (bias is not None, activation, residual is not None)
+    if not _takes_kernel(own, x, layout, precision, backend, epilogue=epilogue):
         matrices = products.by_matrix(weights)
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
@@ -114,20 +114,32 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     precision = GRADIENT_PRECISIONS.get(ctx.precision, ctx.precision)
     inner = gradient
     if ctx.activation != "none":
-        before = _multiply(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)
+        before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)
         inner = ACTIVATIONS[ctx.activation].backward(gradient, before)
     x_gradient = weights_gradient = bias_gradient = None
     if needs_x:
-        x_gradient = _multiply(inner, weights, None, None, layout, precision, "none", not transposed, backend)
+        x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, backend)
     if needs_weights:
         rows, columns = (inner, x) if transposed else (x, inner)
-        weights_gradient = _weight_gradient(rows, columns, weights.shape[0], weights.shape[3], layout, precision, backend)
+        weights_gradient = _outer_product(rows, columns, weights.shape[0], weights.shape[3], layout, precision, backend)
     if needs_bias:
         bias_gradient = inner.sum(0 if layout == "bsf" else 1)
     return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *[None] * 5
 
 
 _multiply.register_autograd(_backward, setup_context=_keep)
+
+
+def _multiply_batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any) -> Any:
+    """What `vmap` maps over becomes part of the batch; of a, as further blocks, where weights or biases differ too."""
+    layout, count = options[0], info.batch_size
+    of_x, of_weights, of_bias, of_residual = in_dims[:4]
+    axis = 0 if layout == "bsf" else 1
+    if of_weights is not None or of_bias is not None:
+        axis = 1 - axis
+        weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
+    x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
+    return _product(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
 
 
 # ---- the gradient of the weights
@@ -163,15 +175,61 @@ def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, y_gradient = ctx.saved_tensors
     needs_x, needs_y_gradient = ctx.needs_input_grad[:2]
     options = (ctx.layout, ctx.precision, "none")
-    of_x = _multiply(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
-    of_y_gradient = _multiply(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
+    of_x = _product(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
+    of_y_gradient = _product(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
     return of_x, of_y_gradient, *[None] * 5
 
 
 _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for_weights)
 
 
-# ---- what both share
+def _weight_gradient_batched(
+    info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
+) -> Any:
+    """What `vmap` maps over, such as the samples of per-sample gradients, becomes part of a."""
+    axis = 1 if layout == "bsf" else 0
+    x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
+    return _outer_product(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
+
+
+# ---- torch.func, whose transforms take functions, and operators in part
+
+
+class _Multiply(torch.autograd.Function):
+    forward = staticmethod(_multiply)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_backward)
+    vmap = staticmethod(_multiply_batched)
+
+
+class _WeightGradient(torch.autograd.Function):
+    forward = staticmethod(_weight_gradient)
+    setup_context = staticmethod(_keep_for_weights)
+    backward = staticmethod(_backward_of_weights)
+    vmap = staticmethod(_weight_gradient_batched)
+
+
+def _product(*arguments: Any) -> Tensor:
+    return _Multiply.apply(*arguments) if _in_transform() else _multiply(*arguments)
+
+
+def _outer_product(*arguments: Any) -> Tensor:
+    return _WeightGradient.apply(*arguments) if _in_transform() else _weight_gradient(*arguments)
+
+
+def _in_transform() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
+    """The mapped dimension as the outer part of an axis."""
+    if tensor is None:
+        return None
+    mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
+    return mapped.flatten(axis, axis + 1)
+
+
+# ---- what both operators share
 
 
 @cache
