@@ -9,9 +9,8 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
-from ksgen.families.gradient.defaults import default, parts, smaller
+from ksgen.families.gradient.defaults import THREADS, default, fits, parts
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, SUM_COLUMNS, SUM_ROWS, GradientConstants, Shape, Side
-from ksgen.families.simt import PORTABLE_SHARED_BYTES
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs, read_constants
@@ -54,11 +53,7 @@ class Gradient:
         return read_constants(self.name, GradientConstants, values)
 
     def default(self, kernel: KernelSpec, limits: Limits) -> GradientConstants:
-        chosen = default(kernel, limits)
-        budget, threads = min(limits.shared_bytes, PORTABLE_SHARED_BYTES), min(limits.threads, MOST_THREADS)
-        while self.shared_bytes(kernel, chosen) > budget or Shape(kernel, chosen).threads > threads:
-            chosen = smaller(kernel, chosen, budget)
-        return replace(chosen, parts=parts(kernel, chosen, limits))
+        return default(kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
@@ -69,30 +64,23 @@ class Gradient:
             (8, 16, 32, 48, 64, 96, 128),
             planes,
             (8, 16, 32),
-            (1, 2, 4, 8, 12),
-            (1, 2, 4, 8, 12),
+            THREADS,
+            THREADS,
             (2, 3, 4),
-            (1, 2, 3, 4),
+            (1, 2, 3, 4, 6),
             copies,
         ):
             constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, min_blocks, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
+            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(kernel, constants, limits, min_blocks):
                 most = parts(kernel, constants, limits)
                 for count in sorted({1, divide_up(most, 2), most, 2 * most}):
                     yield replace(constants, parts=count)
-
-    def fits(self, kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> bool:
-        shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes_for(constants.min_blocks):
-            return False
-        return not limits.registers or shape.registers * shape.threads * constants.min_blocks <= limits.registers
 
     def registers(self, kernel: KernelSpec, constants: GradientConstants) -> int:
         return Shape(kernel, constants).registers
 
     def shared_bytes(self, kernel: KernelSpec, constants: GradientConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.shared_reals * shape.real_bytes
+        return Shape(kernel, constants).shared_bytes
 
     def packed_bytes(self, kernel: KernelSpec, constants: GradientConstants) -> int:
         return Shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0
@@ -100,9 +88,7 @@ class Gradient:
     def geometry(self, kernel: KernelSpec, constants: GradientConstants, batch: int) -> Geometry:
         shape = Shape(kernel, constants)
         parts = shape.parts(batch)
-        return Geometry(
-            shape.tiles * parts, shape.threads, shape.shared_reals * shape.real_bytes, parts * shape.part_bytes if parts > 1 else 0
-        )
+        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes if parts > 1 else 0)
 
     def work(self, kernel: KernelSpec, constants: GradientConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
@@ -153,7 +139,6 @@ class Gradient:
             Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_IN", shape.tiles_in, "tiles along the inputs"),
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("TILES", shape.tiles, "tiles of all weights", "long long"),
             Constexpr("TILE_WEIGHTS", shape.tile_weights, "sums of a tile, those beyond ragged edges included"),
             Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
             Constexpr("STAGE", shape.stage, "reals a stage"),

@@ -172,6 +172,10 @@ class Shape(Tiled):
     def shared_reals(self) -> int:
         return max(self.constants.stages * self.stage, SUM_COLUMNS * SUM_ROWS)
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.shared_reals * self.real_bytes
+
     # ---- tiles, and parts of the batch
 
     @property
@@ -210,5 +214,9 @@ class Shape(Tiled):
         """An estimate for one thread: the sums, two sets of operands, what is held on its way, and addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_in * constants.thread_out
-        held = (self.x.held + self.dy.held) * self.kernel.item_bytes // 4 if constants.copy == "registers" else 0
-        return words * (sums + 2 * (constants.thread_in + constants.thread_out)) + held + 40
+        held, addresses = 0, 52
+        if constants.copy == "registers":
+            held = (self.x.held + self.dy.held) * words  # 16-bit elements have a register each
+            spread = self.is_bsf and self.kernel.pattern.d > 1  # over several planes
+            addresses = {2: 64, 4: 60, 8: 42}[self.kernel.item_bytes] if spread else 42
+        return words * (sums + 2 * (constants.thread_in + constants.thread_out)) + held + addresses
