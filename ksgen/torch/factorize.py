@@ -1,7 +1,5 @@
 """`factorize`: a dense matrix as a product of Kronecker-sparse factors. Which method, how near it came, how long it took."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import frexp, inf, sqrt
 from time import perf_counter
@@ -12,6 +10,7 @@ from torch import Tensor
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain, excerpt
 from ksgen.torch.layer import Patterns, as_chain
+from ksgen.torch.progress import progress_bar
 from ksgen.torch.projection import balance, block_ranks, on_support, project
 from ksgen.torch.refinement import refined, relative_error, start
 
@@ -48,7 +47,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     method, guarantee, bound = _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     errors: list[float] = []
-    with torch.no_grad(), _bar(progress, str(chain), len(chain) - 1 + steps) as advance:
+    with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + steps) as advance:
         begin = perf_counter()
         scale = 2.0 ** frexp(float(matrix.abs().max()))[1]
         matrix = matrix / scale  # so that no square is beyond float32
@@ -96,18 +95,3 @@ def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
         row, column = (~finite).nonzero()[0].tolist()
         raise LaunchError(f"weight[{row}, {column}]={float(matrix[row, column])}; accepted: finite numbers")
     return matrix
-
-
-@contextmanager
-def _bar(is_shown: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """What to call after each step; a bar on the error stream, where it is asked for and somebody watches."""
-    if not is_shown:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
