@@ -172,7 +172,8 @@ def _manifest(spec: Spec, sources: list[Source]) -> str:
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
-        return {
+        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        return job | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",
             "sha256": source.digest,

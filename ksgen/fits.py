@@ -62,6 +62,7 @@ class Fits:
         if plan is None:
             kernel = self.kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
             if not PLANNER.is_loaded(device, kernel, fit.batch):
-                refuse_capture(device, stream, "builds and loads its kernel")
+                once = "call it once before the capture" if self._job == "gradient" else ""  # there is no prepare for it
+                refuse_capture(device, stream, "builds and loads its kernel", once)
             plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch)
         return plan

@@ -1,11 +1,13 @@
 """Whether tensors fit a product and each other: refused with the numbers, before anything is computed."""
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
 
-from ksgen.errors import LaunchError
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
+from ksgen.errors import LaunchError, SpecError
+from ksgen.pattern import excerpt
+from ksgen.spec import PRECISIONS
 from ksgen.spec.kernel import hint
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -16,13 +18,15 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def check(
-    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None, activation: str
-) -> None:
-    """Raise `LaunchError` on the first thing that does not fit."""
-    for name, word, accepted in (("layout", layout, LAYOUTS), ("activation", activation, ACTIVATIONS)):
+def check_words(**given: tuple[str, Collection[str]]) -> None:
+    """Raise `SpecError` on the first word that is none of those accepted."""
+    for name, (word, accepted) in given.items():
         if word not in accepted:
-            raise LaunchError(f"{name}={word!r}; {hint(word, accepted)}")
+            raise SpecError(f"{name}={excerpt(word)}; {hint(word, accepted)}")
+
+
+def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> None:
+    """Raise `LaunchError` on the first tensor that does not fit the weights."""
     if weights.dim() != 4:
         raise LaunchError(f"got weights of shape {tuple(weights.shape)}; (a, b, c, d) is needed")
     a, b, c, d = weights.shape

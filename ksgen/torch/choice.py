@@ -22,7 +22,7 @@ class Choice:
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
     """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's."""
     if device.type != "cuda":
-        return Choice("strided", f"on {device.type}, PyTorch's own products are the faster ones")
+        return Choice("strided", f"tensors on {device.type} are multiplied by PyTorch's own products")
     return _on_cuda(kernel, batch, device.index, PLANNER.generation)
 
 

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from ksgen.launcher import Launcher
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.torch import products
-from ksgen.torch.checks import check, dtype_name
+from ksgen.torch.checks import check, check_words, dtype_name
 from ksgen.torch.choice import REMEMBERED, choose
 from ksgen.torch.epilogue import ACTIVATIONS, finish
-from ksgen.torch.transposes import KeptTransposes
+from ksgen.torch.kept import Kept
 
-BACKENDS = ("auto", "ksgen", "strided")  # "auto" chooses between the other two
+BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
 KERNEL_DEVICES = {"cuda"}  # whose tensors kernels multiply; tests add "cpu", to run them through OpenCL
 GRADIENT_PRECISIONS = {"fp16x3": "tf32x3"}  # gradients are smaller than what float16 resolves
 
-_transposes = KeptTransposes()
+_transposes = Kept(lambda weights: weights.transpose(1, 2).contiguous())  # what the gradient of x is multiplied by
 
 
 def multiply(
@@ -47,7 +47,8 @@ def multiply(
     `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
     """
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
-    check(x, weights, bias, residual, layout, precision, activation)
+    check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
+    check(x, weights, bias, residual, layout, precision)
     given = [tensor for tensor in (x, weights, bias) if tensor is not None]
     if activation != "none" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
@@ -257,7 +258,7 @@ def _takes_kernel(own: Launcher, x: Tensor, layout: str, precision: str | None, 
 
 def _transposed(weights: Tensor) -> Tensor:
     """(a, b, c, d) as (a, c, b, d); kept where launchers keep what they packed."""
-    return _transposes.of(weights) if weights.is_cuda else weights.transpose(1, 2).contiguous()
+    return _transposes.of(weights) if weights.is_cuda else _transposes.make(weights)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, po
 from ksgen.spec import KernelSpec
 
 LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
-LEAST_BATCH = 128  # batch entries that are worth a part of their own
+LEAST_BATCH = 64  # batch entries that are worth a part of their own
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
 BANK_BYTES = 128  # that shared memory serves at once
 
