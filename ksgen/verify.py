@@ -1,6 +1,8 @@
 """One kernel on one device, checked against the float64 reference and timed by the device's own clock."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
 from math import sqrt
 from statistics import median
@@ -29,7 +31,7 @@ UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
 }
 GPU_CACHE_BYTES, CPU_CACHE_BYTES = 256 * 2**20, 64 * 2**20  # more than a last-level cache holds
-MOST_ROTATED = 8  # sets of arrays that timed runs take in turn
+GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
 
 
@@ -48,6 +50,27 @@ class Problem:
     def y_shape(self) -> tuple[int, int]:
         outputs = self.kernel.pattern.out_features
         return (self.batch, outputs) if self.kernel.layout == "bsf" else (outputs, self.batch)
+
+    @cached_property
+    def sampled(self) -> Any:
+        """The batch entries that are compared: all, or both ends, where tiles are ragged, and a spread in between."""
+        within = max(64, int(MOST_REFERENCE_FLOPS / self.kernel.flops(1)))
+        if within >= self.batch:
+            return slice(None)
+        spread = np.linspace(0, self.batch - 1, within - 32).astype(int)
+        return np.unique(np.concatenate([np.arange(16), np.arange(self.batch - 16, self.batch), spread]))
+
+    def sample(self, array: "Array") -> "Array":
+        return array[self.sampled] if self.kernel.layout == "bsf" else array[:, self.sampled]
+
+    @cached_property
+    def truth(self) -> "Array":
+        """What Y is, in float64, at the sampled batch entries."""
+        return reference.multiply(
+            self.kernel.pattern, self.sample(self.x), self.weights, self.kernel.layout,
+            bias=self.bias, activation=self.kernel.epilogue.activation,
+            residual=None if self.residual is None else self.sample(self.residual),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,29 +124,66 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     )
 
 
+class Bench:
+    """One problem's arrays on one device, for any number of plans of it."""
+
+    def __init__(self, device: Device, problem: Problem) -> None:
+        self.device, self.problem = device, problem
+        self._poison = np.full(problem.y_shape, np.nan, np.float32).astype(problem.x.dtype)
+        self._inputs = [each for each in (problem.x, self._poison, problem.bias, problem.residual) if each is not None]
+        self._weights = _uploaded(device, problem.weights)
+        self._sets = [self._new_set()]
+
+    def _new_set(self) -> list[Buffer]:
+        return [_uploaded(self.device, array) for array in self._inputs]
+
+    def _rotated(self) -> list[list[Buffer]]:
+        """More sets of arrays than a cache holds."""
+        is_cpu = self.device.limits.is_cpu
+        cache_bytes, most = (CPU_CACHE_BYTES, CPU_ROTATED) if is_cpu else (GPU_CACHE_BYTES, GPU_ROTATED)
+        wanted = min(1 + cache_bytes // sum(array.nbytes for array in self._inputs), most)
+        while len(self._sets) < wanted:
+            self._sets.append(self._new_set())
+        return self._sets
+
+    def pack(self, plan: Plan) -> Buffer:
+        return plan.pack(self._weights, None)
+
+    def check(self, plan: Plan, packed: Buffer) -> tuple[float, int]:
+        """The relative error of one launch on a poisoned output, and how many batch entries were compared."""
+        arrays = self._sets[0]
+        self.device.upload(arrays[1], self._poison)
+        self._launch(plan, packed, arrays)
+        y = np.empty_like(self._poison)
+        self.device.download(y, arrays[1])
+        return compare(self.problem, y)
+
+    def launches(self, plan: Plan, packed: Buffer) -> Callable[[], None]:
+        """A launch over the next set of arrays at each call, to be timed."""
+        rotated = cycle(self._rotated())
+        return lambda: self._launch(plan, packed, next(rotated))
+
+    def _launch(self, plan: Plan, packed: Buffer, arrays: list[Buffer]) -> None:
+        x, y, *extras = arrays
+        plan.launch((x, packed, y, *extras, self.problem.batch), None)
+
+
+def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:
+    """Seconds of each run; `DeviceError` where the device's clock cannot be believed."""
+    seconds = device.time(launches, None, runs=runs, warmup=warmup)
+    if not all(second > 0 for second in seconds):
+        raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    return seconds
+
+
 def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0) -> Measured:
     """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold."""
     problem = make_problem(kernel, batch, seed)
     plan = PLANNER.plan(device, kernel, batch)
-    y = np.full(problem.y_shape, np.nan, np.float32).astype(problem.x.dtype)
-    inputs = [array for array in (problem.x, y, problem.bias, problem.residual) if array is not None]
-    packed = plan.pack(_uploaded(device, problem.weights), None)
-
-    def arguments() -> tuple[Any, ...]:
-        x, out, *extras = (_uploaded(device, array) for array in inputs)
-        return (x, packed, out, *extras, batch)
-
-    first = arguments()
-    plan.launch(first, None)
-    device.download(y, first[2])
-    error, checked = compare(problem, y)
-    seconds: list[float] = []
-    if runs:
-        beyond_cache = (CPU_CACHE_BYTES if device.limits.is_cpu else GPU_CACHE_BYTES) // sum(array.nbytes for array in inputs)
-        rotated = cycle([first, *(arguments() for _ in range(min(beyond_cache, MOST_ROTATED - 1)))])
-        seconds = device.time(lambda: plan.launch(next(rotated), None), None, runs=runs, warmup=2)
-        if not all(second > 0 for second in seconds):
-            raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    bench = Bench(device, problem)
+    packed = bench.pack(plan)
+    error, checked = bench.check(plan, packed)
+    seconds = time_launches(device, bench.launches(plan, packed), runs) if runs else []
     return Measured(plan, error, tolerance(kernel.precision, kernel.pattern.c), checked, tuple(seconds))
 
 
@@ -137,27 +197,10 @@ def compare(problem: Problem, y: "Array") -> tuple[float, int]:
     """The relative error of an output, and how many batch entries were compared; NaN where any entry is not finite."""
     if not np.isfinite(y).all():
         return float("nan"), problem.batch
-    first = problem.kernel.layout == "bsf"
-    batch = problem.batch
-    within = max(64, int(MOST_REFERENCE_FLOPS / problem.kernel.flops(1)))
-    chosen: Any = slice(None)
-    if within < batch:  # both ends, where tiles are ragged, and a spread in between
-        chosen = np.unique(
-            np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)])
-        )
-
-    def sample(array: "Array") -> "Array":
-        return array[chosen] if first else array[:, chosen]
-
-    epilogue = problem.kernel.epilogue
-    truth = reference.multiply(
-        problem.kernel.pattern, sample(problem.x), problem.weights, problem.kernel.layout,
-        bias=problem.bias, activation=epilogue.activation,
-        residual=None if problem.residual is None else sample(problem.residual),
-    )  # fmt: skip
-    difference = sample(y).astype(np.float64) - truth
-    scale = float(np.linalg.norm(truth)) or 1.0
-    return float(np.linalg.norm(difference)) / scale, batch if isinstance(chosen, slice) else len(chosen)
+    difference = problem.sample(y).astype(np.float64) - problem.truth
+    scale = float(np.linalg.norm(problem.truth)) or 1.0
+    everything = isinstance(problem.sampled, slice)
+    return float(np.linalg.norm(difference)) / scale, problem.batch if everything else len(problem.sampled)
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:

@@ -7,6 +7,7 @@ asked for it, refuse. Never renders and never measures.
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -163,6 +164,22 @@ def dump_export(devices: Mapping[str, Wisdom]) -> str:
     """One text for several devices: each one's file, in a list; of a single device, its file."""
     texts = [dump(name, devices[name]) for name in sorted(devices)]
     return texts[0] if len(texts) == 1 else '{"devices": [\n' + ",\n".join(text.rstrip() for text in texts) + "\n]}\n"
+
+
+def save(device_name: str, entries: Iterable[Entry]) -> Path:
+    """Put entries into the user's own file, which is returned. Others stay, except of the same kernel and batch.
+
+    Processes that save at once take turns. `KsgenError` where the file is damaged: nothing in it is thrown away.
+    """
+    path = wisdom_dir() / file_name(device_name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
+            replace_file(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
 
 
 def replace_file(path: Path, text: str) -> None:

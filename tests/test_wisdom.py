@@ -1,6 +1,8 @@
 """Wisdom and the choice it makes: order of look-up, files that merge, and what happens to a damaged one."""
 
 import json
+import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from ksgen.pattern import Pattern
 from ksgen.plan import Planner, choose, limits_of
 from ksgen.resources import Binary, Request, Resources
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom import Entry, Wisdom, dump, file_name, load_wisdom, parse
+from ksgen.wisdom import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
 from tests.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
@@ -178,3 +180,37 @@ def test_a_bundle_serves_a_machine_that_may_not_compile(tmp_path: Path, monkeypa
     assert plan.choice.why == "wisdom, measured at batch 100"
     assert plan.binary.data == packed.data
     assert planner.plan(gpu, KERNEL, 100) is plan
+
+
+def _save(folder: Path, first: int) -> None:
+    os.environ["KSGEN_WISDOM_DIR"] = str(folder)
+    for batch in range(first, 40, 2):
+        save("GPU 1", [entry(batch)])
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    savers = [spawn.Process(target=_save, args=(tmp_path, first)) for first in (1, 2)]
+    for saver in savers:
+        saver.start()
+    for saver in savers:
+        saver.join()
+    assert [each.batch for each in parse((tmp_path / "gpu-1.json").read_text(), "file")] == list(range(1, 40))
+
+
+def test_saving_replaces_the_same_job_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "new"))
+    assert save("gpu", [entry(64, 2), entry(128, 2)]) == tmp_path / "new" / "gpu.json"
+    save("gpu", [entry(64, 4)])
+    assert [(each.batch, each.constants.stages) for each in load_wisdom("gpu").entries()] == [(64, 4), (128, 2)]
+
+
+def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    (tmp_path / "gpu.json").write_text("my own notes")
+    with pytest.raises(KsgenError, match=r"gpu\.json: not a wisdom file"):
+        save("gpu", [entry(64)])
+    assert (tmp_path / "gpu.json").read_text() == "my own notes"
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "gpu.json"))
+    with pytest.raises(KsgenError, match=r"gpu\.json/gpu\.json: cannot be written"):
+        save("gpu", [entry(64)])
