@@ -49,10 +49,15 @@ def read_wisdom(path: Path) -> dict[str, Wisdom]:
     return {device: Wisdom(entries) for device, entries in parse_export(text, str(path)).items()}
 
 
+def folders() -> tuple[Path, Path]:
+    """Where wisdom lies: what ksgen ships, and the user's own."""
+    return resource("wisdom"), wisdom_dir()
+
+
 def known_devices() -> dict[str, Wisdom]:
     """What launchers here go by: ksgen's own files and, with precedence, the user's."""
     names: dict[str, None] = {}
-    for folder in (resource("wisdom"), wisdom_dir()):
+    for folder in folders():
         for path in sorted(folder.glob("*.json")):
             for device in read_wisdom(path):
                 if path.name != file_name(device):
