@@ -50,8 +50,7 @@ class Entry:
 
     @property
     def median_us(self) -> float | None:
-        time: float | None = self.measured.get("median_us")
-        return time
+        return self.measured.get("median_us") or None
 
     def as_json(self) -> dict[str, Any]:
         kernel = self.kernel
@@ -82,8 +81,8 @@ class Entry:
         check(family, kernel, constants)
         measured = {**row["measured"]}
         for name in ("median_us", "floor_us"):
-            time = measured.get(name, 1)
-            if type(time) not in (int, float) or not 0 < time < MOST_US:
+            time = measured.get(name, 0)
+            if type(time) not in (int, float) or not 0 <= time < MOST_US:
                 raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
         return cls(kernel, batch, family.name, constants, measured)
 
