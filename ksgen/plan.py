@@ -12,12 +12,13 @@ from typing import Any
 from ksgen.build import Request, build, default_caches
 from ksgen.bundle import Bundle, open_bundle
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
+from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
+from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
@@ -67,10 +68,14 @@ class Plan:
 
 
 def limits_of(device: Device) -> Limits:
-    """A device's limits as families see them: the target's table, where the device itself does not say less."""
-    told = device.limits
-    if device.kind == "cuda":
-        table = cuda_limits(device.target)
+    """A device's limits as families see them."""
+    return limits_from(device.kind, device.target, device.limits)
+
+
+def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
+    """The target's table, where the device itself does not say less."""
+    if kind == "cuda":
+        table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
         return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies, tensor_cores=table.tensor_cores)
     return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
@@ -82,7 +87,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
     why = "the family's default: no search has been run for this kernel on this device"
     if found:
         try:
-            _check_fit(found, kernel, limits)
+            check_fit(found.family, found.constants, kernel, limits)
         except ConstantsError as error:
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
@@ -93,13 +98,14 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
-def _check_fit(found: Entry, kernel: KernelSpec, limits: Limits) -> None:
-    family = family_named(found.family)
-    check(family, kernel, found.constants, limits)
+def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
+    """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
+    family = family_named(family_name)
+    check(family, kernel, constants, limits)
     if not family.serves(kernel, limits):
         raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
-    if not limits.async_copies and getattr(found.constants, "copy", None) == "async":
-        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {found.constants}")
+    if not limits.async_copies and getattr(constants, "copy", None) == "async":
+        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")
 
 
 @dataclass(frozen=True, eq=False)

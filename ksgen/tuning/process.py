@@ -36,6 +36,7 @@ class Worker:
         """`preload`: modules that the child imports first, such as one that registers a family."""
         self._arguments = (str(limit_s), device or "", *preload)
         self._limit_s = limit_s
+        self._is_stopped = False
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._errors: IO[bytes] | None = None
@@ -61,20 +62,27 @@ class Worker:
             try:
                 found = self._call("measure", job, [entries[index] for index in left], runs)
             except LostError as lost:
+                if self._is_stopped:
+                    raise
                 outcomes[left.pop(lost.at)] = Outcome(lost.state, lost.reason)
             else:
                 outcomes |= zip(left, found, strict=True)
                 break
         return [outcomes[index] for index in range(len(entries))]
 
-    def kill(self) -> None:
-        """End the child, also from another thread: its call then fails."""
+    def stop(self) -> None:
+        """End the child for good, also from another thread: its calls then fail."""
+        self._is_stopped = True
+        self._kill()
+
+    def _kill(self) -> None:
         if (child := self._child) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        self.kill()
+        """Not while another thread's call is under way: `stop` ends that."""
+        self._kill()
         if self._child is not None:
             self._child.wait()
         for each in (self._connection, self._errors):
@@ -91,6 +99,8 @@ class Worker:
 
     def _call(self, function: str, *arguments: Any) -> Any:
         at = 0
+        if self._is_stopped:
+            raise LostError("it was stopped", at)
         try:
             connection = self._started()
             connection.send((function, arguments))
@@ -130,9 +140,9 @@ class Worker:
     def _lost(self, at: int, is_late: bool) -> LostError:
         """Ends what is left of the child, and says why it is lost."""
         if self._child is None or self._errors is None:
-            return LostError("it was closed", at)
+            return LostError("it was stopped", at)
         if is_late:
-            self.kill()
+            self._kill()
         status = self._child.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")

@@ -77,16 +77,18 @@ class TrialStore:
         """Written when this returns."""
         self._run(_ADD, _row(trial))
 
-    def trials(self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None) -> list[Trial]:
-        """Those of a kernel, batch and device, where named, in the order in which they were first looked at.
+    def trials(
+        self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
+    ) -> list[Trial]:
+        """Those of a kernel, batch and device, where named, in the order in which they were first looked at; all, or the newest.
 
         What another version of ksgen wrote, with constants that this one does not know, is passed over.
         """
         wanted = {"kernel": kernel and _kernel_text(kernel), "batch": batch, "device": device}
         given = {name: value for name, value in wanted.items() if value is not None}
         where = f" where {' and '.join(f'{name} = :{name}' for name in given)}" if given else ""
-        rows = self._run(f"select {', '.join(_COLUMNS)} from trials{where} order by id", given)
-        return [trial for row in rows if (trial := _trial(dict(zip(_COLUMNS, row, strict=True))))]
+        rows = self._run(f"select {', '.join(_COLUMNS)} from trials{where} order by id desc limit {newest}", given)
+        return [trial for row in reversed(rows) if (trial := _trial(dict(zip(_COLUMNS, row, strict=True))))]
 
     def close(self) -> None:
         with self._guard:
