@@ -120,8 +120,8 @@ def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -
     reached = flops / time_us(winner) * 1e6
     bound = "copying" if flop_per_byte * most_bytes_per_s < most_flops_per_s else "multiply-adds"
     share = reached / min(most_flops_per_s, flop_per_byte * most_bytes_per_s)
-    seen = f"{_rate(most_bytes_per_s, 'B/s')} copied, {_rate(most_flops_per_s, 'FLOP/s')} computed"
-    caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. The device was seen to do {seen}."
+    seen = f"The device was seen to copy {_rate(most_bytes_per_s, 'B/s')} and to compute {_rate(most_flops_per_s, 'FLOP/s')}."
+    caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. {seen}"
     return Drawn(Markup(figures.roofline(flop_per_byte, reached, most_bytes_per_s, most_flops_per_s)), caption)
 
 
