@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ksgen.errors import KsgenError
     from ksgen.launcher import ChainLauncher, Launcher, use_bundle
     from ksgen.pattern import Chain, Pattern
+    from ksgen.tuning import tune
 
 __version__ = "0.1.0"
-__all__ = ["Chain", "ChainLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "use_bundle"]
+__all__ = ["Chain", "ChainLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "tune", "use_bundle"]
 
 _HOMES = {
     "Chain": "ksgen.pattern",
@@ -24,6 +25,7 @@ _HOMES = {
     "KsgenError": "ksgen.errors",
     "Launcher": "ksgen.launcher",
     "Pattern": "ksgen.pattern",
+    "tune": "ksgen.tuning",
     "use_bundle": "ksgen.launcher",
 }
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "Emit, build, check and time a whole spec.",
     "show": "Say what a pattern is, with a picture.",
     "doctor": "Say what was found, what is missing, and how to get it.",
+    "wisdom": "Look at, merge and exchange what searches found.",
     "cache": "Look after the cache of binaries.",
 }
 

@@ -12,12 +12,13 @@ from typing import Any
 from ksgen.build import Request, build, default_caches
 from ksgen.bundle import Bundle, open_bundle
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
+from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
+from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
@@ -77,10 +78,14 @@ class Plan:
 
 
 def limits_of(device: Device) -> Limits:
-    """A device's limits as families see them: the target's table, where the device itself does not say less."""
-    told = device.limits
-    if device.kind == "cuda":
-        table = cuda_limits(device.target)
+    """A device's limits as families see them."""
+    return limits_from(device.kind, device.target, device.limits)
+
+
+def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
+    """The target's table, where the device itself does not say less."""
+    if kind == "cuda":
+        table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
         return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies, tensor_cores=table.tensor_cores)
     return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
@@ -92,27 +97,29 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
     why = "the family's default: no search has been run for this kernel on this device"
     if found:
         try:
-            _check_fit(found, kernel, limits)
+            check_fit(found.family, found.constants, kernel, limits)
         except ConstantsError as error:
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
-            return Choice(found.family, found.constants, f"wisdom, measured at {where}", is_measured=True)
+            who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
+            return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=True)
     family = family_for(kernel, limits)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
-def _check_fit(found: Entry, kernel: KernelSpec, limits: Limits) -> None:
-    family = family_named(found.family)
-    check(family, kernel, found.constants, limits)
+def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
+    """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
+    family = family_named(family_name)
+    check(family, kernel, constants, limits)
     if not family.serves(kernel, limits):
         raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
-    if not limits.async_copies and getattr(found.constants, "copy", None) == "async":
-        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {found.constants}")
+    if not limits.async_copies and getattr(constants, "copy", None) == "async":
+        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")
 
 
 @dataclass(frozen=True, eq=False)
-class _Loaded:
+class Loaded:
     """One source on one device. It serves every batch that its constants were chosen for."""
 
     source: Source
@@ -121,13 +128,39 @@ class _Loaded:
     pack: KernelHandle
 
 
+def load(device: Device, source: Source, binary: Binary) -> Loaded:
+    """A source's binary on the device, with the shared memory that its constants ask for."""
+    shared_bytes = family_named(source.family).shared_bytes(source.kernel, source.constants)
+    multiply = device.load(binary, source.entry, shared_bytes)
+    return Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+
+
+def check_grid(kernel: KernelSpec, family: str, constants: Any, batch: int) -> None:
+    """Raise `LaunchError` where one launch cannot have as many blocks as the batch needs."""
+    if (grid := family_named(family).geometry(kernel, constants, batch).grid) > MOST_BLOCKS:
+        raise LaunchError(f"{kernel.name}: a batch of {batch} needs {grid} blocks; a launch has at most {MOST_BLOCKS}")
+
+
+def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, loaded: Loaded) -> Plan:
+    """What launching a loaded kernel at a batch takes."""
+    family = family_named(choice.family)
+    geometry = family.geometry(kernel, choice.constants, batch)
+    packing = family.pack_geometry(kernel, choice.constants)
+    return Plan(
+        device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
+        geometry.grid, geometry.block, geometry.shared_bytes,
+        packing.grid, packing.block, packing.shared_bytes, family.packed_bytes(kernel, choice.constants),
+        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}", geometry.left_bytes,
+    )  # fmt: skip
+
+
 class Planner:
     """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
 
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
         self._plans: dict[tuple[Device, KernelSpec, int], Plan] = {}
-        self._loaded: dict[tuple[Device, KernelSpec, str, Any], _Loaded] = {}
+        self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
         self._guard = threading.RLock()
@@ -137,6 +170,11 @@ class Planner:
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
+            self.forget()
+
+    def forget(self) -> None:
+        """Read wisdom again, from now on: a search has found more."""
+        with self._guard:
             self._plans.clear()
             self._wisdom.clear()
             self.generation += 1
@@ -172,29 +210,16 @@ class Planner:
 
     def _make(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
         choice = self.choice(device, kernel, batch)
-        family = family_named(choice.family)
-        geometry = family.geometry(kernel, choice.constants, batch)
-        if geometry.grid > MOST_BLOCKS:
-            raise LaunchError(f"{kernel.name}: a batch of {batch} needs {geometry.grid} blocks; a launch has at most {MOST_BLOCKS}")
-        packing = family.pack_geometry(kernel, choice.constants)
-        loaded = self._load(device, kernel, choice)
-        return Plan(
-            device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
-            geometry.grid, geometry.block, geometry.shared_bytes,
-            packing.grid, packing.block, packing.shared_bytes, family.packed_bytes(kernel, choice.constants),
-            f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}", geometry.left_bytes,
-        )  # fmt: skip
+        check_grid(kernel, choice.family, choice.constants, batch)
+        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
 
-    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> _Loaded:
+    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> Loaded:
         key = (device, kernel, choice.family, choice.constants)
         if key not in self._loaded:
             if choice.misfit:
                 _log.warning("%s: %s", kernel.name, choice.why)
             source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
-            binary = self._binary(device, source)
-            shared_bytes = family_named(choice.family).shared_bytes(kernel, choice.constants)
-            multiply = device.load(binary, source.entry, shared_bytes)
-            self._loaded[key] = _Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+            self._loaded[key] = load(device, source, self._binary(device, source))
         return self._loaded[key]
 
     def _binary(self, device: Device, source: Source) -> Binary:

@@ -1,6 +1,8 @@
 """One kernel on one device, checked against the float64 reference and timed by the device's own clock."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import cycle
 from math import sqrt
 from statistics import median
@@ -29,7 +31,7 @@ UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
 }
 GPU_CACHE_BYTES, CPU_CACHE_BYTES = 256 * 2**20, 64 * 2**20  # more than a last-level cache holds
-MOST_ROTATED = 8  # sets of arrays that timed runs take in turn
+GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
 
 
@@ -53,12 +55,60 @@ class Problem:
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        return self.kernel.pattern.shape if self.kernel.job == "gradient" else self.y_shape
+        return self.kernel.pattern.shape if self.grad_y is not None else self.y_shape
 
     @property
     def terms(self) -> int:
         """Products in one sum."""
-        return self.batch if self.kernel.job == "gradient" else self.kernel.pattern.c
+        return self.batch if self.grad_y is not None else self.kernel.pattern.c
+
+    @cached_property
+    def chosen(self) -> Any:
+        """Which batch entries are compared, or which j of a gradient, where every batch entry counts: all, or some of many."""
+        kernel = self.kernel
+        if self.grad_y is not None:
+            d = kernel.pattern.d
+            within = max(1, int(MOST_REFERENCE_FLOPS / kernel.flops(self.batch) * d))
+            return slice(None) if within >= d else np.linspace(0, d - 1, within).astype(int)
+        within = max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1)))
+        if within >= self.batch:
+            return slice(None)
+        # Both ends, where tiles are ragged, and a spread in between.
+        spread = np.linspace(0, self.batch - 1, within - 32).astype(int)
+        return np.unique(np.concatenate([np.arange(16), np.arange(self.batch - 16, self.batch), spread]))
+
+    @property
+    def checked(self) -> int:
+        """How many batch entries are compared."""
+        return self.batch if self.grad_y is not None or isinstance(self.chosen, slice) else len(self.chosen)
+
+    def compared(self, result: "Array") -> "Array":
+        """The part of a result that is compared."""
+        return result[..., self.chosen] if self.grad_y is not None else self._entries(result)
+
+    @cached_property
+    def truth(self) -> "Array":
+        """What that part is, in float64."""
+        kernel, pattern = self.kernel, self.kernel.pattern
+        if self.grad_y is not None:
+            fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
+            return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
+        residual = None if self.residual is None else self._entries(self.residual)
+        return reference.multiply(
+            pattern, self._entries(self.x), self.weights, kernel.layout,
+            bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
+        )  # fmt: skip
+
+    def _entries(self, array: "Array") -> "Array":
+        """The chosen batch entries of X, Y or the residual."""
+        return array[self.chosen] if self.kernel.layout == "bsf" else array[:, self.chosen]
+
+    def _planes(self, array: "Array", rows: int) -> "Array":
+        """The chosen j of X or of Y's gradient."""
+        a, d = self.kernel.pattern.a, self.kernel.pattern.d
+        if self.kernel.layout == "bsf":
+            return array.reshape(self.batch, a, rows, d)[..., self.chosen].reshape(self.batch, -1)
+        return array.reshape(a, rows, d, self.batch)[:, :, self.chosen].reshape(-1, self.batch)
 
 
 @dataclass(frozen=True)
@@ -113,36 +163,72 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     )
 
 
+class Bench:
+    """One problem's arrays on one device, for any number of plans of it."""
+
+    def __init__(self, device: Device, problem: Problem) -> None:
+        self.device, self.problem = device, problem
+        self._poison = np.full(problem.result_shape, np.nan, np.float32).astype(problem.x.dtype)
+        given = (problem.x, problem.grad_y, self._poison, problem.bias, problem.residual)
+        self._inputs = [array for array in given if array is not None]
+        self._result = 1 if problem.grad_y is None else 2  # its place in a set of arrays
+        self._weights = _uploaded(device, problem.weights)
+        self._sets = [self._new_set()]
+
+    def _new_set(self) -> list[Buffer]:
+        return [_uploaded(self.device, array) for array in self._inputs]
+
+    def _rotated(self) -> list[list[Buffer]]:
+        """More sets of arrays than a cache holds."""
+        is_cpu = self.device.limits.is_cpu
+        cache_bytes, most = (CPU_CACHE_BYTES, CPU_ROTATED) if is_cpu else (GPU_CACHE_BYTES, GPU_ROTATED)
+        wanted = min(1 + cache_bytes // sum(array.nbytes for array in self._inputs), most)
+        while len(self._sets) < wanted:
+            self._sets.append(self._new_set())
+        return self._sets
+
+    def between(self, plan: Plan) -> Buffer:
+        """What a plan reads or writes besides the arrays: packed weights, or a gradient's partial sums."""
+        return plan.pack(self._weights, None) if self.problem.grad_y is None else self.device.allocate(plan.left_bytes or 1)
+
+    def check(self, plan: Plan, between: Buffer) -> tuple[float, int]:
+        """The relative error of one launch on a poisoned output, and how many batch entries were compared."""
+        arrays = self._sets[0]
+        self.device.upload(arrays[self._result], self._poison)
+        self._launch(plan, between, arrays)
+        result = np.empty_like(self._poison)
+        self.device.download(result, arrays[self._result])
+        return compare(self.problem, result)
+
+    def launches(self, plan: Plan, between: Buffer) -> Callable[[], None]:
+        """A launch over the next set of arrays at each call, to be timed."""
+        rotated = cycle(self._rotated())
+        return lambda: self._launch(plan, between, next(rotated))
+
+    def _launch(self, plan: Plan, between: Buffer, arrays: list[Buffer]) -> None:
+        if self.problem.grad_y is not None:
+            plan.launch_gradient((arrays[0], arrays[1], arrays[2]), between, None)
+        else:
+            x, y, *extras = arrays
+            plan.launch((x, between, y, *extras, self.problem.batch), None)
+
+
+def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:
+    """Seconds of each run; `DeviceError` where the device's clock cannot be believed."""
+    seconds = device.time(launches, None, runs=runs, warmup=warmup)
+    if not all(second > 0 for second in seconds):
+        raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    return seconds
+
+
 def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0) -> Measured:
     """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold."""
     problem = make_problem(kernel, batch, seed)
     plan = PLANNER.plan(device, kernel, batch)
-    y = np.full(problem.result_shape, np.nan, np.float32).astype(problem.x.dtype)
-    inputs = [array for array in (problem.x, problem.grad_y, y, problem.bias, problem.residual) if array is not None]
-    is_gradient = kernel.job == "gradient"
-    between = device.allocate(plan.left_bytes or 1) if is_gradient else plan.pack(_uploaded(device, problem.weights), None)
-
-    def arguments() -> tuple[Any, ...]:
-        uploaded = tuple(_uploaded(device, array) for array in inputs)
-        return uploaded if is_gradient else (uploaded[0], between, *uploaded[1:], batch)
-
-    def launch(given: tuple[Any, ...]) -> None:
-        if is_gradient:
-            plan.launch_gradient((given[0], given[1], given[2]), between, None)
-        else:
-            plan.launch(given, None)
-
-    first = arguments()
-    launch(first)
-    device.download(y, first[2])
-    error, checked = compare(problem, y)
-    seconds: list[float] = []
-    if runs:
-        beyond_cache = (CPU_CACHE_BYTES if device.limits.is_cpu else GPU_CACHE_BYTES) // sum(array.nbytes for array in inputs)
-        rotated = cycle([first, *(arguments() for _ in range(min(beyond_cache, MOST_ROTATED - 1)))])
-        seconds = device.time(lambda: launch(next(rotated)), None, runs=runs, warmup=2)
-        if not all(second > 0 for second in seconds):
-            raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    bench = Bench(device, problem)
+    between = bench.between(plan)
+    error, checked = bench.check(plan, between)
+    seconds = time_launches(device, bench.launches(plan, between), runs) if runs else []
     return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
 
 
@@ -152,60 +238,13 @@ def _uploaded(device: Device, array: "Array") -> Buffer:
     return buffer
 
 
-def truth_of(problem: Problem) -> "Array":
-    """What is right, in float64."""
-    kernel = problem.kernel
-    if problem.grad_y is not None:
-        return reference.gradient(kernel.pattern, problem.x, problem.grad_y, kernel.layout)
-    return reference.multiply(
-        kernel.pattern, problem.x, problem.weights, kernel.layout,
-        bias=problem.bias, activation=kernel.epilogue.activation, residual=problem.residual,
-    )  # fmt: skip
-
-
-def compare(problem: Problem, y: "Array") -> tuple[float, int]:
-    """The relative error of a result, and how many batch entries were compared; NaN where any entry is not finite."""
-    if not np.isfinite(y).all():
+def compare(problem: Problem, result: "Array") -> tuple[float, int]:
+    """The relative error of a result, and how many batch entries were compared; NaN where any number is not finite."""
+    if not np.isfinite(result).all():
         return float("nan"), problem.batch
-    sampled, found = (_sampled_blocks if problem.kernel.job == "gradient" else _sampled_entries)(problem, y)
-    truth = truth_of(sampled)
-    difference = found.astype(np.float64) - truth
-    scale = float(np.linalg.norm(truth)) or 1.0
-    return float(np.linalg.norm(difference)) / scale, sampled.batch
-
-
-def _sampled_entries(problem: Problem, y: "Array") -> tuple[Problem, "Array"]:
-    """Fewer batch entries of a large product, and their outputs."""
-    batch = problem.batch
-    within = max(64, int(MOST_REFERENCE_FLOPS / problem.kernel.flops(1)))
-    if within >= batch:
-        return problem, y
-    # Both ends, where tiles are ragged, and a spread in between.
-    chosen = np.unique(np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)]))
-
-    def sample(array: "Array") -> "Array":
-        return array[chosen] if problem.kernel.layout == "bsf" else array[:, chosen]
-
-    residual = None if problem.residual is None else sample(problem.residual)
-    return replace(problem, batch=len(chosen), x=sample(problem.x), residual=residual), sample(y)
-
-
-def _sampled_blocks(problem: Problem, grad: "Array") -> tuple[Problem, "Array"]:
-    """Fewer j of a large gradient, and theirs: every batch entry counts for each."""
-    kernel, batch = problem.kernel, problem.batch
-    a, b, c, d = kernel.pattern.shape
-    within = max(1, int(MOST_REFERENCE_FLOPS / kernel.flops(batch) * d))
-    if within >= d or problem.grad_y is None:
-        return problem, grad
-    chosen = np.linspace(0, d - 1, within).astype(int)
-
-    def sample(array: "Array", rows: int) -> "Array":
-        if kernel.layout == "bsf":
-            return array.reshape(batch, a, rows, d)[..., chosen].reshape(batch, -1)
-        return array.reshape(a, rows, d, batch)[:, :, chosen].reshape(-1, batch)
-
-    smaller = replace(kernel, pattern=replace(kernel.pattern, d=len(chosen)))
-    return replace(problem, kernel=smaller, x=sample(problem.x, c), grad_y=sample(problem.grad_y, b)), grad[..., chosen]
+    difference = problem.compared(result).astype(np.float64) - problem.truth
+    scale = float(np.linalg.norm(problem.truth)) or 1.0
+    return float(np.linalg.norm(difference)) / scale, problem.checked
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:

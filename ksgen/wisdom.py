@@ -1,19 +1,25 @@
 """What searches found: for a device, the family and constants that served a kernel best. Read here, written by the tuner.
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file wins over the
-one that ksgen ships. An entry that cannot be read costs only itself: launchers go on without it, with a warning; commands
-that write wisdom, or were asked for it, refuse. Never renders and never measures.
+one that ksgen ships; an entry of another version of its template is stale, a first guess, and wins over no fresh one. An
+entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom, or were
+asked for it, refuse. Never renders and never measures.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
+import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from ksgen.emit import template_digest
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
 from ksgen.paths import resource, wisdom_dir
@@ -22,6 +28,7 @@ from ksgen.spec import Epilogue, KernelSpec
 
 MOST_BATCH = 2**63 - 1
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
+MOST_US = 1e12  # of one launch: eleven days
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +42,15 @@ class Entry:
     family: str
     constants: Any
     measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the template has changed since: the time is another text's, the constants are a first guess."""
+        return bool(self.measured.get("template") != template_digest(self.family))
+
+    @property
+    def median_us(self) -> float | None:
+        return self.measured.get("median_us") or None
 
     def as_json(self) -> dict[str, Any]:
         kernel = self.kernel
@@ -65,16 +81,23 @@ class Entry:
         if any(isinstance(value, int) and value > MOST_CONSTANT for value in row["constants"].values()):
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
-        return cls(kernel, batch, family.name, constants, {**row["measured"]})
+        measured = {**row["measured"]}
+        for name in ("median_us", "floor_us"):
+            time = measured.get(name, 0)
+            if type(time) not in (int, float) or not 0 <= time < MOST_US:
+                raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
+        return cls(kernel, batch, family.name, constants, measured)
 
 
 class Wisdom:
-    """Entries of one device; later ones win over earlier ones of the same kernel and batch."""
+    """Entries of one device. Later ones win over earlier ones of the same kernel and batch, but no stale one over a fresh one."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
         for entry in entries:
-            self._by_kernel.setdefault(entry.kernel, {})[entry.batch] = entry
+            known = self._by_kernel.setdefault(entry.kernel, {})
+            if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
+                known[entry.batch] = entry
 
     def lookup(self, kernel: KernelSpec, batch: int) -> Entry | None:
         """The entry of this batch, else of the nearest one in ratio; None where the kernel was never measured.
@@ -113,7 +136,23 @@ def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False
 
 def parse(text: str, source: str) -> list[Entry]:
     """The entries of a wisdom file; `KsgenError` says which file and entry cannot be read."""
-    return [_entry(row, where) for where, row in _rows(text, source)]
+    return [_entry(row, where) for where, row in _rows(_content(text, source), source)]
+
+
+def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
+    """By device: the entries of what `dump_export` wrote, or of a wisdom file."""
+    content = _content(text, source)
+    parts = content["devices"] if isinstance(content, dict) and "devices" in content else [content]
+    if not isinstance(parts, list):
+        raise _damaged(source, f"devices is {excerpt(parts)}, not a list")
+    found: dict[str, list[Entry]] = {}
+    for part in parts:
+        rows = _rows(part, source)
+        device = part.get("device")
+        if not isinstance(device, str) or not device.isprintable() or file_name(device) == ".json":
+            raise _damaged(source, f"device is {excerpt(device)}, not a name")
+        found.setdefault(device, []).extend(_entry(row, f"{where} of {device}" if len(parts) > 1 else where) for where, row in rows)
+    return found
 
 
 def dump(device_name: str, wisdom: Wisdom) -> str:
@@ -122,12 +161,47 @@ def dump(device_name: str, wisdom: Wisdom) -> str:
     return f'{{"device": {json.dumps(device_name)}, "entries": [\n{lines}\n]}}\n'
 
 
+def dump_export(devices: Mapping[str, Wisdom]) -> str:
+    """One text for several devices: each one's file, in a list; of a single device, its file."""
+    texts = [dump(name, devices[name]) for name in sorted(devices)]
+    return texts[0] if len(texts) == 1 else '{"devices": [\n' + ",\n".join(text.rstrip() for text in texts) + "\n]}\n"
+
+
+def save(device_name: str, entries: Iterable[Entry]) -> Path:
+    """Put entries into the user's own file, which is returned. Others stay, except of the same kernel and batch.
+
+    Processes that save at once take turns. `KsgenError` where the file is damaged: nothing in it is thrown away.
+    """
+    path = wisdom_dir() / file_name(device_name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
+            replace_file(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Written aside and renamed into place, so that a reader finds the old file or the new one, whole."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
 def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
     """Those of a file, or of a bundle's text."""
     rows, damage = [], []
     try:
         if (text := source if isinstance(source, str) else _text(source)) is not None:
-            rows = _rows(text, "the bundle" if text is source else str(source))
+            where = "the bundle" if text is source else str(source)
+            rows = _rows(_content(text, where), where)
     except KsgenError as error:
         damage.append(error)
     for where, row in rows:
@@ -142,15 +216,26 @@ def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
         _log.warning("wisdom that cannot be read is passed over: %s%s", damage[0], others)
 
 
-def _rows(text: str, source: str) -> list[tuple[str, Any]]:
+def _content(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(source, error) from error
+
+
+def _rows(content: Any, source: str) -> list[tuple[str, Any]]:
     """The file's entries as JSON has them, each with its place."""
     try:
-        rows = json.loads(text)["entries"]
-        if not isinstance(rows, list):
-            raise TypeError(f"entries is {excerpt(rows)}, not a list")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise KsgenError(f"{source}: not a wisdom file ({error}); restore it, or delete it and tune again") from error
+        rows = content["entries"]
+    except (KeyError, TypeError) as error:
+        raise _damaged(source, error) from error
+    if not isinstance(rows, list):
+        raise _damaged(source, f"entries is {excerpt(rows)}, not a list")
     return [(f"{source}: entry {number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def _damaged(source: str, why: object) -> KsgenError:
+    return KsgenError(f"{source}: not a wisdom file ({why}); restore it, or delete it and tune again")
 
 
 def _entry(row: Any, where: str) -> Entry:

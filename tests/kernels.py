@@ -18,7 +18,7 @@ from ksgen.emit import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import Problem, compare, make_problem, tolerance, truth_of
+from ksgen.verify import Problem, compare, make_problem, tolerance
 from tests.simt import is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
@@ -227,7 +227,7 @@ def check_exact(source: Source, batch: int, run: Run) -> None:
     """The result is right to the last bit where nothing but itself is rounded."""
     problem = exact_problem(source.kernel, batch)
     got = result(problem, source, run)
-    np.testing.assert_array_equal(got.astype(np.float64), truth_of(problem).astype(got.dtype).astype(np.float64))
+    np.testing.assert_array_equal(got.astype(np.float64), problem.truth.astype(got.dtype).astype(np.float64))
 
 
 def check_leaks(source: Source, batch: int, run: Run) -> None:

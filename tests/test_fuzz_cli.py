@@ -20,13 +20,25 @@ from hypothesis import strategies as st
 from ksgen import cli, roofline, verify
 from ksgen.commands import compiling
 from ksgen.emit import render
+from ksgen.families.simt import SimtConstants
+from ksgen.pattern import Pattern
 from ksgen.plan import Choice
 from ksgen.resources import Binary, Request, Resources
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, KernelSpec
+from ksgen.wisdom import Entry, Wisdom, dump, dump_export
 from tests.damage import fuzzing
 
 SMALL = 'kernels: ["2,9,5,3", {pattern: [1,4,4,1], precision: float16, batch: 70}]\nlayers: {both: [[2,3,4,1], [1,5,6,1]]}\n'
-FILES = {"small.yaml": SMALL, "bad.yaml": "kernel: 1\n", "text": "dear", "folder/text": "dear", "generated/other/text": "dear"}
+FOUND = Entry(KernelSpec(Pattern(6, 64, 64, 1)), 64, "simt", SimtConstants(64, 32, 8, 1, 8, 8, 3, 1, "async"), {"median_us": 1.5})
+KNOWN = {"one.json": dump("gpu", Wisdom([FOUND])), "two.json": dump_export({name: Wisdom([FOUND]) for name in ("gpu", "other")})}
+FILES = KNOWN | {
+    "wisdom/gpu.json": KNOWN["one.json"],
+    "small.yaml": SMALL,
+    "bad.yaml": "kernel: 1\n",
+    "text": "dear",
+    "folder/text": "dear",
+    "generated/other/text": "dear",
+}
 
 
 def fake_build_many(jobs: list[Request], *_: Any, on_done: Any = None, **__: Any) -> list[Binary]:
@@ -129,6 +141,7 @@ def one_of(*accepted: str) -> st.SearchStrategy[str]:
     return st.sampled_from(accepted) | words
 
 
+files = paths | st.sampled_from([*KNOWN] * 3)
 specs = paths | st.sampled_from(["small.yaml"] * 3)
 outputs = {"-o": paths, "--json": None}
 devices = one_of("opencl", "cuda", "pycuda:0", "driver:1", "opencl:7", "opencl:x", "abacus")
@@ -144,7 +157,13 @@ COMMANDS: dict[str, tuple[st.SearchStrategy[list[str]], dict[str, Any]]] = {
         kernel | epilogue | {"--pattern": patterns, "--device": devices, "--runs": counts, "--seed": counts},
     ),
     "demo": (st.lists(specs, max_size=1), outputs | {"--batch": counts, "--device": devices}),
-    "show": (st.lists(patterns, max_size=3), kernel | {"--pattern": patterns, "--spec": specs, "--png": paths}),
+    "show": (st.lists(patterns, max_size=3), kernel | {"--pattern": patterns, "--spec": specs, "--png": paths, "--device": devices}),
+    "wisdom": (
+        st.tuples(one_of("show", "merge", "diff", "export", "import"), files, files).map(list)
+        | st.tuples(st.sampled_from(["show", "export"])).map(list)
+        | st.tuples(st.just("import"), files).map(list),
+        outputs | {"--device": words | st.sampled_from(["gpu", "o"]), "--pattern": patterns},
+    ),
     "doctor": (st.lists(words, max_size=1), {"--json": None}),
     "cache": (
         st.tuples(one_of("path", "ls", "verify", "gc", "clear")).map(list),
@@ -169,7 +188,7 @@ def check(place: Path, line: list[str], typed: str = "") -> None:
     assert len(complained.splitlines()) == (code == 2) or "\n" in "".join(line), complained
     assert sorted(os.listdir(place)) == ["home", "in"]
     assert os.listdir(place / "home") == []
-    for name in ("text", "bad.yaml", "folder/text", "generated/other/text"):
+    for name in ("text", "bad.yaml", "folder/text", "generated/other/text", *KNOWN):
         if name not in line:  # else it was named as an output
             assert Path(name).read_text() == FILES[name], line
 

@@ -18,12 +18,13 @@ from ksgen.bundle import open_bundle, write_bundle
 from ksgen.cache import Cache
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
+from ksgen.exchange import read_wisdom
 from ksgen.families import cuda_limits, family_for
 from ksgen.pattern import Pattern
 from ksgen.plan import choose
 from ksgen.resources import Binary, Request, Resources
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom import Entry, Wisdom, dump, load_wisdom, parse
+from ksgen.wisdom import Entry, Wisdom, dump, dump_export, load_wisdom, parse, parse_export
 from tests.damage import damaged, fuzzing, with_junk
 
 # --- wisdom
@@ -80,6 +81,23 @@ def test_damaged_wisdom_costs_only_the_damaged_entries(folders: tuple[Path, Path
         assert caplog.messages == []
         assert dump("gpu", strict) == dump("gpu", known)
         assert dump("gpu", Wisdom(parse(dump("gpu", strict), "again"))) == dump("gpu", strict)
+
+
+EXPORT = dump_export({"gpu": Wisdom(ENTRIES), "other": Wisdom(OTHERS)})
+exports = st.one_of(damaged(EXPORT.encode()), with_junk(json.loads(EXPORT)).map(lambda rows: json.dumps(rows).encode()))
+
+
+@settings(fuzzing(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(exports)
+def test_a_damaged_export_is_read_whole_or_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "all.json"
+    path.write_bytes(data)
+    try:
+        devices = read_wisdom(path)
+    except KsgenError as error:
+        check_message(error, path)
+    else:
+        assert parse_export(dump_export(devices), "again") == {name: wisdom.entries() for name, wisdom in devices.items()}
 
 
 # --- cache

@@ -20,7 +20,7 @@ from ksgen.memory import numpy_dtype
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import compare, make_problem, tolerance, truth_of
+from ksgen.verify import compare, make_problem, tolerance
 from ksgen.wisdom import Entry, Wisdom, dump, parse
 from tests import kernels
 from tests.fake_gpu import FakeArray, FakeGpu, FakeTensor, TextCompiler
@@ -74,7 +74,7 @@ def test_the_reference_is_the_derivative_of_the_product(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(kernel((2, 9, 5, 30), layout=layout), 100)
-    right = truth_of(problem).astype(np.float32)
+    right = problem.truth.astype(np.float32)
     assert compare(problem, right)[0] < 1e-7
     wrong = right.copy()
     wrong[1, 3, 2, 29] += 1

@@ -1,6 +1,8 @@
 """Wisdom and the choice it makes: order of look-up, files that merge, and what happens to a damaged one."""
 
 import json
+import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 
 from ksgen import wisdom as wisdoms
 from ksgen.bundle import write_bundle
-from ksgen.emit import render
+from ksgen.emit import render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.simt import SimtConstants
@@ -16,16 +18,18 @@ from ksgen.pattern import Pattern
 from ksgen.plan import Planner, choose, limits_of
 from ksgen.resources import Binary, Request, Resources
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom import Entry, Wisdom, dump, file_name, load_wisdom, parse
+from ksgen.wisdom import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
 from tests.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
 GPU = cuda_limits("sm_90a")
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
+PRESENT = template_digest("simt")
 
 
-def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL) -> Entry:
-    return Entry(kernel, batch, "simt", replace(CONSTANTS, stages=stages), {"median_us": 1.5, "date": "a day"})
+def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT) -> Entry:
+    measured = {"median_us": 1.5, "date": "a day", "template": template}
+    return Entry(kernel, batch, "simt", replace(CONSTANTS, stages=stages), measured)
 
 
 def test_a_file_reads_back_as_it_was_written_one_line_an_entry() -> None:
@@ -52,6 +56,23 @@ def test_the_choice_says_who_made_it() -> None:
     default = choose(KERNEL, 900, GPU, Wisdom())
     assert default.constants == FAMILIES["simt"].default(KERNEL, GPU)
     assert default.why.startswith("the family's default: no search")
+
+
+def test_a_stale_entry_is_a_first_guess() -> None:
+    stale = Wisdom([entry(1000, 4, template="0a0b0c0d")])
+    guess = choose(KERNEL, 900, GPU, stale)
+    assert guess.constants.stages == 4
+    first_guess = "wisdom of another template version, a first guess: tune again; "
+    assert guess.why == f"{first_guess}measured at batch 1000, the nearest to 900"
+    unnamed = Wisdom([Entry(KERNEL, 64, "simt", CONSTANTS, {"median_us": 1.5})])
+    assert choose(KERNEL, 64, GPU, unnamed).why.startswith(first_guess)
+
+
+def test_a_stale_entry_wins_over_no_fresh_one() -> None:
+    fresh, stale = entry(64, 3), entry(64, 4, template="0a0b0c0d")
+    later = entry(64, 2, template="0e0f0001")
+    for entries, stages in (([stale, fresh], 3), ([fresh, stale], 3), ([stale, later], 2), ([fresh, entry(64, 2)], 2)):
+        assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
 
 
 def test_wisdom_that_does_not_fit_the_device_is_passed_over_and_said() -> None:
@@ -97,6 +118,8 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400), "file: entry 1: a constant above 2147483647"),
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
         (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: 'list' object is not a mapping"),
+        (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
+        (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
         (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),
     ],
 )
@@ -148,7 +171,7 @@ def test_a_bundle_serves_a_machine_that_may_not_compile(tmp_path: Path, monkeypa
     packed = Binary(
         tuned.text.encode(), tuned.entry, "sm_90a", Resources(), {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
     )
-    known = Wisdom([Entry(KERNEL, 100, "simt", CONSTANTS, {})])
+    known = Wisdom([entry(100)])
     write_bundle(
         tmp_path / "b.ksb", [(Request(tuned.text, tuned.entry, "sm_90a"), packed)], {file_name(gpu.name): dump(gpu.name, known).encode()}
     )
@@ -157,3 +180,37 @@ def test_a_bundle_serves_a_machine_that_may_not_compile(tmp_path: Path, monkeypa
     assert plan.choice.why == "wisdom, measured at batch 100"
     assert plan.binary.data == packed.data
     assert planner.plan(gpu, KERNEL, 100) is plan
+
+
+def _save(folder: Path, first: int) -> None:
+    os.environ["KSGEN_WISDOM_DIR"] = str(folder)
+    for batch in range(first, 40, 2):
+        save("GPU 1", [entry(batch)])
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    savers = [spawn.Process(target=_save, args=(tmp_path, first)) for first in (1, 2)]
+    for saver in savers:
+        saver.start()
+    for saver in savers:
+        saver.join()
+    assert [each.batch for each in parse((tmp_path / "gpu-1.json").read_text(), "file")] == list(range(1, 40))
+
+
+def test_saving_replaces_the_same_job_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "new"))
+    assert save("gpu", [entry(64, 2), entry(128, 2)]) == tmp_path / "new" / "gpu.json"
+    save("gpu", [entry(64, 4)])
+    assert [(each.batch, each.constants.stages) for each in load_wisdom("gpu").entries()] == [(64, 4), (128, 2)]
+
+
+def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    (tmp_path / "gpu.json").write_text("my own notes")
+    with pytest.raises(KsgenError, match=r"gpu\.json: not a wisdom file"):
+        save("gpu", [entry(64)])
+    assert (tmp_path / "gpu.json").read_text() == "my own notes"
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "gpu.json"))
+    with pytest.raises(KsgenError, match=r"gpu\.json/gpu\.json: cannot be written"):
+        save("gpu", [entry(64)])

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
-
-GPU_BATCH, CPU_BATCH = 25088, 1568  # 128 sequences of 196 tokens, and 8 of them
 
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
@@ -36,7 +35,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     loaded = load(find_spec(spec))
     where = find_device(device)
     folder = output_folder(output, loaded)
-    entries = batch or (CPU_BATCH if where.limits.is_cpu else GPU_BATCH)
+    entries = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
         check_memory(kernel, kernel.batch or entries)
     emit(loaded, folder)

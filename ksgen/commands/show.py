@@ -1,7 +1,8 @@
 """`ksgen show`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,6 +10,9 @@ from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, SPEC, console, fin
 from ksgen.errors import KsgenError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from ksgen.plan import Choice
 
 
 @click.command("show", short_help="Say what a pattern is, with a picture.")
@@ -18,11 +22,12 @@ from ksgen.spec import KernelSpec
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="For bytes and operations.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
+@click.option("--device", help="What serves on this device, by wisdom too: as KSGEN_DEVICE, such as opencl or cuda.")
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture of a single pattern to this file.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], named: Pattern | None, spec: Path | None, batch: int, precision: str, layout: str, png: Path | None,
-    as_json: bool,
+    patterns: tuple[Pattern, ...], named: Pattern | None, spec: Path | None, batch: int, precision: str, layout: str,
+    device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what a pattern, a chain of patterns (from the one that meets X first) or a spec is, with a picture.
 
@@ -31,6 +36,7 @@ def command(
       ksgen show 2,3,4,5 --png pattern.png
       ksgen show 2,48,192,1 1,192,48,2 --precision float16
       ksgen show --spec specs/vit.yaml
+      ksgen show 1,192,48,2 --device cuda
     """
     chosen = (*patterns, named) if named else patterns
     if bool(chosen) == bool(spec):
@@ -43,7 +49,7 @@ def command(
         chosen, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
     elif len(chosen) > 1:
         layers = {"chain": Chain(chosen)}
-    described = [_describe(KernelSpec(pattern, precision, layout), batch) for pattern in chosen]
+    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in chosen]
     if png:
         _draw(chosen, png)
     if as_json:
@@ -59,12 +65,11 @@ def command(
         )
 
 
-def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
-    from ksgen.emit import PORTABLE
-    from ksgen.families import family_for
+def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
+    from ksgen.families import family_for, family_named
 
-    pattern, family = kernel.pattern, family_for(kernel, PORTABLE["cuda"])
-    constants = family.default(kernel, PORTABLE["cuda"])
+    choice = _choice(kernel, batch, device)
+    pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
         "pattern": str(pattern),
@@ -85,6 +90,7 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
         "why": family.why,
         "by_device": {name: family_for(kernel, limits).name for name, limits in _device_limits().items()},
         "constants": str(constants),
+        "chosen_by": choice.why,
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,
         "shared_bytes": geometry.shared_bytes,
@@ -93,6 +99,19 @@ def _describe(kernel: KernelSpec, batch: int) -> dict[str, Any]:
         "shared_mbyte": work.shared_bytes / 1e6,
         "multiply_adds_ratio": 2 * work.multiply_adds / kernel.flops(batch),
     }
+
+
+def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
+    """By a device's wisdom; without a device, what runs on every GPU since sm_80."""
+    from ksgen.emit import PORTABLE
+    from ksgen.plan import PLANNER, choose
+    from ksgen.wisdom import Wisdom
+
+    if device is None:
+        return replace(choose(kernel, batch, PORTABLE["cuda"], Wisdom()), why="the family's default for every GPU since sm_80")
+    from ksgen.devices import find_device
+
+    return PLANNER.choice(find_device(device), kernel, batch)
 
 
 def _device_limits() -> dict[str, Any]:
@@ -124,6 +143,7 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
         ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
+        ("chosen by", "{chosen_by}"),
         ("family", "{why}; {devices}"),
         ("traffic", "{cache_mbyte:.0f} MB between cache and blocks, {shared_mbyte:.0f} MB of shared memory"),
         ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),

@@ -20,6 +20,7 @@ Buffer = Any  # device memory, as its runtime spells it: what `allocate` returne
 Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueue, or None for the device's own
 KernelHandle = Any  # what `load` returned
 
+GPU_BATCH, CPU_BATCH = 25088, 1568  # what is measured unless a batch is named: 128 sequences of 196 tokens, and 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 PORTABLE_SHARED_BYTES = 48 * 1024  # above this, a CUDA kernel must ask for its dynamic shared memory beforehand
 
@@ -69,6 +70,11 @@ class Device(Protocol):
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         """Seconds of each run by the device's own clock."""
+
+
+def default_batch(limits: Limits) -> int:
+    """The batch that is measured on such a device unless one is named."""
+    return CPU_BATCH if limits.is_cpu else GPU_BATCH
 
 
 class Memory:

@@ -4,7 +4,6 @@ Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -42,7 +41,7 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 
 _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
-    Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in asdict(c).items() if n != "promote")),
+    Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16", lambda k, c: c.tile_d <= 16),

@@ -51,9 +51,14 @@ def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
 
 
 @cache
+def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
+    return wavefronts(_reads(pitch, strides))
+
+
+@cache
 def _padded(chunks: int, strides: tuple[int, int, int]) -> int:
     """Chunks of a line, with as few more as keep lanes that read at once out of each other's banks."""
-    return min(range(chunks, chunks + BANKS), key=lambda padded: (wavefronts(_reads(CHUNK * padded, strides)), padded))
+    return min(range(chunks, chunks + BANKS), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded))
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Shape(Tiled):
 
     @property
     def x_wavefronts(self) -> int:
-        return wavefronts(_reads(self.x_pitch, self.x_strides))
+        return _wavefronts(self.x_pitch, self.x_strides)
 
     # ---- which output a lane's sums belong to
 

@@ -4,14 +4,14 @@ Decides the tiles of `simt.cu.j2`; its design is docs/kernels.md. Never renders,
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -22,7 +22,7 @@ PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_
 
 _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
-    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
+    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
     Rule("thread_batch is a multiple of a 16-byte group", lambda k, c: c.thread_batch % Shape(k, c).group == 0),
     Rule("thread_batch and thread_out are at most 16", lambda k, c: max(c.thread_batch, c.thread_out) <= 16),
     Rule("8 thread_batch divides tile_batch", lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0),
@@ -62,22 +62,28 @@ class Simt:
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
-        copies = ["registers"] if is_sixteen_bit(kernel) or not limits.async_copies else ["async", "registers"]
+        for constants in self._shapes(kernel, limits):
+            if not all(rule.holds(kernel, constants) for rule in _RULES):
+                continue
+            for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # a processor knows no launch bounds
+                bounded = replace(constants, min_blocks=min_blocks)
+                if not self.fits(kernel, bounded, limits):
+                    break  # nor do more blocks
+                yield bounded
+
+    def _shapes(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
+        """Combinations whose blocks are made of whole warps, and not of too many."""
+        pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_sixteen_bit(kernel) else []
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
-        for tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy in product(
-            (32, 64, 128, 256),
-            (4, 8, 16, 32, 48, 64, 96, 128),
-            (4, 8, 16, 32),
-            planes,
-            (4, 8, 16),
-            (1, 2, 4, 8, 12),
-            (2, 3, 4),
-            (1, 2, 3),
-            copies,
-        ):
-            constants = SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, min_blocks, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
-                yield constants
+        along_batch = list(product((32, 64, 128, 256), (4, 8, 16)))
+        along_outputs = list(product((4, 8, 16, 32, 48, 64, 96, 128), (1, 2, 4, 8, 12)))
+        for (tile_batch, thread_batch), (tile_out, thread_out), tile_d in product(along_batch, along_outputs, planes):
+            warps_batch, over_batch = divmod(tile_batch, LANES_BATCH * thread_batch)
+            warps_out, over_out = divmod(tile_out, LANES_OUT * thread_out)
+            if over_batch or over_out or WARP * tile_d * warps_batch * warps_out > limits.threads:
+                continue
+            for tile_in, (stages, copy) in product((4, 8, 16, 32), [(2, "registers"), *pipelines]):
+                yield SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
 
     def fits(self, kernel: KernelSpec, constants: SimtConstants, limits: Limits) -> bool:
         shape = Shape(kernel, constants)

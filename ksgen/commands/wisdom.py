@@ -1,0 +1,194 @@
+"""`ksgen wisdom`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.commands.common import PATTERN, json_option, print_json
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+
+if TYPE_CHECKING:
+    from ksgen.exchange import Difference
+    from ksgen.wisdom import Entry, Wisdom
+
+FILE = click.Path(path_type=Path)
+device_option = click.option("--device", metavar="NAME", help="Only devices whose name has this part, such as H200.")
+output_option = click.option("-o", "--output", type=FILE, help="File to write, instead of printing.")
+
+
+@click.group("wisdom", short_help="Look at, merge and exchange what searches found.")
+def command() -> None:
+    """Look at, merge and exchange what searches found: for a device, the fastest constants of each kernel.
+
+    An entry is stale where the kernel's template has changed since: a first guess, until a search runs again.
+
+    \b
+    Examples:
+      ksgen wisdom show --device H200
+      ksgen wisdom export -o all.json
+      ksgen wisdom import all.json
+    """
+
+
+@command.command("show")
+@device_option
+@click.option("--pattern", type=PATTERN, metavar="A,B,C,D", help="Only kernels of this pattern.")
+@json_option
+def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
+    """List what launchers on this machine go by: what ksgen ships and, with precedence, what the user's searches found.
+
+    \b
+    Examples:
+      ksgen wisdom show
+      ksgen wisdom show --device H200 --pattern 1,192,48,2 --json
+    """
+    known = _known(device)
+    wanted = {name: [entry for entry in wisdom.entries() if pattern in (None, entry.kernel.pattern)] for name, wisdom in known.items()}
+    if as_json:
+        print_json([_facts(name, entry) for name, entries in wanted.items() for entry in entries])
+        return
+    for name, entries in wanted.items():
+        _print_entries(name, entries)
+    if not wanted:
+        from ksgen.exchange import folders
+
+        click.echo(f"nothing was found yet: no wisdom in {' or '.join(map(str, folders()))}")
+
+
+@command.command("merge")
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE)
+@output_option
+def merge(first: Path, second: Path, output: Path | None) -> None:
+    """Make one of two wisdom files or exports. Of each job the better entry: fresh before stale, then the faster one.
+
+    \b
+    Examples:
+      ksgen wisdom merge wisdom/nvidia-h200.json theirs.json -o wisdom/nvidia-h200.json
+      git config merge.ksgen.driver "ksgen wisdom merge %A %B -o %A"
+    """
+    from ksgen.exchange import merge_devices, read_wisdom
+
+    _write(merge_devices(read_wisdom(first), read_wisdom(second)), output, may_replace=(first, second))
+
+
+@command.command("diff")
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE)
+@json_option
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """Say of which jobs two wisdom files or exports do not say the same, with the second's time over the first's.
+
+    \b
+    Examples:
+      ksgen wisdom diff before.json after.json
+      ksgen wisdom diff wisdom/nvidia-h200.json theirs.json --json
+    """
+    from ksgen.exchange import differences, read_wisdom
+
+    ours, theirs = read_wisdom(first), read_wisdom(second)
+    found = differences(ours, theirs)
+    if as_json:
+        print_json([_difference_facts(each) for each in found])
+        return
+    for each in found:
+        _print_difference(each)
+    shared = sum(len(wisdom.entries()) for wisdom in ours.values()) - sum(each.first is not None for each in found)
+    click.echo(f"{shared} entries are the same, {len(found)} differ")
+
+
+@command.command("export")
+@device_option
+@output_option
+def export(device: str | None, output: Path | None) -> None:
+    """Write one file with all that this machine knows, for `ksgen wisdom import` on another.
+
+    \b
+    Examples:
+      ksgen wisdom export --device H200 -o h200.json
+      ssh gpu ksgen wisdom export | ksgen wisdom import /dev/stdin
+    """
+    if not (known := _known(device)):
+        raise KsgenError("nothing to export: this machine knows no wisdom yet (ksgen wisdom show)")
+    _write(known, output)
+
+
+@command.command("import")
+@click.argument("file", type=FILE)
+@device_option
+def import_(file: Path, device: str | None) -> None:
+    """Take over from a wisdom file or an export what is new, or better than what this machine knows. Keeps everything else.
+
+    \b
+    Examples:
+      ksgen wisdom import all.json --device H200
+    """
+    from ksgen.exchange import improvements, only_device, read_wisdom
+    from ksgen.wisdom import load_wisdom, save
+
+    offered = only_device(read_wisdom(file), device, str(file))
+    found = {name: improvements(load_wisdom(name, strict=True), wisdom) for name, wisdom in offered.items()}
+    for name, (new, improved) in found.items():
+        if new or improved:
+            save(name, [*new, *improved])
+        kept = len(offered[name].entries()) - len(new) - len(improved)
+        click.echo(f"{name}: {len(new)} new, {len(improved)} better, {kept} not better than what is known here")
+
+
+def _known(device: str | None) -> "dict[str, Wisdom]":
+    from ksgen.exchange import known_devices, only_device
+
+    return only_device(known_devices(), device, "this machine's wisdom")
+
+
+def _write(devices: "dict[str, Wisdom]", output: Path | None, may_replace: Iterable[Path] = ()) -> None:
+    from ksgen.wisdom import dump_export, replace_file
+
+    if output is None:
+        click.echo(dump_export(devices), nl=False)
+        return
+    if output.exists() and not any(output.samefile(path) for path in may_replace):
+        raise KsgenError(f"{output} exists; name another file, or bring both together with ksgen wisdom merge")
+    replace_file(output, dump_export(devices))
+    count = sum(len(wisdom.entries()) for wisdom in devices.values())
+    click.echo(f"{count} entries of {', '.join(devices)} in {output}")
+
+
+def _facts(device: str, entry: "Entry") -> dict[str, Any]:
+    return {"device": device, "stale": entry.is_stale, **entry.as_json()}
+
+
+def _difference_facts(each: "Difference") -> dict[str, Any]:
+    sides = {name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))}
+    return {"device": each.device, "kernel": each.kernel.name, "batch": each.batch, "what": each.what, "ratio": each.ratio, **sides}
+
+
+def _print_entries(device: str, entries: "list[Entry]") -> None:
+    by_version: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_version.setdefault(str(entry.measured.get("ksgen", "of no version")), []).append(entry)
+    for version, found in sorted(by_version.items()):
+        stale = sum(entry.is_stale for entry in found)
+        click.echo(f"{device}, by ksgen {version}: {len(found)} entries, {f'{stale} stale: tune again' if stale else 'none stale'}")
+        width = max(len(entry.kernel.name) for entry in found)
+        for entry in found:
+            click.echo(f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} {_time(entry)}{'  stale' if entry.is_stale else ''}")
+            click.echo(f"    {entry.family}: {entry.constants}")
+
+
+def _time(entry: "Entry") -> str:
+    time, floor = entry.median_us, entry.measured.get("floor_us")
+    share = f", {floor / time:4.0%} of the floor" if time and floor else ""
+    return f"{time:9.1f} us{share}" if time else "of unknown time"
+
+
+def _print_difference(each: "Difference") -> None:
+    times = [f"{entry.median_us:.1f} us" if entry.median_us else "unknown" for entry in (each.first, each.second) if entry]
+    ratio = f", {each.ratio:.3f} times" if each.ratio else ""
+    click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {each.what}, {' and '.join(times)}{ratio}")
+    for name, entry in (("first", each.first), ("second", each.second)):
+        if entry and each.what != "measured":
+            click.echo(f"  {name}: {entry.family}: {entry.constants}{' (stale)' if entry.is_stale else ''}")

@@ -1,0 +1,45 @@
+"""The search for the fastest constants of a kernel on a device. `ksgen.tune` is here; `ksgen tune` is the same as a command."""
+
+from collections.abc import Callable
+
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning.search import Progress, Tuned
+
+__all__ = ["Progress", "Tuned", "tune"]
+
+
+def tune(
+    pattern: Pattern, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
+    batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
+    device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
+) -> Tuned:  # fmt: skip
+    """Find the fastest constants of one kernel, and leave them in the user's wisdom: this process' launchers take them from now on.
+
+    `batch`: 25088 on a GPU and 1568 on a processor unless named. `budget`: "60s", or a number of candidates.
+    `progress` is called after each candidate, in a thread of its own.
+    An interrupt saves the best so far, and then goes on as `KeyboardInterrupt`.
+    """
+    from ksgen.devices.base import default_batch
+    from ksgen.plan import PLANNER
+    from ksgen.tuning.job import Job
+    from ksgen.tuning.trials import TrialStore
+    from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
+
+    kernel = KernelSpec(pattern, precision, layout, epilogue or Epilogue())
+    options = Options(parse_budget(budget), strategy, family)
+    engine = open_engine(device, scheduler)
+    store = TrialStore()
+    try:
+        tuner = Tuner(engine, store, options)
+        (found,) = tuner.run([Job(kernel, batch or default_batch(engine.facts.limits))], progress or (lambda each: None))
+    finally:
+        engine.close()
+        store.close()
+    PLANNER.forget()
+    if tuner.stop.is_set():
+        raise KeyboardInterrupt
+    if isinstance(found, KsgenError):
+        raise found
+    return found

@@ -1,0 +1,71 @@
+"""Whether a GPU's clocks or temperature moved while something was timed, by NVML. Without nvidia-ml-py nothing is seen.
+
+Reads only: clocks are never locked or set.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ksgen.devices.base import Device
+
+CLOCK_SHARE = 0.03  # by which the multiprocessors' clock may change
+DEGREES = 5  # by which the temperature may
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What NVML says at one moment; None where it says nothing."""
+
+    megahertz: int | None = None  # of the multiprocessors
+    degrees: int | None = None  # Celsius
+    slowed: bool = False  # by heat, or for want of power
+
+    @classmethod
+    def of(cls, device: Device) -> "Clocks":
+        if device.kind != "cuda" or (found := _nvml(device.index, device.name)) is None:
+            return cls()
+        nvml, handle = found
+        slow = (
+            nvml.nvmlClocksThrottleReasonSwThermalSlowdown
+            | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+            | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        )
+        try:
+            return cls(
+                nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+                nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+                bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slow),
+            )
+        except nvml.NVMLError:
+            return cls()
+
+    def moved_since(self, before: "Clocks") -> set[str]:
+        """The marks that a figure gets which was measured in between."""
+        marks = set()
+        if self.megahertz and before.megahertz and abs(self.megahertz / before.megahertz - 1) > CLOCK_SHARE:
+            marks.add("clocks moved")
+        if self.degrees and before.degrees and abs(self.degrees - before.degrees) > DEGREES:
+            marks.add("temperature moved")
+        if self.slowed or before.slowed:
+            marks.add("clocks were held down")
+        return marks
+
+
+@cache
+def _nvml(index: int, name: str) -> tuple[Any, Any] | None:
+    """NVML and its handle of CUDA's GPU of that number; None where they cannot be matched."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        shown = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+        which = shown[index] if index < len(shown) else str(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(which)) if which.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(which)
+        found = pynvml.nvmlDeviceGetName(handle)
+    except (pynvml.NVMLError, AttributeError):
+        return None
+    return (pynvml, handle) if (found.decode() if isinstance(found, bytes) else found) == name else None

@@ -1,0 +1,168 @@
+"""The machines of a Dask cluster as one engine: workers with the resource `GPU=1` measure, any worker with a compiler compiles.
+
+Dask moves the jobs of a lost worker to others. Each worker keeps child processes of its own, as a local search does.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ksgen import __version__
+from ksgen.emit import template_digest
+from ksgen.errors import DeviceError, KsgenError
+from ksgen.families import FAMILIES
+from ksgen.resources import Binary
+from ksgen.roofline import Ceilings
+from ksgen.spec import KernelSpec
+from ksgen.tuning.engine import Engine, Entries
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.tuning.process import LostError, Worker
+
+RESOURCE = "GPU"
+CONNECT_SECONDS = 20
+LOSSES = 10  # workers that one task may lose before it is given up
+POLL_SECONDS = 1.0
+
+
+class ClusterEngine(Engine):
+    """The devices of one name in a Dask cluster: figures of different devices are never compared."""
+
+    def __init__(self, scheduler: str, device: str | None = None) -> None:
+        try:
+            import distributed
+        except ImportError as error:
+            raise KsgenError(f"--scheduler needs dask.distributed ({error}); pip install 'ksgen[tune]'") from None
+        self._device = device
+        self._facts: dict[str, Facts] = {}  # by the address of each worker that measures
+        self._guard = threading.Lock()
+        try:
+            self._client: Any = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise KsgenError(f"--scheduler {scheduler}: no Dask scheduler answers there ({error})") from None
+        try:
+            self.facts = self._most_common()
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            threads = sum(worker["nthreads"] for worker in workers.values())
+            super().__init__(compilers=max(1, threads), devices=max(1, len(self._eligible())))
+        except BaseException:
+            self._client.close()
+            raise
+
+    def close(self) -> None:
+        self._client.close()
+        super().close()
+
+    def _most_common(self) -> Facts:
+        """The device that the most workers have; `DeviceError` where none measures."""
+        self._eligible_facts()
+        names = Counter(facts.name for facts in self._facts.values())
+        if not names:
+            raise DeviceError(f"no worker of the cluster measures; start some with: dask worker ADDRESS --resources {RESOURCE}=1")
+        name, _ = names.most_common(1)[0]
+        return next(facts for facts in self._facts.values() if facts.name == name)
+
+    def _eligible_facts(self) -> None:
+        """Ask new workers what they have; forget those that are gone."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        measuring = [address for address, worker in workers.items() if worker.get("resources", {}).get(RESOURCE)]
+        for address in set(self._facts) - set(measuring):
+            del self._facts[address]
+        asked = {
+            address: self._client.submit(_facts, self._device, workers=[address], resources={RESOURCE: 1}, pure=False, retries=LOSSES)
+            for address in measuring
+            if address not in self._facts
+        }
+        for address, answer in asked.items():
+            with contextlib.suppress(TimeoutError):  # it is lost again, or not there yet
+                facts = answer.result(timeout=CONNECT_SECONDS)
+                _check_version(address, facts)
+                self._facts[address] = facts
+
+    def _eligible(self) -> list[str]:
+        """The workers whose device is the one that is tuned."""
+        with self._guard:
+            self._eligible_facts()
+            return sorted(address for address, facts in self._facts.items() if _is_same(facts, self.facts))
+
+    def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
+        # An OpenCL driver compiles for its own device only; nvcc does it anywhere.
+        found = self._run(_compile, self._device, kernel, candidate, self.facts, on_device=self.facts.dialect == "opencl")
+        if isinstance(found, Outcome):
+            raise LostError(found.reason, 0, found.state)
+        binary: Binary = found
+        return binary
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        outcomes: list[Outcome] = self._run(_measure, self._device, job, list(entries), runs, on_device=True, resources={RESOURCE: 1})
+        return outcomes
+
+    def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        ceilings: Ceilings = self._run(_ceilings, self._device, precision, operand, on_device=True, resources={RESOURCE: 1})
+        return ceilings
+
+    def _run(self, function: Any, *arguments: Any, on_device: bool, resources: dict[str, int] | None = None) -> Any:
+        """The result of a task. One whose workers are all lost is sent to those that came instead."""
+        import distributed
+
+        while True:
+            workers = self._eligible() if on_device else None
+            if workers == []:
+                raise DeviceError(f"every worker that measured on {self.facts.name} is lost; the trials so far are kept")
+            task = self._client.submit(function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources)
+            while workers is None or not set(workers).isdisjoint(self._eligible()):
+                with contextlib.suppress(TimeoutError):
+                    try:
+                        return task.result(timeout=POLL_SECONDS)
+                    except distributed.scheduler.KilledWorker as error:
+                        raise DeviceError(f"the cluster lost {LOSSES} workers one after the other: {error}") from None
+            task.cancel()
+
+
+def _is_same(facts: Facts, other: Facts) -> bool:
+    return (facts.name, facts.target, facts.driver_version) == (other.name, other.target, other.driver_version)
+
+
+def _check_version(address: str, facts: Facts) -> None:
+    here = (__version__, tuple(template_digest(family) for family in FAMILIES))
+    if (facts.ksgen, facts.templates) != here:
+        raise KsgenError(
+            f"{address} has ksgen {facts.ksgen} with other templates than this machine's ksgen {__version__}; install the same"
+        )
+
+
+# ---- what runs in a Dask worker: each of its threads has a child that compiles, and the process one that measures
+
+_own = threading.local()
+_measuring = threading.Lock()
+_benches: dict[str | None, Worker] = {}
+
+
+def _bench(device: str | None) -> Worker:
+    return _benches.setdefault(device, Worker(device))
+
+
+def _facts(device: str | None) -> Facts:
+    with _measuring:
+        return _bench(device).facts()
+
+
+def _ceilings(device: str | None, precision: str, operand: str | None) -> Ceilings:
+    with _measuring:
+        return _bench(device).ceilings(precision, operand)
+
+
+def _measure(device: str | None, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
+    with _measuring:
+        return _bench(device).measure(job, entries, runs)
+
+
+def _compile(device: str | None, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary | Outcome:
+    if not hasattr(_own, "worker"):
+        _own.worker = Worker(device)
+    worker: Worker = _own.worker
+    try:
+        return worker.compile(kernel, candidate, facts)
+    except LostError as lost:
+        return Outcome(lost.state, lost.reason)

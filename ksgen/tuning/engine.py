@@ -1,0 +1,117 @@
+"""Where candidates are compiled and measured: here, in child processes of this machine. Chooses nothing and keeps nothing.
+
+On a GPU, all cores compile while the device measures. A processor that is the device compiles first and measures then.
+"""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ksgen.build import compiling_is_forbidden, usable_cores
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.resources import Binary
+from ksgen.roofline import Ceilings
+from ksgen.spec import KernelSpec
+from ksgen.toolchain import find_compiler
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.tuning.process import STEP_SECONDS, LostError, Worker
+
+Entries = Sequence[tuple[Candidate, Binary]]
+
+
+class Engine(ABC):
+    """Compiles and measures for any number of jobs at once, each of which runs in a thread of its own."""
+
+    facts: Facts  # of the device, or of each of the devices, that measure
+
+    def __init__(self, compilers: int, devices: int) -> None:
+        self.compilers, self.devices = compilers, devices
+        self._compiling, self._measuring = ThreadPoolExecutor(compilers), ThreadPoolExecutor(devices)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether compiling leaves measurements undisturbed."""
+        return not self.facts.limits.is_cpu
+
+    @property
+    def jobs_at_once(self) -> int:
+        """As many as keep the devices busy: one is compiled for while another one's finalists are measured."""
+        return self.devices + 1 if self.overlaps else self.devices
+
+    def compile(self, kernel: KernelSpec, candidate: Candidate) -> Future[Binary | Outcome]:
+        """A binary, or why there is none."""
+        return self._compiling.submit(self._compile_safely, kernel, candidate)
+
+    def measure(self, job: Job, entries: Entries, runs: Runs) -> Future[list[Outcome]]:
+        return self._measuring.submit(self._measure, job, entries, runs)
+
+    def ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        return self._measuring.submit(self._ceilings, precision, operand).result()
+
+    def close(self) -> None:
+        """Ends all that runs; results that are still waited for are errors."""
+        for pool in (self._compiling, self._measuring):
+            pool.shutdown(cancel_futures=True)
+
+    def _compile_safely(self, kernel: KernelSpec, candidate: Candidate) -> Binary | Outcome:
+        try:
+            return self._compile(kernel, candidate)
+        except LostError as lost:
+            return Outcome(lost.state, f"compiling: {lost.reason}")
+        except KsgenError as error:
+            return Outcome("failed", f"compiling: {error}")
+
+    @abstractmethod
+    def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary: ...
+
+    @abstractmethod
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]: ...
+
+    @abstractmethod
+    def _ceilings(self, precision: str, operand: str | None) -> Ceilings: ...
+
+
+class LocalEngine(Engine):
+    """This machine: one child measures on its device, and one a core compiles."""
+
+    def __init__(
+        self, device: str | None = None, compilers: int | None = None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS
+    ) -> None:
+        super().__init__(compilers or usable_cores(), 1)
+        if compiling_is_forbidden():
+            raise ToolchainError("KSGEN_NO_COMPILE forbids compiling, which a search is made of; unset it to tune")
+        self._bench = Worker(device, preload, limit_s)
+        self._crew = [Worker(device, preload, limit_s) for _ in range(self.compilers)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._crew:
+            self._idle.put(worker)
+        try:
+            self.facts = self._measuring.submit(self._bench.facts).result()
+            if self.facts.kind == "cuda":
+                find_compiler()
+        except BaseException:
+            self.close()
+            raise
+
+    def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
+        worker = self._idle.get()
+        try:
+            return worker.compile(kernel, candidate, self.facts)
+        finally:
+            self._idle.put(worker)
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        return self._bench.measure(job, entries, runs)
+
+    def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        return self._bench.ceilings(precision, operand)
+
+    def close(self) -> None:
+        for worker in (self._bench, *self._crew):
+            worker.stop()
+        super().close()
+        for worker in (self._bench, *self._crew):
+            worker.close()

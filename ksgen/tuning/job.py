@@ -1,0 +1,83 @@
+"""The words of a search: a job, a candidate, what a device is, how to time, and what became of a candidate. Runs nothing.
+
+All of them travel between processes.
+"""
+
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from ksgen.devices.base import Limits
+from ksgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is tuned: one kernel at one batch."""
+
+    kernel: KernelSpec
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of compile-time constants."""
+
+    family: str
+    constants: Any
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.constants}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a search must know of the device that measures, without opening it."""
+
+    name: str
+    target: str
+    dialect: str
+    kind: str
+    driver_version: str
+    limits: Limits
+    ksgen: str  # version
+    templates: tuple[str, ...]  # digests, family by family
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How long to time: `seconds` for each candidate, and so many runs at least and at most.
+
+    Candidates take turns, `turns` each. One whose first runs are all slower than `give_up_us` gets no more of them.
+    """
+
+    least: int
+    most: int
+    seconds: float
+    turns: int = 1
+    give_up_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate: its runs, or why there are none."""
+
+    state: str  # as in a trial
+    reason: str = ""
+    microseconds: tuple[float, ...] = ()
+    note: str = ""
+
+    @property
+    def median_us(self) -> float:
+        return median(self.microseconds)
+
+    @property
+    def spread(self) -> float:
+        """(p90 - p10) / median."""
+        if len(self.microseconds) < 2:
+            return 0.0
+        tenths = quantiles(self.microseconds, n=10, method="inclusive")
+        return (tenths[-1] - tenths[0]) / self.median_us

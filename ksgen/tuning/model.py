@@ -1,0 +1,90 @@
+"""How long a candidate will take, before anything is compiled: a family's work over what the device was seen to do.
+
+Good for an order, not for a figure: there are no terms for latency, barriers or what a compiler makes of a text. Measures nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Any
+
+from ksgen.families import Family, Limits
+from ksgen.resources import Resources
+from ksgen.roofline import PRODUCTS, Ceilings
+from ksgen.spec import KernelSpec
+
+SHARE_OF_PEAK = 0.9  # of the multiply-adds that a probe does, in a kernel that also loads and stores
+CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's
+SHARED_BYTES_PER_S = 128 * 1.7e9  # of one multiprocessor: 128 bytes a clock
+ENOUGH_WARPS = 8  # of a multiprocessor, for one to multiply while another waits
+MANY_WAVES = 8  # beyond, blocks that end late hardly count
+LAUNCH_US = 1.2
+CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
+
+WARP = 32
+PARTITIONS = 4  # of a multiprocessor, each with its own registers
+MOST_THREADS = {"sm_75": 1024, "sm_86": 1536, "sm_87": 1536, "sm_89": 1536, "sm_120": 1536}  # of a multiprocessor; 2048 elsewhere
+MOST_BLOCKS = {"sm_75": 16, "sm_86": 16, "sm_87": 16, "sm_89": 24, "sm_120": 24}  # 32 elsewhere
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device as the model sees it."""
+
+    target: str
+    limits: Limits
+    multiprocessors: int
+    ceilings: Mapping[str, Ceilings]  # by family
+
+
+def resident_blocks(target: str, limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that share one multiprocessor; 0: not even one fits."""
+    warps = -(-threads // WARP)
+    blocks = min(MOST_BLOCKS.get(target, 32), MOST_THREADS.get(target, 2048) // threads)
+    if registers:
+        of_a_warp = -(-registers * WARP // 256) * 256  # allocated in units
+        blocks = min(blocks, limits.registers // PARTITIONS // of_a_warp * PARTITIONS // warps)
+    while blocks > 0 and shared_bytes > limits.shared_bytes_for(blocks):
+        blocks -= 1
+    return blocks
+
+
+def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
+    """The longest of the times that memory, cache, shared memory and multiply-adds take; infinite where no block fits."""
+    work, ceilings = family.work(kernel, constants, batch), machine.ceilings[family.name]
+    memory_s = work.memory_bytes / ceilings.bytes_per_s
+    flops = 2 * work.multiply_adds
+    if machine.limits.is_cpu:  # its shared memory is its cache, which the same instructions read
+        crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
+        return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6
+    threads = family.geometry(kernel, constants, batch).block
+    resident = resident_blocks(
+        machine.target, machine.limits, threads, min(255, family.registers(kernel, constants)), family.shared_bytes(kernel, constants)
+    )
+    if not resident:
+        return float("inf")
+    multiply_s = flops / (ceilings.flops_per_s * PRODUCTS.get(kernel.precision, 1) * SHARE_OF_PEAK)
+    inside_s = max(multiply_s, work.shared_bytes / (machine.multiprocessors * SHARED_BYTES_PER_S))
+    warps = resident * -(-threads // WARP)
+    idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
+    cache_s = work.cache_bytes / (ceilings.bytes_per_s * CACHE_RATE)
+    busiest_s = inside_s * idle * _unevenness(work.blocks / machine.multiprocessors)
+    return max(memory_s, cache_s, busiest_s) * 1e6 + LAUNCH_US
+
+
+def _unevenness(waves: float) -> float:
+    """How much longer the busiest multiprocessor works than the average one."""
+    return 1 + 0.5 / waves if waves > MANY_WAVES else ceil(waves) / waves
+
+
+def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, found: Resources) -> str:
+    """Why a compiled candidate is not worth measuring; empty where it is."""
+    if found.spill_bytes:
+        return f"spills {found.spill_bytes} bytes a thread"
+    if machine.limits.is_cpu or found.registers is None:
+        return ""
+    threads = family.geometry(kernel, constants, 1).block
+    shared_bytes = family.shared_bytes(kernel, constants) + (found.shared_bytes or 0)
+    if not resident_blocks(machine.target, machine.limits, threads, found.registers, shared_bytes):
+        return f"no block fits a multiprocessor: {threads} threads of {found.registers} registers, {shared_bytes} bytes of shared memory"
+    return ""

@@ -1,0 +1,122 @@
+"""All candidates of one job, each with its predicted time: what a strategy chooses from. Compiles and measures nothing."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, log2
+from typing import Any
+
+import numpy as np
+
+from ksgen.errors import ConstantsError, LaunchError
+from ksgen.families import FAMILIES, Limits, family_named
+from ksgen.plan import check_fit, check_grid
+from ksgen.spec import KernelSpec
+from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.model import Machine, predict_us
+from ksgen.tuning.surrogate import Array, Points, features
+from ksgen.tuning.trials import Trial
+
+MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Candidates in the order in which they are tried first: guesses from before, then by predicted time."""
+
+    job: Job
+    candidates: tuple[Candidate, ...]
+    predicted_us: tuple[float, ...]
+    guesses: int  # how many of the first are guesses
+    points: Points = field(repr=False)  # of the candidates, then of other jobs' trials
+    others: Array = field(repr=False)  # log2 of those trials' times
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def neighbours(self, index: int) -> list[int]:
+        """Candidates of the same family that differ in one constant."""
+        mine = self.candidates[index]
+        return [number for number, other in enumerate(self.candidates) if other.family == mine.family and _differences(mine, other) == 1]
+
+
+def make_pool(
+    job: Job, machine: Machine, families: Collection[str], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
+) -> Pool:
+    """Every candidate of these families that may run; guesses that may not are left out. `trials`: of other jobs, to learn from."""
+    first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
+    listed = [
+        Candidate(name, constants) for name in families for constants in family_named(name).space(job.kernel, machine.limits)
+    ]  # fmt: skip
+    predict = _predictor(job, machine)
+    times = {each: predict(each) for each in dict.fromkeys([*first, *listed])}
+    ranked = sorted((each for each in times if each not in first and isfinite(times[each])), key=lambda each: times[each])
+    candidates = (*first, *(each for each in ranked if _grid_fits(each, job)))
+    known = _usable(trials, job, families)[-MOST_OTHERS:]
+    return Pool(
+        job, candidates, tuple(times[each] for each in candidates), len(first),
+        _points([*((job, each, times[each]) for each in candidates), *_known_rows(known)]),
+        np.array([log2(trial.median_us or 1) for trial in known]),
+    )  # fmt: skip
+
+
+def served_families(kernel: KernelSpec, limits: Limits) -> list[str]:
+    """The families that can serve a kernel on such a device."""
+    return [name for name, family in FAMILIES.items() if family.serves(kernel, limits)]
+
+
+def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:
+    return [(Job(trial.kernel, trial.batch), Candidate(trial.family, trial.constants), trial.predicted_us or 1.0) for trial in trials]
+
+
+def _usable(trials: Sequence[Trial], job: Job, families: Collection[str]) -> list[Trial]:
+    return [
+        trial
+        for trial in trials
+        if trial.median_us and trial.predicted_us and trial.family in families and Job(trial.kernel, trial.batch) != job
+    ]
+
+
+def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:
+    numbers: dict[Job, int] = {}
+    for job, _, _ in rows:
+        numbers.setdefault(job, len(numbers))
+    kinds = features([_kernel_row(job) for job in numbers])
+    jobs = np.array([numbers[job] for job, _, _ in rows], int)
+    return Points(
+        features([_constants_row(candidate) for _, candidate, _ in rows]), kinds[jobs], jobs, np.array([log2(us) for _, _, us in rows])
+    )
+
+
+def _constants_row(candidate: Candidate) -> dict[str, Any]:
+    """Each family's constants are its own."""
+    return {"family": candidate.family} | {f"{candidate.family}.{name}": value for name, value in vars(candidate.constants).items()}
+
+
+def _kernel_row(job: Job) -> dict[str, Any]:
+    kernel, pattern = job.kernel, job.kernel.pattern
+    return {"b": pattern.b, "c": pattern.c, "d": pattern.d, "precision": kernel.precision, "layout": kernel.layout}
+
+
+def _predictor(job: Job, machine: Machine) -> Callable[[Candidate], float]:
+    return lambda each: predict_us(machine, family_named(each.family), job.kernel, each.constants, job.batch)
+
+
+def _may_run(candidate: Candidate, job: Job, machine: Machine) -> bool:
+    try:
+        check_fit(candidate.family, candidate.constants, job.kernel, machine.limits)
+    except ConstantsError:
+        return False
+    return _grid_fits(candidate, job)
+
+
+def _grid_fits(candidate: Candidate, job: Job) -> bool:
+    try:
+        check_grid(job.kernel, candidate.family, candidate.constants, job.batch)
+    except LaunchError:
+        return False
+    return True
+
+
+def _differences(one: Candidate, other: Candidate) -> int:
+    theirs = vars(other.constants)
+    return sum(theirs[name] != value for name, value in vars(one.constants).items())

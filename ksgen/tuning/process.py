@@ -1,0 +1,154 @@
+"""A parent's handle on a child process that compiles and measures: starts it, calls it, and starts it again when it is lost."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+from ksgen.errors import DeviceError
+from ksgen.resources import Binary
+from ksgen.roofline import Ceilings
+from ksgen.spec import KernelSpec
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+
+STEP_SECONDS = 60.0  # that a child may take for one step: compiling, checking or timing one candidate
+GRACE_SECONDS = 15.0  # after which a child that its own alarm did not end is killed from here
+
+
+class LostError(Exception):
+    """The child is gone: it crashed, it took too long, or a candidate made its device fail."""
+
+    def __init__(self, reason: str, at: int, state: str = "failed") -> None:
+        super().__init__(reason)
+        self.reason, self.at, self.state = reason, at, state  # `at`: the entry that it was working on
+
+
+class Worker:
+    """One child. It is started at the first call, and used by one thread at a time."""
+
+    def __init__(self, device: str | None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS) -> None:
+        """`preload`: modules that the child imports first, such as one that registers a family."""
+        self._arguments = (str(limit_s), device or "", *preload)
+        self._limit_s = limit_s
+        self._is_stopped = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._errors: IO[bytes] | None = None
+
+    def facts(self) -> Facts:
+        facts: Facts = self._ask("facts")
+        return facts
+
+    def ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        ceilings: Ceilings = self._ask("ceilings", precision, operand)
+        return ceilings
+
+    def compile(self, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary:
+        """`ToolchainError` where the compiler refuses it, `LostError` where it hangs or crashes."""
+        binary: Binary = self._call("compile", kernel, candidate, facts.target, facts.dialect)
+        return binary
+
+    def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
+        """One outcome an entry. Those that bring the child down are named, and the others are measured by the next child."""
+        outcomes: dict[int, Outcome] = {}
+        left = list(range(len(entries)))
+        while left:
+            try:
+                found = self._call("measure", job, [entries[index] for index in left], runs)
+            except LostError as lost:
+                if self._is_stopped:
+                    raise
+                outcomes[left.pop(lost.at)] = Outcome(lost.state, lost.reason)
+            else:
+                outcomes |= zip(left, found, strict=True)
+                break
+        return [outcomes[index] for index in range(len(entries))]
+
+    def stop(self) -> None:
+        """End the child for good, also from another thread: its calls then fail."""
+        self._is_stopped = True
+        self._kill()
+
+    def _kill(self) -> None:
+        if (child := self._child) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Not while another thread's call is under way: `stop` ends that."""
+        self._kill()
+        if self._child is not None:
+            self._child.wait()
+        for each in (self._connection, self._errors):
+            if each is not None:
+                each.close()
+        self._child = self._connection = self._errors = None
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """A call in which no candidate takes part: whatever goes wrong is the device's."""
+        try:
+            return self._call(function, *arguments)
+        except LostError as lost:
+            raise DeviceError(f"the process that measures: {lost.reason}") from None
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        at = 0
+        if self._is_stopped:
+            raise LostError("it was stopped", at)
+        try:
+            connection = self._started()
+            connection.send((function, arguments))
+            word, *rest = self._receive(connection)
+            while word == "at":
+                (at,) = rest
+                word, *rest = self._receive(connection)
+        except (EOFError, ConnectionError, TimeoutError) as error:
+            raise self._lost(at, isinstance(error, TimeoutError)) from None
+        if word == "guilty":
+            self.close()
+            raise LostError(rest[0], at)
+        if word == "error":
+            kind, message = rest
+            raise kind(message)
+        return rest[0]
+
+    def _receive(self, connection: Connection) -> Any:
+        if not connection.poll(self._limit_s + GRACE_SECONDS):
+            raise TimeoutError
+        return connection.recv()
+
+    def _started(self) -> Connection:
+        if self._child is None or self._connection is None:
+            self._connection, theirs = Pipe()
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
+            paths = [os.path.abspath(path) for path in sys.path]
+            command = [sys.executable, "-m", "ksgen.tuning.worker", str(theirs.fileno()), *self._arguments]
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # an interrupt is for the parent to handle
+            )  # fmt: skip
+            theirs.close()
+        return self._connection
+
+    def _lost(self, at: int, is_late: bool) -> LostError:
+        """Ends what is left of the child, and says why it is lost."""
+        if self._child is None or self._errors is None:
+            return LostError("it was stopped", at)
+        if is_late:
+            self._kill()
+        status = self._child.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = next((f" ({line.strip()[:200]})" for line in reversed(lines) if line.strip()), "")
+        self.close()
+        if is_late or status == -signal.SIGALRM:
+            return LostError(f"not done after {self._limit_s:g} s", at, "hung")
+        died = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return LostError(f"the process died of it: {died}{said}", at)

@@ -1,0 +1,147 @@
+"""One self-contained HTML page of what a search saw: for each job its winner, figures, and every candidate with its fate.
+
+Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup, escape
+
+from ksgen import __version__
+from ksgen.errors import KsgenError
+from ksgen.families import family_named
+from ksgen.tuning import figures
+from ksgen.tuning.candidates import reasons, table_of
+from ksgen.tuning.sections import Section, rank_correlation, sections_of, time_us
+from ksgen.tuning.trials import Trial
+from ksgen.wisdom import replace_file
+
+SHOWN_ROWS = 12  # of a table, until the reader asks for all
+LEAST_PREDICTED = 3  # candidates, for a picture of the cost model
+
+
+class Drawn(NamedTuple):
+    """A figure and the sentence under it."""
+
+    svg: Markup
+    caption: str = ""
+
+
+def write_report(trials: Sequence[Trial], path: Path) -> None:
+    """Write the page; it appears whole or not at all. `KsgenError` without trials, and without matplotlib."""
+    if not trials:
+        raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")
+    replace_file(path, page(trials))
+
+
+def page(trials: Sequence[Trial]) -> str:
+    """The page's text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["wrapped"] = _wrapped
+    sections = sections_of(trials)
+    devices = _once(trial.device for trial in trials)
+    return environment.get_template("report.html.j2").render(
+        devices=", ".join(devices),
+        facts=[
+            _count(len(sections), "job"),
+            _count(len(trials), "candidate"),
+            *_once(trial.compiler for trial in trials),
+            *(f"driver {each}" for each in _once(trial.driver for trial in trials)),
+            f"ksgen {__version__}",
+        ],
+        sections=[_shown(section, number, len(devices) > 1) for number, section in enumerate(sections, start=1)],
+        palette=figures.PALETTE,
+        point=figures.POINT,
+        best=figures.BEST,
+        winner=figures.WINNER,
+        floor=figures.FLOOR,
+        shown_rows=SHOWN_ROWS,
+    )
+
+
+def _shown(section: Section, number: int, name_device: bool) -> dict[str, Any]:
+    return {
+        "anchor": f"job-{number}",
+        "title": f"{section.title} on {section.device}" if name_device else section.title,
+        "name": section.kernel.name,
+        "winner": section.winner,
+        "summary": section.summary,
+        "said": section.said,
+        "reasons": reasons(section.trials),
+        "overview": _overview(section),
+        "families": [
+            {"name": name, "why": family_named(name).why, "figures": _constants(trials), "table": table_of(trials, section.winner)}
+            for name, trials in section.by_family.items()
+        ],
+    }
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
+
+
+def _once(words: Iterable[str]) -> list[str]:
+    return [word for word in dict.fromkeys(words) if word]
+
+
+def _overview(section: Section) -> list[Drawn]:
+    """The search's way to its winner, what the cost model is worth, and what the device could do."""
+    if not (winner := section.winner):
+        return []
+    times = [time_us(trial) for trial in section.measured]
+    place = section.measured.index(winner) + 1
+    drawn = [Drawn(Markup(figures.best_so_far(times, winner.floor_us)), f"The winner was candidate {place} of {len(times)}.")]
+    predicted = [(trial.predicted_us, time_us(trial)) for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
+    if len(predicted) >= LEAST_PREDICTED:
+        drawn.append(_cost_model([guess for guess, _ in predicted], [time for _, time in predicted]))
+    if winner.bytes_per_s and winner.flops_per_s:
+        drawn.append(_roofline(winner, winner.bytes_per_s, winner.flops_per_s))
+    return drawn
+
+
+def _cost_model(predicted_us: list[float], times_us: list[float]) -> Drawn:
+    of_winner = predicted_us[times_us.index(min(times_us))]
+    first = sum(each <= of_winner for each in predicted_us)
+    correlation = rank_correlation(predicted_us, times_us)
+    caption = f"Rank correlation {correlation:.2f}; the winner was among the model's first {first} of {len(times_us)}."
+    return Drawn(Markup(figures.predictions(predicted_us, times_us)), caption)
+
+
+def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -> Drawn:
+    flops = winner.kernel.flops(winner.batch)
+    flop_per_byte = flops / winner.kernel.bytes(winner.batch)
+    reached = flops / time_us(winner) * 1e6
+    bound = "copying" if flop_per_byte * most_bytes_per_s < most_flops_per_s else "multiply-adds"
+    share = reached / min(most_flops_per_s, flop_per_byte * most_bytes_per_s)
+    seen = f"The device was seen to copy {_rate(most_bytes_per_s, 'B/s')} and to compute {_rate(most_flops_per_s, 'FLOP/s')}."
+    caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. {seen}"
+    return Drawn(Markup(figures.roofline(flop_per_byte, reached, most_bytes_per_s, most_flops_per_s)), caption)
+
+
+def _rate(a_second: float, unit: str) -> str:
+    return f"{a_second / 1e12:.3g} T{unit}" if a_second >= 1e12 else f"{a_second / 1e9:.3g} G{unit}"
+
+
+def _wrapped(name: str) -> Markup:
+    """A name that may be broken after its underscores."""
+    return escape(name).replace("_", Markup("_<wbr>"))
+
+
+def _constants(trials: Sequence[Trial]) -> list[Drawn]:
+    """A figure for each constant of a family."""
+    measured = [trial for trial in trials if trial.state == "measured"]
+    if not measured:
+        return []
+    times = [time_us(trial) for trial in measured]
+    best = vars(min(measured, key=time_us).constants)
+    return [
+        Drawn(Markup(figures.constant(name, [getattr(trial.constants, name) for trial in measured], times, value)))
+        for name, value in best.items()
+    ]

@@ -1,0 +1,284 @@
+"""One job's search: what a strategy proposes is compiled, measured and kept; the best few are measured again, side by side.
+
+Says what it does through a callback. Never writes wisdom: what it returns is for its caller to save.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ksgen import __version__
+from ksgen.emit import template_digest
+from ksgen.errors import KsgenError
+from ksgen.families import family_named
+from ksgen.resources import Binary
+from ksgen.tuning.engine import Engine
+from ksgen.tuning.job import Candidate, Job, Outcome, Runs
+from ksgen.tuning.model import Machine, misfit
+from ksgen.tuning.pool import Pool
+from ksgen.tuning.process import LostError
+from ksgen.tuning.strategies import Strategy
+from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.wisdom import Entry
+
+FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
+HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
+FINALISTS = 8
+CLOSE = 1.2  # times the best: who is slower is no finalist
+FINAL_TURNS = 3
+FINAL_SECONDS = 0.25  # of each round, for all finalists together
+WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a search ends that would go on."""
+
+    seconds: float | None = None
+    candidates: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a search tells while it runs."""
+
+    job: Job
+    phase: str  # "searching", "finals" or "done"
+    looked: int  # candidates that are done
+    left: int  # candidates that may follow
+    left_s: float | None  # how long these may take
+    best: Trial | None
+    last: Trial | None  # the candidate that was just looked at
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found: the fastest trial, and the guess it began with, measured beside it."""
+
+    job: Job
+    best: Trial
+    default: Trial | None  # the family's default, where it could be measured
+    looked: int
+    measured_now: int  # of them, those not known from an earlier search
+    seconds: float
+    is_complete: bool  # false where the search was stopped
+
+    def entry(self) -> Entry:
+        """The best one as wisdom."""
+        best = self.best
+        measured = {
+            "median_us": round(best.median_us or 0, 3),
+            "floor_us": round(best.floor_us or 0, 3),
+            "spread": round(best.spread or 0, 4),
+            "driver": best.driver,
+            "compiler": best.compiler,
+            "ksgen": __version__,
+            "template": best.template,
+            "date": best.measured_at,
+        }
+        return Entry(best.kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
+
+
+class Search:
+    """The search for one job. `known`: trials from before, which are not measured again."""
+
+    def __init__(
+        self, pool: Pool, strategy: Strategy, engine: Engine, machine: Machine, store: TrialStore,
+        budget: Budget, stop: threading.Event, say: Callable[[Progress], None],
+        known: Mapping[Candidate, Trial], default: Candidate | None,
+    ) -> None:  # fmt: skip
+        self.pool, self.strategy, self.engine, self.machine, self.store = pool, strategy, engine, machine, store
+        self.budget, self.stop, self.say, self.known, self.default = budget, stop, say, known, default
+        self.job = pool.job
+        self.trials: dict[int, Trial] = {}  # of the candidates that are done
+        self._binaries: dict[int, Binary] = {}
+        self._begin = time.monotonic()
+        self._asked = self._measured_now = 0
+        self._last: Trial | None = None
+        self._compiling: dict[Future[Binary | Outcome], int] = {}
+        self._built: deque[int] = deque()
+        self._measuring: dict[Future[list[Outcome]], int] = {}
+
+    def run(self) -> Tuned:
+        """Raises `KsgenError` where no candidate could be measured."""
+        try:
+            self._explore()
+            self._finals()
+        except (LostError, CancelledError):  # what was under way when it was stopped
+            if not self.stop.is_set():
+                raise
+        best = self._best()
+        if best is None:
+            raise KsgenError(f"{self.job}: {self._why_nothing()}")
+        default = next((each for each in self.trials.values() if _candidate(each) == self.default and each.median_us), None)
+        self._tell("done")
+        seconds = time.monotonic() - self._begin
+        return Tuned(self.job, best, default, len(self.trials), self._measured_now, seconds, not self.stop.is_set())
+
+    # ---- looking at candidates
+
+    def _explore(self) -> None:
+        while not self.stop.is_set():
+            self._ask()
+            self._measure()
+            under_way: set[Future[Any]] = {*self._compiling, *self._measuring}
+            if not under_way:
+                return
+            done, _ = wait(under_way, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                if self.stop.is_set():
+                    return
+                if future in self._compiling:
+                    self._compiled(self._compiling.pop(future), future.result())
+                else:
+                    index = self._measuring.pop(future)
+                    self._done(index, self._trial_of(index, future.result()[0]))
+
+    def _ask(self) -> None:
+        """Keep every compiler busy; where the processor itself measures, only between measurements."""
+        ahead = self.engine.compilers + self.engine.devices if self.engine.overlaps else 2 * self.engine.compilers
+        if not self.engine.overlaps and (self._built or self._measuring):
+            return
+        while len(self._compiling) + len(self._built) < ahead and not self._is_spent():
+            index = self.strategy.ask()
+            if index is None:
+                return
+            self._asked += 1
+            candidate = self.pool.candidates[index]
+            if candidate in self.known:
+                self._done(index, self.known[candidate])
+            else:
+                self._compiling[self.engine.compile(self.job.kernel, candidate)] = index
+
+    def _is_spent(self) -> bool:
+        seconds, candidates = self.budget.seconds, self.budget.candidates
+        is_late = seconds is not None and time.monotonic() - self._begin >= seconds
+        return is_late or (candidates is not None and self._asked >= candidates)
+
+    def _compiled(self, index: int, result: Binary | Outcome) -> None:
+        candidate = self.pool.candidates[index]
+        if isinstance(result, Outcome):
+            return self._done(index, self._trial_of(index, result))
+        self._binaries[index] = result
+        family = family_named(candidate.family)
+        if why := misfit(self.machine, family, self.job.kernel, candidate.constants, result.resources):
+            return self._done(index, self._trial_of(index, Outcome("pruned", why)))
+        return self._built.append(index)
+
+    def _measure(self) -> None:
+        while self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling):
+            index = self._built.popleft()
+            best = self._best()
+            give_up_us = HOPELESS * best.median_us if best and best.median_us else None
+            self._measuring[self._measured([index], replace(FIRST, give_up_us=give_up_us))] = index
+
+    def _measured(self, indexes: Sequence[int], runs: Runs) -> Future[list[Outcome]]:
+        return self.engine.measure(self.job, [(self.pool.candidates[index], self._binaries[index]) for index in indexes], runs)
+
+    def _done(self, index: int, trial: Trial) -> None:
+        self.trials[index] = self._last = trial
+        if self.known.get(self.pool.candidates[index]) is not trial:
+            self._measured_now += 1
+            self.store.add(trial)
+        self.strategy.tell(index, trial.median_us)
+        self._tell("searching")
+
+    # ---- the best of them, side by side
+
+    def _finals(self) -> None:
+        """Successive halving: the faster half goes on to the next round, which takes as long and so gives each more runs."""
+        finalists = [] if self.stop.is_set() else self._finalists()
+        self._build(finalists)
+        finalists = [index for index in finalists if index in self._binaries]
+        runs: dict[int, list[float]] = {index: [] for index in finalists}
+        while finalists and not self.stop.is_set():
+            self._tell("finals")
+            plan = Runs(2 * FINAL_TURNS, 300, FINAL_SECONDS / len(finalists), FINAL_TURNS)
+            for index, outcome in zip(finalists, self._measured(finalists, plan).result(), strict=True):
+                if self.stop.is_set():
+                    return
+                runs[index] += outcome.microseconds
+                everything = replace(outcome, microseconds=tuple(runs[index])) if outcome.state == "measured" else outcome
+                self.trials[index] = self._trial_of(index, everything)
+                self.store.add(self.trials[index])
+            finalists = sorted(
+                (each for each in finalists if self.trials[each].median_us), key=lambda each: self.trials[each].median_us or 0
+            )
+            if len(finalists) <= 2:
+                return
+            finalists = finalists[: -(-len(finalists) // 2)]
+
+    def _finalists(self) -> list[int]:
+        """The fastest, and the guesses: what launchers would take without this search."""
+        timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
+        if not timed:
+            return []
+        close = [index for us, index in timed[:FINALISTS] if us <= CLOSE * timed[0][0]]
+        return list(dict.fromkeys([*close, *(index for _, index in timed if index < self.pool.guesses)]))
+
+    def _build(self, indexes: Sequence[int]) -> None:
+        """Those known from an earlier search have no binary yet."""
+        missing = {
+            self.engine.compile(self.job.kernel, self.pool.candidates[index]): index for index in indexes if index not in self._binaries
+        }
+        for future, index in missing.items():
+            result = future.result()
+            if isinstance(result, Binary):
+                self._binaries[index] = result
+
+    # ---- what is known
+
+    def _best(self) -> Trial | None:
+        timed = [trial for trial in self.trials.values() if trial.median_us is not None]
+        return min(timed, key=lambda trial: trial.median_us or 0, default=None)
+
+    def _trial_of(self, index: int, outcome: Outcome) -> Trial:
+        candidate, job = self.pool.candidates[index], self.job
+        binary, facts = self._binaries.get(index), self.engine.facts
+        ceilings = self.machine.ceilings[candidate.family]
+        runs = outcome.microseconds
+        made = binary.provenance if binary else {}
+        return Trial(
+            kernel=job.kernel, batch=job.batch, device=facts.name, family=candidate.family, constants=candidate.constants,
+            template=template_digest(candidate.family), state=outcome.state, reason=outcome.reason,
+            median_us=outcome.median_us if runs else None, spread=outcome.spread if runs else None, runs=len(runs),
+            predicted_us=self.pool.predicted_us[index], floor_us=ceilings.floor_s(job.kernel, job.batch) * 1e6,
+            bytes_per_s=ceilings.bytes_per_s, flops_per_s=ceilings.flops_per_s,
+            registers=binary.resources.registers if binary else None,
+            shared_bytes=family_named(candidate.family).shared_bytes(job.kernel, candidate.constants),
+            note=outcome.note, driver=facts.driver_version,
+            compiler=f"{made.get('compiler', '')} {made.get('compiler_version', '')}".strip(),
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
+    def _tell(self, phase: str) -> None:
+        left = self.strategy.left()
+        if self.budget.candidates is not None:
+            left = min(left, max(0, self.budget.candidates - self._asked))
+        spent = time.monotonic() - self._begin
+        left_s = spent / self._measured_now * left if self._measured_now else None
+        if self.budget.seconds is not None:
+            rest = max(0.0, self.budget.seconds - spent)
+            left_s = rest if left_s is None else min(left_s, rest)
+        if phase == "done":
+            left, left_s = 0, 0.0
+        self.say(Progress(self.job, phase, len(self.trials), left, left_s, self._best(), self._last))
+
+    def _why_nothing(self) -> str:
+        if self.stop.is_set():
+            return "the search was stopped before any candidate was measured"
+        states: dict[str, Any] = {}
+        for trial in self.trials.values():
+            states.setdefault(trial.state, trial.reason)
+        if not states:
+            return "no family has a candidate for it on this device"
+        return "no candidate could be measured; " + "; ".join(f"{state}: {reason}" for state, reason in states.items())
+
+
+def _candidate(trial: Trial) -> Candidate:
+    return Candidate(trial.family, trial.constants)

@@ -1,0 +1,95 @@
+"""What a report says of one job: its winner, the numbers beside it, and which trials count. Draws nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from ksgen.spec import KernelSpec
+from ksgen.tuning.candidates import counted, microseconds, share
+from ksgen.tuning.trials import Trial
+
+
+@dataclass(frozen=True)
+class Section:
+    """One job and its trials, in the order in which they were looked at."""
+
+    kernel: KernelSpec
+    batch: int
+    device: str
+    trials: tuple[Trial, ...]
+    left_out: int  # trials of other template versions
+
+    @cached_property
+    def measured(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.state == "measured"]
+
+    @cached_property
+    def winner(self) -> Trial | None:
+        return min(self.measured, key=time_us, default=None)
+
+    @property
+    def by_family(self) -> dict[str, list[Trial]]:
+        """The winner's family first."""
+        first = [self.winner.family] if self.winner else []
+        names = dict.fromkeys((*first, *(trial.family for trial in self.trials)))
+        return {name: [trial for trial in self.trials if trial.family == name] for name in names}
+
+    @property
+    def title(self) -> str:
+        words = (self.kernel.precision, self.kernel.layout, *self.kernel.epilogue.words)
+        only = " only" if self.kernel.batch else ""
+        return f"{self.kernel.pattern} {' '.join(words)}, batch {self.batch}{only}"
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The job's line in the table of all jobs: time, share of the floor, gain, candidates, the winner."""
+        if not (winner := self.winner):
+            return ("", "", "", str(len(self.trials)), "none was measured")
+        gain = f"{time_us(self.measured[0]) / time_us(winner):.2f}"
+        names = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), gain, str(len(self.trials)))
+        return (*names, f"{winner.family}: {winner.constants}")
+
+    @property
+    def said(self) -> list[str]:
+        """Sentences about the winner, and about what became of the candidates."""
+        lines = [f"{len(self.trials)} candidates: {counted(self.trials)}."]
+        if self.left_out:
+            lines.append(f"{self.left_out} of earlier versions of the templates are left out.")
+        if not (winner := self.winner):
+            return ["No candidate was measured.", *lines]
+        gain = time_us(self.measured[0]) / time_us(winner)
+        floor = f" The floor is {microseconds(winner.floor_us)} µs." if winner.floor_us else ""
+        spread = "" if winner.spread is None else f", which spread over {winner.spread:.1%}"
+        first = f"{gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}.{floor}"
+        return [first, *([f"Of its time: {winner.note}."] if winner.note else []), *lines]
+
+
+def sections_of(trials: Sequence[Trial]) -> list[Section]:
+    """By device, kernel and batch, in the order in which they come; of each family, only its template's last version."""
+    jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
+    for trial in trials:
+        jobs.setdefault((trial.device, trial.kernel, trial.batch), []).append(trial)
+    sections = []
+    for (device, kernel, batch), found in jobs.items():
+        last = {trial.family: trial.template for trial in found}
+        present = tuple(trial for trial in found if trial.template == last[trial.family])
+        sections.append(Section(kernel, batch, device, present, len(found) - len(present)))
+    return sections
+
+
+def time_us(trial: Trial) -> float:
+    return trial.median_us or inf
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's; NaN where either is the same throughout."""
+    ranks = []
+    for values in (first, second):
+        _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[at])  # equal values share their mean rank
+    deviations = [each - each.mean() for each in ranks]
+    scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
+    return float((deviations[0] * deviations[1]).sum()) / scale if scale else float("nan")

@@ -1,0 +1,148 @@
+"""In which order candidates are looked at, and when a search has seen enough. Only numbers go in and out: nothing runs here.
+
+A strategy is asked for candidates of a pool and told what became of them, in any order.
+"""
+
+import random
+from collections.abc import Iterator
+from math import erf, exp, log2, pi, sqrt
+from typing import Protocol
+
+import numpy as np
+
+from ksgen.tuning.pool import Pool
+from ksgen.tuning.surrogate import Array, expect
+
+WINDOW = 1500  # candidates of the model's order that are weighed against each other
+LEAST = 8  # candidates that are measured before a search may end by itself
+MOST = 96  # after which it ends in any case
+WORTH = 0.01  # of the best time: a smaller expected gain is not worth another candidate
+BOLDNESS = 0.5  # standard deviations by which an unsure candidate is given the benefit of the doubt
+
+
+class Strategy(Protocol):
+    """An order of candidates."""
+
+    def ask(self) -> int | None:
+        """The next candidate to look at; None while, or once, there is none worth it."""
+        ...
+
+    def tell(self, index: int, us: float | None) -> None:
+        """Its time, or None where it has none."""
+        ...
+
+    def left(self) -> int:
+        """How many more there will be, as far as can be said."""
+        ...
+
+
+class Listed:
+    """A fixed order: all of it."""
+
+    def __init__(self, order: list[int]) -> None:
+        self._order: Iterator[int] = iter(order)
+        self._left = len(order)
+
+    def ask(self) -> int | None:
+        following = next(self._order, None)
+        self._left -= following is not None
+        return following
+
+    def tell(self, index: int, us: float | None) -> None: ...
+
+    def left(self) -> int:
+        return self._left
+
+
+def exhaustive(pool: Pool) -> Strategy:
+    """Every candidate, the most promising ones first."""
+    return Listed(list(range(len(pool))))
+
+
+def shuffled(pool: Pool) -> Strategy:
+    """Every candidate in a random order, after the guesses; the same order for the same job."""
+    order = list(range(pool.guesses, len(pool)))
+    random.Random(f"{pool.job}").shuffle(order)
+    return Listed([*range(pool.guesses), *order])
+
+
+class Model:
+    """The cost model's order, corrected by what was measured: the candidate that may turn out the fastest is next, in turn
+    from all and from those that differ from the best one in one constant. Ends where no candidate promises a gain."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._times: dict[int, float] = {}  # log2
+        self._asked: dict[int, None] = {}
+        self._done: set[int] = set()
+        self._near: tuple[int, list[int]] = (-1, [])  # the best one and its neighbours
+        self._is_over = False
+
+    def ask(self) -> int | None:
+        if len(self._asked) < self._pool.guesses:
+            return self._take(len(self._asked))
+        if self._is_over or len(self._asked) >= min(MOST, len(self._pool)):
+            return None
+        return self._promising()
+
+    def tell(self, index: int, us: float | None) -> None:
+        self._asked[index] = None
+        self._done.add(index)
+        if us is not None:
+            self._times[index] = log2(us)
+
+    def left(self) -> int:
+        return 0 if self._is_over else max(0, min(MOST, len(self._pool)) - len(self._asked))
+
+    def _take(self, index: int) -> int:
+        self._asked[index] = None
+        return index
+
+    def _promising(self) -> int | None:
+        near = self._neighbours()
+        open_ones = np.array([index for index in sorted({*range(min(WINDOW, len(self._pool))), *near}) if index not in self._asked], int)
+        if not len(open_ones):
+            return None
+        mean, spread = self._expected(open_ones)
+        if self._times:
+            best = min(self._times.values())
+            if len(self._done) >= LEAST and _gain(best, mean, spread).max() < WORTH:
+                self._is_over = len(self._done) == len(self._asked)  # what is under way may still change it
+                return None
+        value = mean - BOLDNESS * spread
+        is_near = np.isin(open_ones, near)
+        if len(self._asked) % 2 and is_near.any():
+            value = np.where(is_near, value, np.inf)
+        return self._take(int(open_ones[value.argmin()]))
+
+    def _neighbours(self) -> list[int]:
+        if not self._times:
+            return []
+        best = min(self._times, key=lambda index: self._times[index])
+        if best != self._near[0]:
+            self._near = (best, self._pool.neighbours(best))
+        return self._near[1]
+
+    def _expected(self, asked: Array) -> tuple[Array, Array]:
+        """Those under way count as if they took what is expected of them, so that they are not asked for in other words."""
+        pool = self._pool
+        others = np.arange(len(pool), len(pool.points.jobs))
+        told = np.array(list(self._times), int)
+        known, times = np.concatenate([told, others]), np.concatenate([list(self._times.values()), pool.others])
+        under_way = np.array([index for index in self._asked if index not in self._done], int)
+        if len(under_way):
+            believed, _ = expect(pool.points.at(known), times, pool.points.at(under_way))
+            known, times = np.concatenate([known, under_way]), np.concatenate([times, believed])
+        return expect(pool.points.at(known), times, pool.points.at(asked))
+
+
+def _gain(best: float, mean: Array, spread: Array) -> Array:
+    """The expected gain of each over the best one, in log2 of time."""
+    z = (best - mean) / spread
+    below = np.array([0.5 * (1 + erf(value / sqrt(2))) for value in z])
+    density = np.array([exp(-value * value / 2) / sqrt(2 * pi) for value in z])
+    gain: Array = (best - mean) * below + spread * density
+    return gain
+
+
+STRATEGIES = {"model": Model, "random": shuffled, "exhaustive": exhaustive}

@@ -1,0 +1,161 @@
+"""Every candidate that a search looked at, kept at once in SQLite beside the cache. Never measures and never judges.
+
+A search that was killed goes on from here, and reports are drawn from here. Two tuners may write to one store. Where the
+file cannot be used, the store lives in memory, with one warning.
+"""
+
+import json
+import sqlite3
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ksgen.errors import KsgenError
+from ksgen.families import family_named
+from ksgen.paths import cache_dir
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+
+STATES = ("measured", "pruned", "wrong", "failed", "hung")
+BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate of one job, and what became of it."""
+
+    kernel: KernelSpec
+    batch: int
+    device: str  # its name
+    family: str
+    constants: Any
+    template: str  # emit.template_digest(family): a trial of another template is stale
+    state: str  # one of STATES
+    reason: str = ""  # why it was not measured
+    median_us: float | None = None
+    spread: float | None = None  # of its runs: (p90 - p10) / median
+    runs: int = 0
+    predicted_us: float | None = None  # by the cost model
+    floor_us: float | None = None  # by the ceilings below
+    bytes_per_s: float | None = None  # what the device was seen to copy, in the same search
+    flops_per_s: float | None = None  # what it was seen to compute with the family's instructions
+    registers: int | None = None  # a thread; None where the compiler does not say
+    shared_bytes: int | None = None  # a block
+    note: str = ""  # what to know about the figure, such as "clocks moved"
+    driver: str = ""
+    compiler: str = ""  # name and version
+    measured_at: str = ""  # ISO 8601, UTC
+
+
+_KEY = ("kernel", "batch", "device", "family", "constants", "template")
+_COLUMNS = tuple(field.name for field in fields(Trial))
+_SCHEMA = f"""
+create table if not exists trials (
+    id integer primary key, {", ".join(_COLUMNS)}, unique ({", ".join(_KEY)})
+)"""
+_ADD = f"""
+insert into trials ({", ".join(_COLUMNS)}) values ({", ".join(f":{name}" for name in _COLUMNS)})
+on conflict do update set {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name not in _KEY)}"""
+
+
+class TrialStore:
+    """The trials of all jobs and devices. A candidate that is measured again replaces what was known of it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_dir() / "trials.sqlite"
+        self._guard = threading.Lock()
+        try:
+            self._database = _open(self.path)
+        except (sqlite3.Error, OSError) as error:
+            self._database = self._in_memory(error)
+
+    def add(self, trial: Trial) -> None:
+        """Written when this returns."""
+        self._run(_ADD, _row(trial))
+
+    def trials(
+        self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
+    ) -> list[Trial]:
+        """Those of a kernel, batch and device, where named, in the order in which they were first looked at; all, or the newest.
+
+        What another version of ksgen wrote, with constants that this one does not know, is passed over.
+        """
+        wanted = {"kernel": kernel and _kernel_text(kernel), "batch": batch, "device": device}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        where = f" where {' and '.join(f'{name} = :{name}' for name in given)}" if given else ""
+        rows = self._run(f"select {', '.join(_COLUMNS)} from trials{where} order by id desc limit {newest}", given)
+        return [trial for row in reversed(rows) if (trial := _trial(dict(zip(_COLUMNS, row, strict=True))))]
+
+    def close(self) -> None:
+        with self._guard:
+            self._database.close()
+
+    def _run(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._guard:
+            try:
+                return self._database.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                broken, self._database = self._database, self._in_memory(error)
+                broken.close()
+                return self._database.execute(statement, values).fetchall()
+
+    def _in_memory(self, error: Exception) -> sqlite3.Connection:
+        """A new store with what can still be read of the file."""
+        warnings.warn(f"{self.path}: trials are kept in memory only, and are lost at the end ({error})", stacklevel=3)
+        memory = _connect(":memory:")
+        memory.execute(_SCHEMA)
+        for row in _readable_rows(self.path):
+            memory.execute(_ADD, row)
+        return memory
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = _connect(str(path))
+    try:
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma synchronous = normal")  # a killed process loses nothing; a machine that falls, the last trials
+        database.execute(_SCHEMA)
+        database.execute("begin immediate")  # refused now, rather than at the first trial, where nothing can be written
+        database.execute("commit")
+        database.execute(f"select {', '.join(_COLUMNS)} from trials limit 1")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _connect(path: str, uri: bool = False) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri)
+
+
+def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with closing(_connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            for row in database.execute(f"select {', '.join(_COLUMNS)} from trials order by id"):
+                yield dict(zip(_COLUMNS, row, strict=True))
+    except sqlite3.Error:
+        return  # what was read until here is all there is
+
+
+def _kernel_text(kernel: KernelSpec) -> str:
+    return json.dumps(asdict(kernel), sort_keys=True)
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    constants = json.dumps(asdict(trial.constants), sort_keys=True)
+    return {name: getattr(trial, name) for name in _COLUMNS} | {"kernel": _kernel_text(trial.kernel), "constants": constants}
+
+
+def _trial(row: dict[str, Any]) -> Trial | None:
+    try:
+        told = json.loads(row["kernel"])
+        pattern, epilogue = Pattern(**told.pop("pattern")), Epilogue(**told.pop("epilogue"))
+        constants = family_named(row["family"]).constants(json.loads(row["constants"]))
+        return Trial(**row | {"kernel": KernelSpec(pattern, epilogue=epilogue, **told), "constants": constants})
+    except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
+        return None

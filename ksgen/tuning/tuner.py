@@ -1,0 +1,167 @@
+"""A search over any number of jobs: opens what they need, runs them, and saves each winner as wisdom as soon as it is found."""
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from ksgen.emit import template_digest
+from ksgen.errors import KsgenError
+from ksgen.families import family_for, family_named
+from ksgen.pattern import excerpt
+from ksgen.plan import limits_from
+from ksgen.roofline import Ceilings
+from ksgen.spec import KernelSpec
+from ksgen.tuning.engine import Engine, LocalEngine
+from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.model import Machine
+from ksgen.tuning.pool import make_pool, served_families
+from ksgen.tuning.search import Budget, Progress, Search, Tuned
+from ksgen.tuning.strategies import STRATEGIES
+from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.wisdom import Entry, Wisdom, load_wisdom, save
+
+RECENT = 1000  # trials of the device among which those of other kernels are looked for
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search."""
+
+    budget: Budget = field(default_factory=Budget)  # of each job
+    strategy: str = "model"
+    family: str | None = None  # the only one to look at
+    fresh: bool = False  # measure again what is known
+
+
+def parse_budget(text: str | int | None) -> Budget:
+    """`60s`, `5m` or `1h` of each job, or a number of candidates."""
+    found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|min|h)?\s*", str(text)) if text is not None else None
+    if text is None:
+        return Budget()
+    if not found or float(found[1]) == 0 or (not found[2] and "." in found[1]):
+        raise KsgenError(f"budget {excerpt(text)}: accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200")
+    return Budget(seconds=float(found[1]) * _UNITS[found[2]]) if found[2] else Budget(candidates=int(found[1]))
+
+
+def open_engine(device: str | None = None, scheduler: str | None = None) -> Engine:
+    """This machine's device, or those of a Dask cluster."""
+    if scheduler is None:
+        return LocalEngine(device)
+    from ksgen.tuning.cluster import ClusterEngine
+
+    return ClusterEngine(scheduler, device)
+
+
+class Tuner:
+    """Searches for one device after the other's job; keeps trials in `store`."""
+
+    def __init__(self, engine: Engine, store: TrialStore, options: Options = Options()) -> None:
+        if options.strategy not in STRATEGIES:
+            raise KsgenError(f"strategy {excerpt(options.strategy)}: accepted: {', '.join(STRATEGIES)}")
+        self.engine, self.store, self.options = engine, store, options
+        self.stop = threading.Event()
+        self.limits = limits_from(engine.facts.kind, engine.facts.target, engine.facts.limits)
+        self._ceilings: dict[tuple[str, str | None], Ceilings] = {}
+        self._guard = threading.Lock()
+        self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refused now, rather than when the search is over
+
+    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Tuned | KsgenError]:
+        """One result a job, in their order. An interrupt stops all searches, each of which keeps the best it has found."""
+        with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
+            searches = [threads.submit(self._tune, job, say) for job in jobs]
+            try:
+                wait(searches)
+            except KeyboardInterrupt:
+                self.stop.set()
+                self.engine.close()
+            return [_result(search) for search in searches]
+
+    def families(self, kernel: KernelSpec) -> list[str]:
+        """Those that are looked at for a kernel."""
+        served = served_families(kernel, self.limits)
+        if self.options.family is None:
+            return served
+        family = family_named(self.options.family)
+        if family.name not in served:
+            raise KsgenError(f"{kernel.name}: {family.name} does not serve it on {self.engine.facts.name} ({family.why})")
+        return [family.name]
+
+    def machine(self, kernel: KernelSpec) -> Machine:
+        """The device as the cost model sees it, with ceilings measured once for each kind of multiply-add."""
+        facts = self.engine.facts
+        ceilings = {name: self._ceilings_of(name, kernel) for name in self.families(kernel)}
+        return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings)
+
+    def default(self, kernel: KernelSpec) -> Candidate:
+        """What launchers take where nothing was measured."""
+        family = family_for(kernel, self.limits)
+        return Candidate(family.name, family.default(kernel, self.limits))
+
+    def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
+        if self.stop.is_set():
+            raise KsgenError(f"{job}: not begun")
+        machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
+        default = self.default(job.kernel)
+        guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
+        guesses += [
+            Candidate(name, family_named(name).default(job.kernel, self.limits)) for name in self.families(job.kernel)
+        ]  # fmt: skip
+        pool = make_pool(job, machine, self.families(job.kernel), guesses, self._trials_of_others())
+        strategy = STRATEGIES[self.options.strategy](pool)
+        search = Search(
+            pool, strategy, self.engine, machine, self.store, self.options.budget, self.stop, say, self._known(job), default
+        )  # fmt: skip
+        tuned = search.run()
+        if _is_better(tuned, incumbent):
+            self._save(tuned.entry())
+        return tuned
+
+    def _save(self, entry: Entry) -> None:
+        with self._guard:
+            save(self.engine.facts.name, [entry])
+            self._wisdom = Wisdom([*self._wisdom.entries(), entry])
+
+    def _ceilings_of(self, family_name: str, kernel: KernelSpec) -> Ceilings:
+        family = family_named(family_name)
+        operand = family.words(kernel, family.default(kernel, self.limits)).get("operand")
+        key = (kernel.precision if operand else kernel.dtype, operand)
+        with self._guard:
+            if key not in self._ceilings:
+                self._ceilings[key] = self.engine.ceilings(*key)
+            return self._ceilings[key]
+
+    def _known(self, job: Job) -> dict[Candidate, Trial]:
+        """The job's trials by this template and driver."""
+        if self.options.fresh:
+            return {}
+        trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
+        return {
+            Candidate(each.family, each.constants): each
+            for each in trials
+            if _is_current(each) and each.driver == self.engine.facts.driver_version
+        }
+
+    def _trials_of_others(self) -> list[Trial]:
+        return [each for each in self.store.trials(device=self.engine.facts.name, newest=RECENT) if _is_current(each)]
+
+
+def _is_current(trial: Trial) -> bool:
+    return trial.template == template_digest(trial.family)
+
+
+def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
+    """A search that ran to its end measured the incumbent too; one that was stopped may not have come to it."""
+    if tuned.is_complete or incumbent is None or incumbent.is_stale or incumbent.batch != tuned.job.batch:
+        return True
+    return incumbent.median_us is None or (tuned.best.median_us or 0) <= incumbent.median_us
+
+
+def _result(search: "Future[Tuned]") -> Tuned | KsgenError:
+    try:
+        return search.result()
+    except KsgenError as error:
+        return error

@@ -1,0 +1,201 @@
+"""What runs in a child process: compiles, checks and times candidates. Chooses nothing and keeps no trials.
+
+A candidate may hang or crash: it takes only this process with it. Each step has a time limit, kept by an alarm whose
+default action ends the process, so that it holds inside a driver's call, and where the parent is gone.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ksgen import __version__
+from ksgen.build import build
+from ksgen.devices import find_device
+from ksgen.devices.base import Buffer, Device
+from ksgen.emit import render, template_digest
+from ksgen.errors import DeviceError, KsgenError, LaunchError
+from ksgen.families import FAMILIES
+from ksgen.plan import Choice, Plan, load, make_plan
+from ksgen.resources import Binary
+from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.spec import KernelSpec
+from ksgen.tuning.clocks import Clocks
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.verify import Bench, make_problem, time_launches, tolerance
+
+RAGGED_BATCH = 301  # more than one tile of batch entries, and a multiple of nothing that tiles are
+MOST_JOBS = 2  # whose arrays stay on the device
+MOST_READY = 16  # candidates of a job that stay loaded
+FIRST_RUNS = 2  # that tell how long a run takes
+
+Say = Callable[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A candidate that was found right, loaded and with its weights packed."""
+
+    plan: Plan
+    between: Buffer
+
+
+class Arrays:
+    """One job's arrays on the device, and the candidates of it that are ready."""
+
+    def __init__(self, device: Device, job: Job) -> None:
+        self.job = job
+        batches = {job.batch} if job.kernel.batch else {RAGGED_BATCH, job.batch}
+        self.benches = [Bench(device, make_problem(job.kernel, batch)) for batch in sorted(batches, key=lambda batch: batch == job.batch)]
+        self.ready: OrderedDict[Candidate, Ready] = OrderedDict()
+
+
+class Bencher:
+    """The functions that a parent may call. `say("at", index)` tells which candidate is being worked on."""
+
+    def __init__(self, device: str | None, limit_s: float, say: Say) -> None:
+        self._name, self._limit_s, self._say = device, limit_s, say
+        self._arrays: OrderedDict[Job, Arrays] = OrderedDict()
+
+    @property
+    def _device(self) -> Device:
+        return find_device(self._name)
+
+    def facts(self) -> Facts:
+        device = self._device
+        digests = tuple(template_digest(family) for family in FAMILIES)
+        return Facts(
+            device.name, device.target, device.dialect, device.kind, device.driver_version, device.limits, __version__, digests
+        )  # fmt: skip
+
+    def ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        return measure_ceilings(self._device, precision, operand)
+
+    def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: str) -> Binary:
+        """Opens no GPU: a compiler for CUDA needs none."""
+        source = render(kernel, candidate.constants, family=candidate.family, dialect=dialect)
+        return build(source.text, source.entry, target, self._device.compiler() if dialect == "opencl" else None)
+
+    def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
+        """Check each candidate that is not ready yet, then time those that are right, in turns."""
+        arrays = self._arrays_of(job)
+        outcomes: list[Outcome] = []
+        for index, (candidate, binary) in enumerate(entries):
+            self._step(index)
+            outcomes.append(self._prepare(arrays, candidate, binary))
+        right = [index for index, outcome in enumerate(outcomes) if outcome.state == "measured"]
+        timings = {index: _Timing(self._device, arrays, arrays.ready[entries[index][0]], runs) for index in right}
+        for _ in range(runs.turns):
+            for index, timing in timings.items():
+                self._step(index)
+                timing.take_a_turn()
+        while len(arrays.ready) > MOST_READY:
+            arrays.ready.popitem(last=False)
+        return [timings[index].outcome() if index in timings else outcome for index, outcome in enumerate(outcomes)]
+
+    def _step(self, index: int) -> None:
+        self._say("at", index)
+        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+
+    def _arrays_of(self, job: Job) -> Arrays:
+        if job not in self._arrays:
+            while len(self._arrays) >= MOST_JOBS:
+                self._arrays.popitem(last=False)
+            self._arrays[job] = Arrays(self._device, job)
+        self._arrays.move_to_end(job)
+        return self._arrays[job]
+
+    def _prepare(self, arrays: Arrays, candidate: Candidate, binary: Binary) -> Outcome:
+        if candidate in arrays.ready:
+            arrays.ready.move_to_end(candidate)
+            return Outcome("measured")
+        kernel = arrays.job.kernel
+        try:
+            loaded = load(self._device, render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect), binary)
+            choice = Choice(candidate.family, candidate.constants, "a candidate")
+            for bench in arrays.benches:  # the job's own batch comes last
+                plan = make_plan(self._device, kernel, bench.problem.batch, choice, loaded)
+                between = bench.between(plan)
+                error, _ = bench.check(plan, between)
+                most = tolerance(kernel.precision, bench.problem.terms)
+                if not error <= most:
+                    reason = f"relative error {error:.1e} at batch {bench.problem.batch}, at most {most:.1e} is right"
+                    return Outcome("wrong", reason)
+        except (DeviceError, LaunchError) as error:
+            raise GuiltyError(str(error)) from error
+        arrays.ready[candidate] = Ready(plan, between)
+        return Outcome("measured")
+
+
+class GuiltyError(Exception):
+    """A candidate made the device fail, which may be beyond use in this process from now on."""
+
+
+class _Timing:
+    """The runs of one candidate."""
+
+    def __init__(self, device: Device, arrays: Arrays, ready: Ready, runs: Runs) -> None:
+        self._device, self._runs = device, runs
+        self._launches = arrays.benches[-1].launches(ready.plan, ready.between)
+        self._seconds: list[float] = []
+        self._notes: set[str] = set()
+
+    def take_a_turn(self) -> None:
+        try:
+            before = Clocks.of(self._device)
+            first = time_launches(self._device, self._launches, FIRST_RUNS, warmup=1)
+            self._seconds += first
+            if self._is_worth_more(min(first)):
+                per_turn = self._runs.seconds / self._runs.turns
+                wanted = round(per_turn / min(first))
+                least, most = (-(-bound // self._runs.turns) for bound in (self._runs.least, self._runs.most))
+                if (more := min(max(wanted, least), most) - FIRST_RUNS) > 0:
+                    self._seconds += time_launches(self._device, self._launches, more, warmup=0)
+            self._notes |= Clocks.of(self._device).moved_since(before)
+        except (DeviceError, LaunchError) as error:
+            raise GuiltyError(str(error)) from error
+
+    def _is_worth_more(self, second: float) -> bool:
+        return self._runs.give_up_us is None or second * 1e6 <= self._runs.give_up_us
+
+    def outcome(self) -> Outcome:
+        return Outcome("measured", "", tuple(second * 1e6 for second in self._seconds), ", ".join(sorted(self._notes)))
+
+
+def serve(connection: Connection, device: str | None, limit_s: float) -> None:
+    """Answer calls until the parent closes the connection, or is gone."""
+    bencher = Bencher(device, limit_s, lambda *message: connection.send(message))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            function, arguments = connection.recv()
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            try:
+                answer: tuple[Any, ...] = ("done", getattr(bencher, function)(*arguments))
+            except GuiltyError as error:
+                connection.send(("guilty", str(error)))
+                return
+            except KsgenError as error:
+                answer = ("error", type(error), str(error))
+            except MemoryError as error:
+                answer = ("error", DeviceError, f"this machine has not enough memory for that ({error})")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send(answer)
+
+
+def main() -> None:
+    """`python -m ksgen.tuning.worker FILE-NUMBER LIMIT DEVICE MODULE...`"""
+    number, limit_s, device, *modules = sys.argv[1:]
+    os.dup2(2, 1)  # what drivers print
+    for module in modules:
+        importlib.import_module(module)
+    serve(Connection(int(number)), device or None, float(limit_s))
+
+
+if __name__ == "__main__":
+    main()
