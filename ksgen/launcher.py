@@ -25,7 +25,7 @@ from ksgen.arrays import ArrayView, Place, common_device, stream_handle, view
 from ksgen.devices import find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import LaunchError
-from ksgen.families import family_named
+from ksgen.families import MAP_ALIGNMENT, family_named
 from ksgen.memory import host_array, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
@@ -70,7 +70,7 @@ class _Fit:
     precision: str
     layout: str
     epilogue: tuple[bool, str, bool]
-    plans: dict[tuple[Device, int], Plan] = field(default_factory=dict)
+    plans: dict[tuple[Device, int, bool], Plan] = field(default_factory=dict)
 
 
 class Launcher:
@@ -189,7 +189,7 @@ class Launcher:
                 wait_for_producers(device, stream_handle(stream), views)
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
-        plan = self._plan(fit, device, on)
+        plan = self._plan(fit, device, on, fit.place == "host" or _are_aligned(views))
         if fit.place == "host":
             return self._host_call(plan, views, packed, out, on)
         return self._device_call(plan, views, weights, out, on)
@@ -212,14 +212,14 @@ class Launcher:
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
         return KernelSpec(self.pattern, precision, layout, epilogue, batch if batch in self.batches else None)
 
-    def _plan(self, fit: _Fit, device: Device, stream: Stream) -> Plan:
-        key = (device, PLANNER.generation)
+    def _plan(self, fit: _Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
+        key = (device, PLANNER.generation, aligned)
         plan = fit.plans.get(key)
         if plan is None:
             kernel = self._kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
-            if not PLANNER.is_loaded(device, kernel, fit.batch):
+            if not PLANNER.is_loaded(device, kernel, fit.batch, aligned):
                 refuse_capture(device, stream, "builds and loads its kernel")
-            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch)
+            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch, aligned)
         return plan
 
     def _device_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
@@ -319,6 +319,12 @@ class ChainLauncher:
 def use_bundle(path: str) -> None:
     """Serve every launcher of this process from a bundle first: `ksgen.use_bundle("vit.ksb")`."""
     PLANNER.use_bundle(path)
+
+
+def _are_aligned(views: Mapping[str, ArrayView]) -> bool:
+    """Whether tensor maps can describe x and the output, which may not be there yet."""
+    pointers = (views[name].pointer for name in ("x", "out") if name in views)
+    return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)
 
 
 def _views(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:

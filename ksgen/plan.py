@@ -5,7 +5,8 @@ The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest b
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from ksgen.bundle import Bundle, open_bundle
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_named
+from ksgen.families import Limits, TensorMap, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
+MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of x and y
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class Plan:
     pack_block: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
+    maps: tuple[TensorMap, ...]
+    _encoded: dict[tuple[Any, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where x and y are
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -63,7 +67,20 @@ class Plan:
 
     def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
         """`arguments`: x, packed weights, y, then the bias and residual that the epilogue wants, then the batch."""
+        if self.maps:
+            arguments = (*self._encode(arguments[0], arguments[2]), *arguments)
         self.device.launch(self.multiply, self.grid, self.block, self.shared_bytes, arguments, stream)
+
+    def _encode(self, x: Buffer, y: Buffer) -> tuple[bytes, ...]:
+        """The maps of arrays at these places, encoded at the first launch on them."""
+        places = {"x": index(x), "y": index(y)}
+        encoded = self._encoded.get(key := tuple(places.values()))
+        if encoded is None:
+            if len(self._encoded) >= MOST_ENCODED:
+                self._encoded.clear()
+            encoded = tuple(self.device.encode_map(each, places[each.operand]) for each in self.maps)
+            self._encoded[key] = encoded
+        return encoded
 
 
 def limits_of(device: Device) -> Limits:
@@ -72,13 +89,13 @@ def limits_of(device: Device) -> Limits:
     if device.kind == "cuda":
         table = cuda_limits(device.target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies, tensor_cores=table.tensor_cores)
+        return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
     return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
 
 
-def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Choice:
-    """The family and constants for a kernel at a batch."""
-    found = wisdom.lookup(kernel, batch)
+def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
+    """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
+    found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found:
         try:
@@ -88,7 +105,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             return Choice(found.family, found.constants, f"wisdom, measured at {where}")
-    family = family_for(kernel, limits)
+    family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
@@ -116,7 +133,7 @@ class Planner:
 
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
-        self._plans: dict[tuple[Device, KernelSpec, int], Plan] = {}
+        self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self._loaded: dict[tuple[Device, KernelSpec, str, Any], _Loaded] = {}
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
@@ -131,24 +148,24 @@ class Planner:
             self._wisdom.clear()
             self.generation += 1
 
-    def plan(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
-        """The plan for a kernel at a batch; builds and loads at first use."""
-        key = (device, kernel, batch)
+    def plan(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Plan:
+        """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes."""
+        key = (device, kernel, batch, aligned)
         with self._guard:
             if key not in self._plans:
                 if len(self._plans) >= MOST_PLANS:
                     self._plans.clear()
-                self._plans[key] = self._make(device, kernel, batch)
+                self._plans[key] = self.plan_of(device, kernel, batch, self.choice(device, kernel, batch, aligned))
             return self._plans[key]
 
-    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int) -> bool:
+    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> bool:
         """Whether the kernel that serves the batch is on the device, so that its plan compiles and loads nothing."""
-        choice = self.choice(device, kernel, batch)
+        choice = self.choice(device, kernel, batch, aligned)
         return (device, kernel, choice.family, choice.constants) in self._loaded
 
-    def choice(self, device: Device, kernel: KernelSpec, batch: int) -> Choice:
+    def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         """The family and constants that serve a kernel at a batch on a device."""
-        return choose(kernel, batch, limits_of(device), self._wisdom_of(device))
+        return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         with self._guard:
@@ -160,8 +177,8 @@ class Planner:
                 self._wisdom[device.name] = load_wisdom(device.name, texts)
             return self._wisdom[device.name]
 
-    def _make(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
-        choice = self.choice(device, kernel, batch)
+    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice) -> Plan:
+        """The plan that a choice asks for, whoever made it; kept by the caller."""
         family = family_named(choice.family)
         geometry = family.geometry(kernel, choice.constants, batch)
         if geometry.grid > MOST_BLOCKS:
@@ -170,9 +187,10 @@ class Planner:
         loaded = self._load(device, kernel, choice)
         return Plan(
             device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
-            geometry.grid, geometry.block, geometry.shared_bytes,
+            geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes,
             packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
             f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+            family.maps(kernel, choice.constants, batch),
         )  # fmt: skip
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> _Loaded:

@@ -3,12 +3,13 @@
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, Work, check, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Rule, TensorMap, Work, check, cuda_limits
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
+from ksgen.families.wgmma import WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt())}
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), Simt())}
 
 
 def family_named(name: str) -> Family[Any]:
@@ -18,9 +19,10 @@ def family_named(name: str) -> Family[Any]:
     return FAMILIES[name]
 
 
-def family_for(kernel: KernelSpec, limits: Limits) -> Family[Any]:
-    """The first family that serves the kernel on such a device; `simt` serves every one."""
-    return next(family for family in FAMILIES.values() if family.serves(kernel, limits))
+def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Family[Any]:
+    """The first measured family that serves the kernel on such a device, and takes the batch; `simt` serves every one."""
+    able = (family for family in FAMILIES.values() if family.measured and family.serves(kernel, limits))
+    return next(family for family in able if batch is None or family.takes(kernel, batch, aligned))
 
 
 def family_of(constants: Any) -> Family[Any]:
@@ -30,11 +32,13 @@ def family_of(constants: Any) -> Family[Any]:
 
 __all__ = [
     "FAMILIES",
+    "MAP_ALIGNMENT",
     "Constexpr",
     "Family",
     "Geometry",
     "Limits",
     "Rule",
+    "TensorMap",
     "Work",
     "check",
     "cuda_limits",

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, TensorMap
 from ksgen.spec import KernelSpec
 
 WARP = 32
@@ -35,6 +35,18 @@ def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any
         if type(value) is not wanted[name]:
             raise ConstantsError(f"{family} constant {name}={value!r} must be {'a word' if wanted[name] is str else 'an integer'}")
     return kind(**values)
+
+
+class Addressed:
+    """Families that compute each address themselves, so that they take any batch and any alignment."""
+
+    measured = True
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        return True
+
+    def maps(self, kernel: KernelSpec, constants: Any, batch: int) -> tuple[TensorMap, ...]:
+        return ()
 
 
 class Tiled:
