@@ -122,7 +122,8 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 def template_digest(family: str) -> str:
     """Eight hex digits over everything that can be part of the family's texts."""
     root = resource("templates")
-    others = {root / "include" / name for name in FAMILIES if name != family}
+    own = family_named(family).includes
+    others = {root / "include" / folder for each in FAMILIES.values() for folder in each.includes if folder not in own}
     digest = hashlib.sha256()
     for path in [root / f"{family}.cu.j2", *sorted((root / "include").rglob("*.j2"))]:
         if others.isdisjoint(path.parents):

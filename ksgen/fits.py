@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ksgen.arguments import Views, check_arrays, check_precision, check_words
 from ksgen.arrays import Place, common_device
 from ksgen.devices.base import Device, Stream
+from ksgen.families import MAP_ALIGNMENT
 from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
@@ -25,7 +26,7 @@ class Fit:
     precision: str
     layout: str
     epilogue: tuple[bool, str, bool]
-    plans: dict[tuple[Device, int], Plan] = field(default_factory=dict)
+    plans: dict[tuple[Device, int, bool], Plan] = field(default_factory=dict)
 
 
 class Fits:
@@ -56,13 +57,19 @@ class Fits:
     def kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
         return KernelSpec(self._pattern, precision, layout, epilogue, batch if batch in self._batches else None, self._job)
 
-    def plan(self, fit: Fit, device: Device, stream: Stream) -> Plan:
-        key = (device, PLANNER.generation)
+    def plan(self, fit: Fit, device: Device, stream: Stream, aligned: bool = True) -> Plan:
+        key = (device, PLANNER.generation, aligned)
         plan = fit.plans.get(key)
         if plan is None:
             kernel = self.kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
-            if not PLANNER.is_loaded(device, kernel, fit.batch):
+            if not PLANNER.is_loaded(device, kernel, fit.batch, aligned):
                 once = "call it once before the capture" if self._job == "gradient" else ""  # there is no prepare for it
                 refuse_capture(device, stream, "builds and loads its kernel", once)
-            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch)
+            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch, aligned)
         return plan
+
+
+def are_aligned(views: Views) -> bool:
+    """Whether tensor maps can describe x and the output, which may not be there yet."""
+    pointers = (views[name].pointer for name in ("x", "out") if name in views)
+    return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)

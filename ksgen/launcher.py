@@ -26,7 +26,7 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Stream
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
-from ksgen.fits import Fits
+from ksgen.fits import Fits, are_aligned
 from ksgen.gradient import weight_gradient
 from ksgen.memory import host_array, new_array
 from ksgen.pattern import Chain, Pattern
@@ -183,7 +183,7 @@ class Launcher:
             device, on, views = where_to_work(self, fit.place, arrays, views, stream)
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
-        plan = self._fits.plan(fit, device, on)
+        plan = self._fits.plan(fit, device, on, fit.place == "host" or are_aligned(views))
         if fit.place == "host":
             return self._host_call(plan, views, packed, out, on)
         return self._device_call(plan, views, weights, out, on)

@@ -5,7 +5,8 @@ The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest b
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_named
+from ksgen.families import Limits, TensorMap, check, cuda_limits, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
+MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of x and y
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,9 @@ class Plan:
     pack_shared_bytes: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
+    maps: tuple[TensorMap, ...] = ()
     left_bytes: int = 0  # of partial sums that a gradient's launch leaves
+    _encoded: dict[tuple[Any, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where x and y are
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -67,6 +71,8 @@ class Plan:
 
     def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
         """`arguments`: x, packed weights, y, then the bias and residual that the epilogue wants, then the batch."""
+        if self.maps:
+            arguments = (*self._encode(arguments[0], arguments[2]), *arguments)
         self.device.launch(self.multiply, self.grid, self.block, self.shared_bytes, arguments, stream)
 
     def launch_gradient(self, arrays: tuple[Buffer, Buffer, Buffer], left: Buffer, stream: Stream) -> None:
@@ -75,6 +81,17 @@ class Plan:
         if self.left_bytes:
             arguments = (left, arrays[2], self.batch)
             self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, self.pack_shared_bytes, arguments, stream)
+
+    def _encode(self, x: Buffer, y: Buffer) -> tuple[bytes, ...]:
+        """The maps of arrays at these places, encoded at the first launch on them."""
+        places = {"x": index(x), "y": index(y)}
+        encoded = self._encoded.get(key := tuple(places.values()))
+        if encoded is None:
+            if len(self._encoded) >= MOST_ENCODED:
+                self._encoded.clear()
+            encoded = tuple(self.device.encode_map(each, places[each.operand]) for each in self.maps)
+            self._encoded[key] = encoded
+        return encoded
 
 
 def limits_of(device: Device) -> Limits:
@@ -87,13 +104,13 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
     if kind == "cuda":
         table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        return Limits(shared, min(1024, told.threads_per_block), async_copies=table.async_copies, tensor_cores=table.tensor_cores)
+        return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
     return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
 
 
-def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Choice:
-    """The family and constants for a kernel at a batch."""
-    found = wisdom.lookup(kernel, batch)
+def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
+    """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
+    found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found:
         try:
@@ -104,7 +121,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=True)
-    family = family_for(kernel, limits)
+    family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
@@ -148,9 +165,10 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     packing = family.pack_geometry(kernel, choice.constants)
     return Plan(
         device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
-        geometry.grid, geometry.block, geometry.shared_bytes,
+        geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes,
         packing.grid, packing.block, packing.shared_bytes, family.packed_bytes(kernel, choice.constants),
-        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}", geometry.left_bytes,
+        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+        family.maps(kernel, choice.constants, batch), geometry.left_bytes,
     )  # fmt: skip
 
 
@@ -159,7 +177,7 @@ class Planner:
 
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
-        self._plans: dict[tuple[Device, KernelSpec, int], Plan] = {}
+        self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
@@ -179,24 +197,24 @@ class Planner:
             self._wisdom.clear()
             self.generation += 1
 
-    def plan(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
-        """The plan for a kernel at a batch; builds and loads at first use."""
-        key = (device, kernel, batch)
+    def plan(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Plan:
+        """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes."""
+        key = (device, kernel, batch, aligned)
         with self._guard:
             if key not in self._plans:
                 if len(self._plans) >= MOST_PLANS:
                     self._plans.clear()
-                self._plans[key] = self._make(device, kernel, batch)
+                self._plans[key] = self.plan_of(device, kernel, batch, self.choice(device, kernel, batch, aligned))
             return self._plans[key]
 
-    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int) -> bool:
+    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> bool:
         """Whether the kernel that serves the batch is on the device, so that its plan compiles and loads nothing."""
-        choice = self.choice(device, kernel, batch)
+        choice = self.choice(device, kernel, batch, aligned)
         return (device, kernel, choice.family, choice.constants) in self._loaded
 
-    def choice(self, device: Device, kernel: KernelSpec, batch: int) -> Choice:
+    def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         """The family and constants that serve a kernel at a batch on a device."""
-        return choose(kernel, batch, limits_of(device), self._wisdom_of(device))
+        return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         with self._guard:
@@ -208,8 +226,8 @@ class Planner:
                 self._wisdom[device.name] = load_wisdom(device.name, texts)
             return self._wisdom[device.name]
 
-    def _make(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
-        choice = self.choice(device, kernel, batch)
+    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice) -> Plan:
+        """The plan that a choice asks for, whoever made it; kept by the caller."""
         check_grid(kernel, choice.family, choice.constants, batch)
         return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
 

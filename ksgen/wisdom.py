@@ -99,15 +99,17 @@ class Wisdom:
             if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
                 known[entry.batch] = entry
 
-    def lookup(self, kernel: KernelSpec, batch: int) -> Entry | None:
-        """The entry of this batch, else of the nearest one in ratio; None where the kernel was never measured.
+    def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
+        """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at
+        a multiple of 16 bytes or do not; None where the kernel was never measured.
 
         A kernel for one batch takes what was found for any batch, where nothing was found for itself.
         """
-        known = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None))
+        found = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None)) or {}
+        known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
         if not known:
             return None
-        return known[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
+        return found[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
 
     def batches(self, kernel: KernelSpec) -> list[int]:
         """The batches at which the kernel was measured."""

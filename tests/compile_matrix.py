@@ -46,6 +46,8 @@ class Promise:
 STORED = ("float32", "float64", "float16", "bfloat16")
 MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
+    "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),
+    "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=MULTIPLIED),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=STORED),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),

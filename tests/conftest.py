@@ -35,9 +35,17 @@ SLOW = {  # files and tests, beyond a minute together on two cores
     "test_nvcc_takes_the_text",
     "test_the_space_holds_only_what_fits_and_is_right",
 }
+# The emulator plays a warpgroup's instructions slowly: of the families' matrix, these rows of theirs are quick enough.
+QUICK_WGMMA = ("float16-bsf-aligned]", "tf32x3-bsf-rest]", "tf32x3-bsl-aligned]", "float16-bsl-aligned]", "bsf-race]", "bsf-relu]")
+
+
+def is_slow(item: pytest.Item) -> bool:
+    if not SLOW.isdisjoint((item.path.name, item.name.partition("[")[0])):
+        return True
+    return item.path.name == "test_families.py" and "[wgmma" in item.name and not item.name.endswith(QUICK_WGMMA)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not SLOW.isdisjoint((item.path.name, item.name.partition("[")[0])):
+        if is_slow(item):
             item.add_marker("slow")

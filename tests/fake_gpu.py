@@ -14,7 +14,7 @@ import numpy as np
 from ksgen.arrays import ArrayView
 from ksgen.devices.base import Limits, Memory
 from ksgen.resources import Binary, Resources
-from tests.simt import run_cuda
+from tests.simt import TensorMap, run_cuda
 
 Array = np.ndarray[Any, Any]
 Work = Callable[[], None]
@@ -46,6 +46,7 @@ class FakeGpu:
     waits: list[Any] = field(default_factory=list)  # streams that were waited for, in order
     graph: list[Work] | None = None  # what a capture has recorded; None while there is none
     freed_in_capture: int = 0
+    encoded: list[int] = field(default_factory=list)  # where arrays are that tensor maps were made of, in order
     kind: str = "cuda"
     runtime: str = "driver"
     dialect: str = "cuda"
@@ -65,9 +66,14 @@ class FakeGpu:
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Any) -> None:
         text, entry = kernel
         self.launches.append((entry, stream))
-        given = [arg if arg is None else self._memory.get(index(arg), arg) for arg in args]
+        given = [arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args]
         to = self._queues.setdefault(stream or 0, []) if self.graph is None else self.graph
         to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given))
+
+    def encode_map(self, described: Any, pointer: int) -> Any:
+        self.encoded.append(pointer)
+        array = self._memory[pointer]
+        return TensorMap(array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes)
 
     def allocate(self, nbytes: int) -> Memory:
         assert self.graph is None, "memory was allocated inside a capture"
@@ -121,7 +127,11 @@ class FakeArray:
     """What Numba and others show: `__cuda_array_interface__` over the device's memory."""
 
     def __init__(self, gpu: FakeGpu, content: Array, stream: int | None = None) -> None:
-        self.content = np.array(content)
+        self.show(gpu, np.array(content), stream)
+
+    def show(self, gpu: FakeGpu, content: Array, stream: int | None = None) -> None:
+        """Stand for this memory."""
+        self.content = content
         self.shape, self.dtype = self.content.shape, self.content.dtype
         self.__cuda_array_interface__ = {
             "shape": self.shape,

@@ -4,9 +4,9 @@ A check takes `run`, which makes one launch: `in_emulator()` or `on_device(devic
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ import pytest
 from ksgen.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit import Source, render
-from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.families import FAMILIES, Geometry, Limits, TensorMap, cuda_limits, family_named
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
+from tests import simt
 from tests.simt import is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +37,17 @@ PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 18, 2),
 }
+ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byte chunks
+    "dense": (1, 70, 56, 1),
+    "flat": (2, 37, 24, 5),
+    "slab": (1, 33, 9, 16),
+    "rest": (1, 5, 6, 24),
+    "blocks": (4, 64, 48, 1),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 130, 20, 2),
+}
 BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
+EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
 BEHIND = 4096  # elements of a buffer behind its array
 MOST_EXACT = 256  # up to which integers are exact in every precision
 
@@ -63,6 +74,26 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
     return FAMILIES[family].serves(job_of(family, kernel), limits)
 
 
+def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
+    return PATTERNS if FAMILIES[family].measured else ALIGNED
+
+
+def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
+    """A pattern of which nothing divides its tile."""
+    found = (patterns_of(family)[name] for name in ("flat", "dense"))
+    return next(pattern for pattern in found if serves(family, kernel_of(pattern, precision, layout)))
+
+
+def batch_for(source: Source, batch: int) -> int:
+    """That batch, or the next that the family takes."""
+    family = family_named(source.family)
+    return next(each for each in count(batch) if family.takes(source.kernel, each, True))
+
+
+def batches_for(source: Source) -> list[int]:
+    return list(dict.fromkeys(batch_for(source, batch) for batch in BATCHES[source.kernel.job]))
+
+
 def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
     """A family's text for its job, under its default where no constants are given."""
     kernel = job_of(family, kernel)
@@ -78,18 +109,33 @@ def _body(source: Source) -> str:
 
 def _served() -> list[tuple[str, str, str]]:
     """Every (family, precision, layout), once for each text."""
-    pattern, found = PATTERNS["flat"], {}
+    found: dict[str, tuple[str, str, str]] = {}
     for family, precision, layout in product(FAMILIES, PRECISIONS, LAYOUTS):
-        if serves(family, kernel := kernel_of(pattern, precision, layout)):
+        kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family).values())
+        if kernel := next((each for each in kernels if serves(family, each)), None):
             found.setdefault(_body(source_of(family, kernel)), (family, precision, layout))
     return list(found.values())
 
 
 SERVED = _served()
-MATRIX = [(*each, name) for each in SERVED for name, pattern in PATTERNS.items() if serves(each[0], kernel_of(pattern, *each[1:]))]
+MATRIX = [
+    (*each, name) for each in SERVED for name, pattern in patterns_of(each[0]).items() if serves(each[0], kernel_of(pattern, *each[1:]))
+]
 
 
 # ---- one launch
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """A tensor map among the arguments of a launch, and the array that it describes: one of the others."""
+
+    described: TensorMap
+    array: Array
+
+    def emulated(self) -> simt.TensorMap:
+        described = self.described
+        return simt.TensorMap(self.array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes)
 
 
 def in_emulator(**options: Any) -> Run:
@@ -98,7 +144,8 @@ def in_emulator(**options: Any) -> Run:
         pytest.skip("the emulator needs g++, with its sanitizers' libraries")
 
     def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
-        run_cuda(source.text, entry, geometry.grid, geometry.block, geometry.shared_bytes, args, **options)
+        given = [arg.emulated() if isinstance(arg, Mapped) else arg for arg in args]
+        run_cuda(source.text, entry, geometry.launched(EMULATED), geometry.block, geometry.shared_bytes, given, **options)
 
     return run
 
@@ -117,8 +164,8 @@ def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geome
     buffers = {key: device.allocate(array.nbytes) for key, array in arrays.items()}
     for key, array in arrays.items():
         device.upload(buffers[key], array)
-    given = tuple(buffers.get(id(arg), _number(arg)) for arg in args)
-    device.launch(handle, geometry.grid, geometry.block, geometry.shared_bytes, given, None)
+    given = tuple(_given(device, buffers, arg) for arg in args)
+    device.launch(handle, geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes, given, None)
     for key, array in arrays.items():
         if array.flags.writeable:
             device.download(array, buffers[key])
@@ -130,9 +177,11 @@ def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: in
     return device.load(binary, entry, shared_bytes)
 
 
-def _number(arg: Any) -> Any:
-    """A launch takes signed numbers of 64 bits at most."""
-    return arg.view(np.int64) if isinstance(arg, np.uint64) else arg
+def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
+    """An argument as a device takes it: signed numbers have 64 bits at most."""
+    if isinstance(arg, Mapped):
+        return device.encode_map(arg.described, int(buffers[id(arg.array)]))
+    return buffers.get(id(arg), arg.view(np.int64) if isinstance(arg, np.uint64) else arg)
 
 
 # ---- one product
@@ -170,7 +219,9 @@ def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behi
     y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
     extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
     x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
-    arguments = [as_bits(x), pack(problem, source, run), as_bits(y), *extras, problem.batch]
+    arrays = {"x": as_bits(x), "y": as_bits(y)}
+    maps = [Mapped(each, arrays[each.operand]) for each in family.maps(problem.kernel, source.constants, problem.batch)]
+    arguments = [*maps, arrays["x"], pack(problem, source, run), arrays["y"], *extras, problem.batch]
     run(source, source.entry, family.geometry(problem.kernel, source.constants, problem.batch), arguments)
     assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
     return y[:size].reshape(problem.y_shape)
@@ -203,8 +254,8 @@ def result(problem: Problem, source: Source, run: Run, **options: Any) -> Array:
 
 
 def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
-    """The kernel agrees with the float64 reference on random arrays; what it gave."""
-    problem = make_problem(source.kernel, batch)
+    """The kernel agrees with the float64 reference on random arrays, at the batch or the next that its family takes; what it gave."""
+    problem = make_problem(source.kernel, batch_for(source, batch))
     y = result(problem, source, run, **options)
     error, _ = compare(problem, y)
     assert error <= tolerance(source.kernel.precision, problem.terms), (error, source.constants)
@@ -225,7 +276,7 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
 
 def check_exact(source: Source, batch: int, run: Run) -> None:
     """The result is right to the last bit where nothing but itself is rounded."""
-    problem = exact_problem(source.kernel, batch)
+    problem = exact_problem(source.kernel, batch_for(source, batch))
     got = result(problem, source, run)
     np.testing.assert_array_equal(got.astype(np.float64), problem.truth.astype(got.dtype).astype(np.float64))
 
@@ -242,7 +293,8 @@ def _by_entry(array: Array, layout: str) -> Array:
 def _check_leaks_of_product(source: Source, batch: int, run: Run) -> None:
     """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output. They are planted in
     half of the blocks and a tenth of the outputs, so next to everything, and behind X, where padding would be read from."""
-    kernel, random = source.kernel, np.random.default_rng(batch)
+    kernel, batch = source.kernel, batch_for(source, batch)
+    random = np.random.default_rng(batch)
     a, b, c, d = kernel.pattern.shape
     clean = make_problem(kernel, batch)
     bad = [np.inf, np.nan, -np.inf]

@@ -262,11 +262,26 @@ int cuLaunchKernel(void *function, unsigned grid, unsigned grid_y, unsigned grid
                    unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, void **extra) {
     FAILS("cuLaunchKernel"); NEEDS_CONTEXT;
     Word given[3];
+    int maps = getenv("MAPS") ? atoi(getenv("MAPS")) : 0; /* 128 bytes each, before the numbers */
     for (int number = 0; number < 3; number++)
-        given[number] = parameters ? *(Word *)parameters[number] : ((Word *)extra[1])[number];
+        given[number] = parameters ? *(Word *)parameters[maps + number] : ((Word *)extra[1])[16 * maps + number];
+    if (maps) {
+        Word *last = parameters ? parameters[maps - 1] : (Word *)extra[1] + 16 * (maps - 1);
+        if (parameters && ((Word)parameters[0] % 64 || (Word)last % 64)) return 1;
+        given[1] = last[15];
+    }
     Word seen[] = {given[1], given[2], (Word)grid * grid_y * grid_z, (Word)block * block_y * block_z, shared_bytes,
                    (Word)stream, asked_shared_bytes, (Word)contexts[depth - 1]};
     memcpy((void *)given[0], seen, sizeof seen);
+    return 0;
+}
+/* The map tells what it was made of. */
+int cuTensorMapEncodeTiled(Word *map, int type, unsigned rank, void *address, Word *sizes, Word *strides, unsigned *box,
+                           unsigned *steps, int interleave, int swizzle, int promotion, int fill) {
+    FAILS("cuTensorMapEncodeTiled");
+    Word told[16] = {type, rank, (Word)address, sizes[0], sizes[2], strides[0], strides[1], box[0], box[2], steps[0] * steps[2],
+                     interleave, swizzle, promotion, fill, 77, 78};
+    memcpy(map, told, sizeof told);
     return 0;
 }
 int cuStreamSynchronize(void *stream) { FAILS("cuStreamSynchronize"); return 0; }
@@ -369,6 +384,31 @@ def test_the_driver_tells_its_gpu(run):
 def test_a_launch_hands_over_64_bit_arguments_on_the_callers_stream(run):
     assert run(LAUNCH.format(stream=0x55)) == [f"0 {-(5 << 40)} 10 128 2048 {0x55} {100 * 1024} {0x1234}"]
     assert run(LAUNCH.format(stream=None)) == [f"0 {-(5 << 40)} 10 128 2048 0 {100 * 1024} {0x1234}"]
+
+
+def test_a_map_is_encoded_as_it_was_described_and_comes_before_the_numbers(run):
+    printed = run(
+        """
+        from ksgen.families import TensorMap
+        described = TensorMap("x", 2, (40, 3, 16), (80, 240), (64, 1, 32), 128)
+        device = find_device()
+        map = device.encode_map(described, 0x7000)
+        print(*np.frombuffer(map, np.int64))
+        print(*np.frombuffer(device.encode_map(TensorMap("y", 4, (40, 3, 16), (80, 240), (4, 1, 32), 0), 16), np.int64)[[0, 11]])
+        kernel, memory = device.load(binary, "multiply", 0), device.allocate(64)
+        device.launch(kernel, 2, 1, 0, (map, map, memory, 5, 6), None)
+        device.download(seen, memory)
+        print(*seen[:3])
+        os.environ["FAILURE"] = "cuTensorMapEncodeTiled:1"
+        refused(lambda: device.encode_map(described, 8))
+    """,
+        MAPS="2",
+    )
+    # 16-bit numbers, sizes, strides, box, every element, no interleaving, 128 bytes, lines of 128 bytes in L2, zeros outside
+    assert printed[0] == f"1 3 {0x7000} 40 16 80 240 64 32 1 0 3 2 0 77 78"
+    assert printed[1:3] == ["2 0", "78 6 2"]
+    assert printed[3].startswith("DeviceError: CUDA, describing TensorMap(operand='x', item_bytes=2, sizes=(40, 3, 16)")
+    assert "at 0x8: CUDA_ERROR_INVALID_VALUE" in printed[3]
 
 
 def test_portable_shared_memory_is_not_asked_for(run):
@@ -578,6 +618,7 @@ def test_pycuda_launches_inside_its_context_on_any_thread_and_leaves_it(pycuda):
         kernel, memory = device.load(Binary(b"CUBIN", "multiply", "sm_90a"), "multiply", 100 * 1024), device.allocate(8)
         device.launch(kernel, 10, 128, 2048, (memory, None, -3), stream)
         device.launch(kernel, 10, 128, 2048, (512, 1, -3), 0)
+        device.launch(kernel, 10, 128, 2048, (bytes(128), bytes(128), 512, None), None)
         assert device.time(lambda: None, None, runs=2, warmup=0) == [0.002, 0.002]
         del kernel, memory
         assert pycuda.stack() == []
@@ -589,6 +630,7 @@ def test_pycuda_launches_inside_its_context_on_any_thread_and_leaves_it(pycuda):
         ("shared", 100 * 1024),
         ((10, 1), (128, 1, 1), stream, "qqq", (4096, 0, -3), 2048),
         ((10, 1), (128, 1, 1), None, "qqq", (512, 1, -3), 2048),
+        ((10, 1), (128, 1, 1), None, "128s128sqq", (bytes(128), bytes(128), 512, 0), 2048),
     ]
     assert sorted(pycuda.dropped) == [("Event", True)] * 4 + [("Function", True), ("Memory", True), ("Module", True)]
 

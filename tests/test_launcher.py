@@ -21,6 +21,7 @@ from ksgen import arguments, arrays, fits, reference
 from ksgen import launcher as launchers
 from ksgen.devices import Found, device_for, find_device, list_devices
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
+from ksgen.families import FAMILIES
 from ksgen.launcher import ChainLauncher, Launcher, Weights
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
@@ -608,6 +609,41 @@ def test_float32_arrays_may_ask_for_tensor_cores(gpu: FakeGpu, ks: Launcher) -> 
         ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=out, precision="float16")
     with pytest.raises(LaunchError, match="precision='half' for arrays of float32"):
         ChainLauncher(ks)(FakeArray(gpu, x), [FakeArray(gpu, weights)], out=out, precision="half")
+
+
+def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("wgmma_shared", "wgmma_registers"):
+        monkeypatch.setattr(FAMILIES[name], "measured", True)
+    ks = Launcher(2, 24, 16, 3)
+    weights = draw(2, 24, 16, 3, precision="float16")
+    given = FakeArray(gpu, weights)
+
+    def launch(batch: int, shift: int = 0, shift_out: int = 0) -> str:
+        x = draw(96, batch, precision="float16")
+        out, array = FakeArray(gpu, x), FakeArray(gpu, x)
+        out.show(gpu, moved(np.full((144, batch), np.nan, np.float16), shift_out))
+        array.show(gpu, moved(x, shift))
+        for _ in range(2):
+            ks(array, given, layout="bsl", out=out)
+        gpu.synchronize()
+        check(out.content, x, weights, "bsl", "float16")
+        return gpu.launches[-1][0]
+
+    by_map = launch(40)
+    assert len(gpu.encoded) == 2  # x and y, once
+    assert launch(40) == by_map
+    assert len(gpu.encoded) == 4  # another x and y
+    assert len({launch(41), launch(40, shift=1), launch(40, shift_out=2)} - {by_map}) == 1
+    assert len(gpu.encoded) == 4
+
+
+def moved(array: Any, elements: int) -> Any:
+    """A copy that begins so many elements past a 16-byte boundary."""
+    memory = np.empty(array.size + 16, array.dtype)
+    first = -memory.ctypes.data % 16 // array.itemsize + elements
+    copy = memory[first : first + array.size].reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

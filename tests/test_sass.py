@@ -57,6 +57,21 @@ ROWS += [
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     for layout in ("bsf", "bsl")
 ]
+# warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
+# 16-byte chunks straight from registers, or as boxes
+HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
+ROWS += [
+    Row("wgmma_shared", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STSM": 4, "UTMASTG": 1, "F2FP": 32})
+    for precision in ("float16", "bfloat16")
+]
+ROWS += [
+    Row("wgmma_registers", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8}, ("HGMMA", 1))
+    for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+]
+ROWS += [
+    Row("wgmma_registers", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8}, ("HGMMA", 1))
+    for precision in ("tf32", "tf32x3")
+]
 CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
 
 

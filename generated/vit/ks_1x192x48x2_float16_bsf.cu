@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 bb261fa5, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 ac002373, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -98,6 +98,19 @@ DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 #endif
+// Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
+DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
+    return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
+}
+DEVICE unsigned pack_weights(const float (&values)[2], const int) {
+    return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
+}
+DEVICE float unscaled(const float sum) { return sum; }
+// One word of a lane's operand: two of its inputs, which lie at these places of the chunks it has read.
+template <int WORDS>
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
+    x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
+}
 
 #ifndef KSGEN_PTX
 // sums (16 x 8) += A (16 x 16) B (16 x 8), two f16 a register; sm_80 and later.
@@ -109,21 +122,9 @@ DEVICE void mma_f16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsig
 }
 #endif
 
-// Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
-DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
-    return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
-}
 DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
     mma_f16(sums, w[0], x[0][0], x[0][1]);
 }
-DEVICE unsigned pack_weights(const float (&values)[2], const int) {
-    return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
-}
-// A lane's operand: elements 2h and 2h + 1 of its inputs, which lie at these places of the chunks it has read.
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][2], const int half, const unsigned* words, const int first, const int second) {
-    x[0][half] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
-}
-DEVICE float unscaled(const float sum) { return sum; }
 
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");

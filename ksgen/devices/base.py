@@ -12,6 +12,7 @@ from ksgen.errors import DeviceError
 if TYPE_CHECKING:
     import numpy as np
 
+    from ksgen.families import TensorMap
     from ksgen.resources import Binary, Compiler
 
     HostArray = np.ndarray[Any, Any]
@@ -22,6 +23,7 @@ KernelHandle = Any  # what `load` returned
 
 GPU_BATCH, CPU_BATCH = 25088, 1568  # what is measured unless a batch is named: 128 sequences of 196 tokens, and 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
+MAP_BYTES = 128  # of an encoded tensor map
 PORTABLE_SHARED_BYTES = 48 * 1024  # above this, a CUDA kernel must ask for its dynamic shared memory beforehand
 
 
@@ -53,7 +55,10 @@ class Device(Protocol):
     def load(self, binary: Binary, entry: str, shared_bytes: int) -> KernelHandle: ...
 
     def launch(self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
-        """Enqueue one launch. `args`: a buffer, None for a null pointer, or an int: 64 bits."""
+        """Enqueue one launch. `args`: encoded maps, then buffers, None for a null pointer, or ints: 64 bits each."""
+
+    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
+        """The map of an array at a 16-byte boundary, as a kernel takes it. CUDA alone has them."""
 
     def allocate(self, nbytes: int) -> Buffer: ...
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -33,6 +34,7 @@ from ksgen.resources import Binary, Compiler
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
+    from ksgen.families import TensorMap
 
 _STICKY = {  # after these the context is lost, and with it the process's use of the GPU
     "CUDA_ERROR_ASSERT",
@@ -47,6 +49,7 @@ _STICKY = {  # after these the context is lost, and with it the process's use of
     "CUDA_ERROR_MISALIGNED_ADDRESS",
 }
 _LEGACY_STREAM = 1  # the default stream's other name, beside 0
+_MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included
 
 
 def found() -> list[Found]:
@@ -114,6 +117,9 @@ class DriverDevice:
         if status:
             raise _error(cu, status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
         return None
+
+    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
+        return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
         with self._current():
@@ -195,24 +201,59 @@ class DriverDevice:
 class _Kernel:
     """A function and the block that its arguments are written to at every launch: pack and launch under `lock`."""
 
-    __slots__ = ("__weakref__", "_block", "_pack", "_pointers", "entry", "function", "lock")
+    __slots__ = ("__weakref__", "_arity", "_block", "_pack", "_pointers", "_start", "entry", "function", "lock")
 
     def __init__(self, function: Any, entry: str) -> None:
         self.function, self.entry, self.lock = function, entry, threading.Lock()
-        self._block: Any = ()
+        self._arity = -1
 
     def pack(self, args: tuple[Any, ...]) -> int:
-        """The address of an array of pointers to the arguments, each 64 bits wide."""
-        if len(self._block) != len(args):
-            self._block = (ctypes.c_int64 * len(args))()
-            first, width = ctypes.addressof(self._block), ctypes.sizeof(ctypes.c_int64)
-            addresses = (ctypes.c_void_p * len(args))(*(first + width * number for number in range(len(args))))
-            self._pointers = (addresses, ctypes.addressof(addresses))
-            self._pack = struct.Struct(f"{len(args)}q").pack_into
+        """The address of an array of pointers to the arguments: maps first, then 64 bits each."""
+        if self._arity != len(args):
+            self._arity = len(args)
+            self._lay_out(sum(isinstance(arg, bytes) for arg in args))
         if None in args:
             args = tuple(0 if arg is None else arg for arg in args)
-        self._pack(self._block, 0, *args)
+        self._pack(self._block, self._start, *args)
         return self._pointers[1]
+
+    def _lay_out(self, maps: int) -> None:
+        numbers, width = self._arity - maps, ctypes.sizeof(ctypes.c_int64)
+        self._block = (ctypes.c_char * (MAP_BYTES * maps + width * numbers + _MAP_ALIGNMENT))()
+        self._start = -ctypes.addressof(self._block) % _MAP_ALIGNMENT
+        first = ctypes.addressof(self._block) + self._start
+        offsets = [MAP_BYTES * min(number, maps) + width * max(number - maps, 0) for number in range(self._arity)]
+        addresses = (ctypes.c_void_p * self._arity)(*(first + offset for offset in offsets))
+        self._pointers = (addresses, ctypes.addressof(addresses))
+        self._pack = struct.Struct(f"{MAP_BYTES}s" * maps + f"{numbers}q").pack_into
+
+
+def encode_map(described: TensorMap, pointer: int) -> bytes:
+    """The 128 bytes that a kernel takes as a tensor map; needs no context. PyCUDA's devices come here too."""
+    cu = _driver()
+    kinds, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
+    element = {
+        2: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16,  # bits are moved, never converted
+        4: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    }[described.item_bytes]
+    swizzle = {
+        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+    }[described.swizzle]
+    rank = len(described.sizes)
+    encoded = _call(
+        cu, f"describing {described} at {pointer:#x}", cu.cuTensorMapEncodeTiled, element, rank, pointer,
+        [cu.cuuint64_t(size) for size in described.sizes],
+        [cu.cuuint64_t(stride) for stride in described.strides],
+        [cu.cuuint32_t(size) for size in described.box],
+        [cu.cuuint32_t(1)] * rank,  # every element
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -32,6 +33,7 @@ from ksgen.resources import Binary, Compiler
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
+    from ksgen.families import TensorMap
 
 _STICKY = (  # what the driver says when the context is lost, and with it the process's use of the GPU
     "device-side assert",
@@ -102,9 +104,9 @@ class PyCudaDevice:
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
         own = self._own(stream)
-        values = [0 if arg is None else int(arg) for arg in args]
+        values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
         if kernel.arity != len(values):
-            kernel.prepare(len(values))
+            kernel.prepare(values)
         try:  # what `_entered` does, without its microsecond
             self._context.push()
             try:
@@ -114,6 +116,11 @@ class PyCudaDevice:
         except self._driver.Error as error:
             doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
             raise self._error(doing, error) from error
+
+    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
+        from ksgen.devices.cuda_driver import encode_map  # which PyCUDA does not wrap
+
+        return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
         with self._entered(f"allocating {nbytes} bytes"):
@@ -194,16 +201,17 @@ class PyCudaDevice:
 
 
 class _Kernel:
-    """A function with the module that it lives in, and how many 64-bit arguments it was prepared for."""
+    """A function with the module that it lives in, and how many arguments it was prepared for."""
 
     __slots__ = ("__weakref__", "arity", "entry", "parts")
 
     def __init__(self, parts: list[Any], entry: str) -> None:
         self.parts, self.entry, self.arity = parts, entry, -1
 
-    def prepare(self, arity: int) -> None:
-        self.parts[0].prepare("q" * arity)
-        self.arity = arity
+    def prepare(self, values: list[bytes | int]) -> None:
+        """PyCUDA puts no padding between arguments: what needs alignment, maps, comes first."""
+        self.parts[0].prepare("".join(f"{MAP_BYTES}s" if isinstance(value, bytes) else "q" for value in values))
+        self.arity = len(values)
 
 
 def _devices() -> list[Any]:

@@ -3,13 +3,14 @@
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, Work, check, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Rule, TensorMap, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
+from ksgen.families.wgmma import WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt(), Gradient())}
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), Simt(), Gradient())}
 
 
 def family_named(name: str) -> Family[Any]:
@@ -19,9 +20,10 @@ def family_named(name: str) -> Family[Any]:
     return FAMILIES[name]
 
 
-def family_for(kernel: KernelSpec, limits: Limits) -> Family[Any]:
-    """The first family that serves the kernel on such a device; `simt` and `gradient` serve every one of their jobs."""
-    return next(family for family in FAMILIES.values() if family.serves(kernel, limits))
+def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Family[Any]:
+    """The first measured family that serves the kernel on such a device, and takes the batch; `simt` and `gradient` serve all."""
+    able = (family for family in FAMILIES.values() if family.measured and family.serves(kernel, limits))
+    return next(family for family in able if batch is None or family.takes(kernel, batch, aligned))
 
 
 def family_of(constants: Any) -> Family[Any]:
@@ -31,11 +33,13 @@ def family_of(constants: Any) -> Family[Any]:
 
 __all__ = [
     "FAMILIES",
+    "MAP_ALIGNMENT",
     "Constexpr",
     "Family",
     "Geometry",
     "Limits",
     "Rule",
+    "TensorMap",
     "Work",
     "check",
     "cuda_limits",

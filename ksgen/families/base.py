@@ -5,7 +5,7 @@ A family decides; it never compiles, runs or renders.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.spec import KernelSpec
@@ -23,12 +23,14 @@ class Limits:
     is_cpu: bool = False
     async_copies: bool = True  # cp.async: sm_80 and later
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums: sm_80 and later
+    warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: sm_90a alone
 
     def shared_bytes_for(self, blocks: int) -> int:
         """What each of so many blocks may use that share a multiprocessor."""
         return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
 
 
+MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
 RESERVED_SHARED_BYTES = 1024  # that each resident block takes beside its own
 
 
@@ -50,7 +52,8 @@ CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
 def cuda_limits(target: str) -> Limits:
     """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has."""
     since_sm_80 = target != "sm_75"
-    return Limits(CUDA_SHARED_BYTES.get(target, 99 * 1024), async_copies=since_sm_80, tensor_cores=since_sm_80)
+    shared_bytes = CUDA_SHARED_BYTES.get(target, 99 * 1024)
+    return Limits(shared_bytes, async_copies=since_sm_80, tensor_cores=since_sm_80, warpgroups=target == "sm_90a")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,23 @@ class Geometry:
     block: int
     shared_bytes: int
     left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
+    at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
+
+    def launched(self, multiprocessors: int) -> int:
+        """Blocks of a launch."""
+        return min(self.grid, self.at_once * multiprocessors) if self.at_once else self.grid
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """An array as copies of boxes see it, innermost dimension first; elements beyond it read as zeros and are not written."""
+
+    operand: Literal["x", "y"]
+    item_bytes: int
+    sizes: tuple[int, ...]  # elements
+    strides: tuple[int, ...]  # bytes, from dimension 1 on
+    box: tuple[int, ...]  # elements
+    swizzle: int  # bytes over which 16-byte chunks are permuted: 0, 32, 64 or 128
 
 
 @dataclass(frozen=True)
@@ -98,8 +118,14 @@ class Family(Protocol[ConstantsT]):
     name: str
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
+    measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
+    includes: tuple[str, ...]  # folders of `templates/include` that are part of its texts, beside those that all share
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        """Whether it serves that batch, of arrays that begin at a multiple of 16 bytes or do not."""
+        ...
 
     def rules(self) -> tuple[Rule[ConstantsT], ...]: ...
 
@@ -120,6 +146,10 @@ class Family(Protocol[ConstantsT]):
     def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry: ...
+
+    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
+        """What a launch is given before its other arguments."""
+        ...
 
     def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work: ...
 

@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr
+from ksgen.families.base import Constexpr, TensorMap
 from ksgen.spec import KernelSpec
 
 WARP = 32
@@ -78,6 +78,18 @@ class CopyPlan:
     @property
     def line_rounds(self) -> int:
         return divide_up(self.lines, self.line_step)
+
+
+class Addressed:
+    """Families that compute each address themselves, so that they take any batch and any alignment."""
+
+    measured = True
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        return True
+
+    def maps(self, kernel: KernelSpec, constants: Any, batch: int) -> tuple[TensorMap, ...]:
+        return ()
 
 
 class Tiled:

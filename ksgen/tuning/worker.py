@@ -21,7 +21,7 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Buffer, Device
 from ksgen.emit import render, template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
-from ksgen.families import FAMILIES
+from ksgen.families import FAMILIES, family_named
 from ksgen.plan import Choice, Plan, load, make_plan
 from ksgen.resources import Binary
 from ksgen.roofline import Ceilings, measure_ceilings
@@ -30,7 +30,7 @@ from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.verify import Bench, make_problem, time_launches, tolerance
 
-RAGGED_BATCH = 301  # more than one tile of batch entries, and a multiple of nothing that tiles are
+RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 MOST_JOBS = 2  # whose arrays stay on the device
 MOST_READY = 16  # candidates of a job that stay loaded
 FIRST_RUNS = 2  # that tell how long a run takes
@@ -51,7 +51,7 @@ class Arrays:
 
     def __init__(self, device: Device, job: Job) -> None:
         self.job = job
-        batches = {job.batch} if job.kernel.batch else {RAGGED_BATCH, job.batch}
+        batches = {job.batch} if job.kernel.batch else {*RAGGED_BATCHES, job.batch}
         self.benches = [Bench(device, make_problem(job.kernel, batch)) for batch in sorted(batches, key=lambda batch: batch == job.batch)]
         self.ready: OrderedDict[Candidate, Ready] = OrderedDict()
 
@@ -120,6 +120,8 @@ class Bencher:
             loaded = load(self._device, render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect), binary)
             choice = Choice(candidate.family, candidate.constants, "a candidate")
             for bench in arrays.benches:  # the job's own batch comes last
+                if not family_named(candidate.family).takes(kernel, bench.problem.batch, aligned=True):
+                    continue
                 plan = make_plan(self._device, kernel, bench.problem.batch, choice, loaded)
                 between = bench.between(plan)
                 error, _ = bench.check(plan, between)

@@ -18,6 +18,7 @@ class TensorMap:
     strides: Sequence[int]
     box: Sequence[int]
     swizzle: int = 0
+    item_bytes: int = 0  # of an element; 0: the array's own
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.box) == len(self.strides) + 1:
@@ -27,4 +28,11 @@ class TensorMap:
 
     @property
     def numbers(self) -> list[int]:
-        return [len(self.sizes), self.array.itemsize, SWIZZLES.index(self.swizzle), *self.sizes, *self.strides, *self.box]
+        return [
+            len(self.sizes),
+            self.item_bytes or self.array.itemsize,
+            SWIZZLES.index(self.swizzle),
+            *self.sizes,
+            *self.strides,
+            *self.box,
+        ]

@@ -13,7 +13,7 @@ from ksgen.families.gradient.defaults import THREADS, default, fits, parts
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, SUM_COLUMNS, SUM_ROWS, GradientConstants, Shape, Side
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import MOST_THREADS, Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -36,10 +36,11 @@ _RULES: tuple[Rule[GradientConstants], ...] = (
 )
 
 
-class Gradient:
+class Gradient(Addressed):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "gradient"
+    includes: tuple[str, ...] = ("gradient",)
     constants_type = GradientConstants
     why = "the weights' gradient by plain multiply-adds, on every device"
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import PROMOTE, default
-from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS, MmaConstants, Shape
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -21,7 +22,6 @@ REGISTERS = 65536  # of a multiprocessor
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
 PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 LEAST_COPIED = 4  # bytes of one asynchronous copy
-FREE_OF_CONFLICTS = 4  # wavefronts of a warp's 16-byte reads
 
 
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
@@ -58,10 +58,11 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
 )
 
 
-class Mma:
+class Mma(Addressed):
     """Warp-wide matrix instructions, float32 sums."""
 
     name = "mma"
+    includes: tuple[str, ...] = ("mma", "operand")
     constants_type = MmaConstants
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
 
@@ -135,7 +136,14 @@ class Mma:
         wide = wide if wide >= LEAST_COPIED else CHUNK  # never taken then
         narrow = [kernel.item_bytes] if kernel.item_bytes >= LEAST_COPIED else []
         sums = "promoted" if constants.promote else "plain"
-        return {"copies": copies(CHUNK, wide, *narrow), "wide_bytes": wide, "operand": shape.operand, "sums": sums}
+        return {
+            "copies": copies(CHUNK, wide, *narrow),
+            "wide_bytes": wide,
+            "operand": shape.operand,
+            "instruction": "mma_tf32" if shape.operand == "tf32" else "mma_16",
+            "products": "one" if shape.components == 1 else "split",
+            "sums": sums,
+        }
 
     def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

@@ -7,14 +7,13 @@ fragment, or become it in one byte permutation: the packed weights take in every
 
 from dataclasses import dataclass
 from functools import cache
-from math import gcd, lcm
+from math import gcd
 
-from ksgen.families.tiles import WARP, Constants, Tiled
+from ksgen.families.operands import BANKS, CHUNK, TensorTile, wavefronts
+from ksgen.families.tiles import WARP, Constants
 from ksgen.spec import KernelSpec
 
-CHUNK = 16  # bytes of one access of shared memory
 ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
-BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,6 @@ class MmaConstants(Constants):
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
-
-
-def wavefronts(addresses: list[int]) -> int:
-    """Turns that shared memory takes for one 16-byte read by each lane: 4 are free of conflicts."""
-    turns = 0
-    for first in range(0, WARP, BANKS):
-        chunks = {address // CHUNK for address in addresses[first : first + BANKS]}
-        turns += max(sum(chunk % BANKS == bank for chunk in chunks) for bank in range(BANKS))
-    return turns
 
 
 def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
@@ -62,40 +52,11 @@ def _padded(chunks: int, strides: tuple[int, int, int]) -> int:
 
 
 @dataclass(frozen=True)
-class Shape(Tiled):
+class Shape(TensorTile):
     """Everything that follows from a kernel and its constants."""
 
     kernel: KernelSpec
     constants: MmaConstants
-
-    @property
-    def is_bsf(self) -> bool:
-        return self.kernel.layout == "bsf"
-
-    @property
-    def vector(self) -> int:
-        """Elements of X a chunk."""
-        return CHUNK // self.kernel.item_bytes
-
-    @property
-    def operand(self) -> str:
-        """What the matrix instruction multiplies, in its own words."""
-        return {"float16": "f16", "bfloat16": "bf16", "fp16x3": "f16"}.get(self.kernel.precision, "tf32")
-
-    @property
-    def components(self) -> int:
-        """Parts that an operand is split into: an upper and a lower one, where three products stand for one."""
-        return 2 if self.kernel.precision in ("tf32x3", "fp16x3") else 1
-
-    @property
-    def k_step(self) -> int:
-        """Inputs of one instruction."""
-        return 8 if self.operand == "tf32" else 16
-
-    @property
-    def lane_inputs(self) -> int:
-        """Inputs of one instruction that a lane holds of each of its columns."""
-        return self.k_step // 4
 
     # ---- warps
 
@@ -131,29 +92,6 @@ class Shape(Tiled):
         return self.sums * (2 if self.constants.promote else 1)
 
     # ---- how a lane reads X
-
-    @property
-    def group_chunks(self) -> int:
-        """Neighbouring chunks that hold whole inputs with all their j."""
-        return lcm(self.constants.tile_d, self.vector) // self.vector if self.is_bsf else 1
-
-    @property
-    def group_inputs(self) -> int:
-        """Inputs in them: the four lanes of a column take four groups, one after the other."""
-        return lcm(self.constants.tile_d, self.vector) // self.constants.tile_d if self.is_bsf else 1
-
-    @property
-    def super_in(self) -> int:
-        """Inputs after which the lanes' order starts again: whole instructions and whole groups."""
-        return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
-
-    @property
-    def super_steps(self) -> int:
-        return self.super_in // self.k_step
-
-    @property
-    def super_groups(self) -> int:
-        return self.super_in // (4 * self.group_inputs) if self.is_bsf else 1
 
     @property
     def x_lines(self) -> int:

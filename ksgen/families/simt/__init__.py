@@ -11,7 +11,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -36,10 +36,11 @@ _RULES: tuple[Rule[SimtConstants], ...] = (
 )
 
 
-class Simt:
+class Simt(Addressed):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "simt"
+    includes: tuple[str, ...] = ("simt",)
     constants_type = SimtConstants
     why = "plain multiply-adds: every device, and all there is for float32 and float64"
 

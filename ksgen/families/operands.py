@@ -1,0 +1,83 @@
+"""What families of tensor-core kernels share: what an instruction multiplies, and how a lane reads X as its fragment.
+
+A lane reads X in 16-byte chunks as it lies. In batch-size-first a group of chunks holds whole inputs with all j of the
+tile; the four lanes of a batch entry take four groups, one after the other, and packed weights follow that order.
+"""
+
+from math import lcm
+
+from ksgen.families.tiles import WARP, Tiled
+from ksgen.spec import KernelSpec
+
+CHUNK = 16  # bytes of one access of shared memory
+BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
+FREE_OF_CONFLICTS = WARP // BANKS  # turns of a warp's 16-byte reads
+
+
+def wavefronts(addresses: list[int]) -> int:
+    """Turns that shared memory takes for one 16-byte read by each lane: 4 are free of conflicts."""
+    turns = 0
+    for first in range(0, WARP, BANKS):
+        chunks = {address // CHUNK for address in addresses[first : first + BANKS]}
+        turns += max(sum(chunk % BANKS == bank for chunk in chunks) for bank in range(BANKS))
+    return turns
+
+
+class TensorTile(Tiled):
+    """What follows from a kernel's precision and layout and its tile's j."""
+
+    kernel: KernelSpec
+
+    @property
+    def is_bsf(self) -> bool:
+        return self.kernel.layout == "bsf"
+
+    @property
+    def vector(self) -> int:
+        """Elements of X a chunk."""
+        return CHUNK // self.kernel.item_bytes
+
+    @property
+    def operand(self) -> str:
+        """What the matrix instruction multiplies, in its own words."""
+        return {"float16": "f16", "bfloat16": "bf16", "fp16x3": "f16"}.get(self.kernel.precision, "tf32")
+
+    @property
+    def components(self) -> int:
+        """Parts that an operand is split into: an upper and a lower one, where three products stand for one."""
+        return 2 if self.kernel.precision in ("tf32x3", "fp16x3") else 1
+
+    @property
+    def k_step(self) -> int:
+        """Inputs of one instruction."""
+        return 8 if self.operand == "tf32" else 16
+
+    @property
+    def lane_inputs(self) -> int:
+        """Inputs of one instruction that a lane holds of each of its columns."""
+        return self.k_step // 4
+
+    # ---- how a lane reads X
+
+    @property
+    def group_chunks(self) -> int:
+        """Neighbouring chunks that hold whole inputs with all their j."""
+        return lcm(self.constants.tile_d, self.vector) // self.vector if self.is_bsf else 1
+
+    @property
+    def group_inputs(self) -> int:
+        """Inputs in them: the four lanes of a column take four groups, one after the other."""
+        return lcm(self.constants.tile_d, self.vector) // self.constants.tile_d if self.is_bsf else 1
+
+    @property
+    def super_in(self) -> int:
+        """Inputs after which the lanes' order starts again: whole instructions and whole groups."""
+        return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
+
+    @property
+    def super_steps(self) -> int:
+        return self.super_in // self.k_step
+
+    @property
+    def super_groups(self) -> int:
+        return self.super_in // (4 * self.group_inputs) if self.is_bsf else 1

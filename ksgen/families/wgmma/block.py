@@ -1,0 +1,186 @@
+"""What follows from a kernel of warpgroups and its constants, whichever way X reaches the tensor cores.
+
+A block is one warpgroup that copies and one to three that multiply. Tensor maps bring X as boxes into stages of shared
+memory, one bulk copy brings a stage of packed weights, mbarriers hand stages over and back. X is operand A (64 batch
+entries an instruction), packed weights are operand B (`tile_out` outputs).
+"""
+
+from math import gcd
+
+from ksgen.families.base import TensorMap
+from ksgen.families.operands import CHUNK, TensorTile
+from ksgen.families.tiles import WARP, divide_up
+
+WARPGROUP = 128  # threads
+ROWS = 64  # batch entries of one instruction
+LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
+SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
+MOST_BOX = 256  # elements of a box in one dimension
+MOST_EXTENT = 2**31 - 1  # a coordinate is a signed number of 32 bits
+MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
+REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, by how many of these there are
+    1: (0, 0),  # as they were launched: 255
+    2: (24, 240),
+    3: (32, 160),
+}
+LAUNCHED = {1: 255, 2: 168, 3: 128}  # registers a thread that ptxas gives a block which may have the multiprocessor
+MULTIPROCESSOR_REGISTERS = 65536
+
+
+class Block(TensorTile):
+    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d and stages."""
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply."""
+        return int(self.constants.groups_batch * self.constants.groups_d)
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.groups + 1)
+
+    @property
+    def row_tiles(self) -> int:
+        """Instructions of a warpgroup along the batch."""
+        return int(self.constants.tile_batch // (ROWS * self.constants.groups_batch))
+
+    @property
+    def planes(self) -> int:
+        """Neighbouring j of a warpgroup."""
+        return int(self.constants.tile_d // self.constants.groups_d)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread."""
+        return self.planes * self.row_tiles * int(self.constants.tile_out) // 2
+
+    @property
+    def run_out(self) -> int:
+        """Neighbouring outputs of a lane: enough for whole chunks of Y in batch-size-first, as far as it has them."""
+        return gcd(self.group_inputs, self.constants.tile_out // 4) if self.is_bsf else 2
+
+    @property
+    def y_vector(self) -> int:
+        """Neighbours that one store of Y moves: never over the end of a row, an i or a ragged edge."""
+        if not self.is_bsf:
+            return self.vector
+        _, b, _, d = self.kernel.pattern.shape
+        whole = gcd(b * d, self.run_out * self.planes) if self.constants.tile_d == d else gcd(d, self.planes)
+        return gcd(self.vector, whole)
+
+    # ---- X as boxes
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether a row's run of inputs holds all j, so that it is contiguous."""
+        return self.is_bsf and bool(self.constants.tile_d == self.kernel.pattern.d)
+
+    @property
+    def span(self) -> int:
+        """Bytes over which the swizzle of X permutes 16-byte chunks; one chunk: it does not."""
+        return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.item_bytes
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a row of X's image: 128 of a flat run, else four inputs with the tile's j."""
+        return LINE if not self.is_bsf or self.is_flat else 4 * self.span
+
+    @property
+    def box_batch(self) -> int:
+        """Batch entries of a box."""
+        return int(self.constants.tile_batch) if self.is_bsf else LINE // self.kernel.item_bytes
+
+    @property
+    def x_map(self) -> tuple[tuple[int, ...], int]:
+        """The box of X, and its swizzle in bytes."""
+        constants = self.constants
+        if not self.is_bsf:
+            return (self.box_batch, 1, constants.tile_in, 1), LINE
+        if self.is_flat:
+            return (LINE // self.kernel.item_bytes, 1, constants.tile_batch), LINE
+        return (constants.tile_d, 4, 1, constants.tile_batch), self.span if self.span > CHUNK else 0
+
+    # ---- shared memory, in bytes
+
+    @property
+    def x_bytes(self) -> int:
+        return int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.item_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Operand B of one instruction."""
+        return int(self.constants.tile_out) * 2 * CHUNK
+
+    @property
+    def w_bytes(self) -> int:
+        """A stage of packed weights: for each j, step and component, one operand."""
+        return int(self.constants.tile_d * (self.constants.tile_in // self.k_step)) * self.components * self.step_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return divide_up(self.x_bytes + self.w_bytes, SWIZZLE_PERIOD) * SWIZZLE_PERIOD
+
+    @property
+    def y_bytes(self) -> int:
+        """Where Y waits to be stored."""
+        return 0
+
+    @property
+    def shared_bytes(self) -> int:
+        barriers = 2 * 8 * int(self.constants.stages)
+        return int(self.constants.stages) * self.stage_bytes + self.y_bytes + barriers
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_bytes
+
+    @property
+    def fits_registers(self) -> bool:
+        """Whether what the warpgroups hold together is there: setmaxnreg waits for ever where it is not."""
+        own, theirs = REGISTERS[self.groups]
+        return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR_REGISTERS, LAUNCHED[self.groups] * self.threads)
+
+    # ---- how lanes read X
+
+    def chunk_at(self, row: int, chunk: int) -> int:
+        """Where a row's 16-byte chunk of a tile of batch-size-first lies, in bytes."""
+        panel, inside = divmod(chunk * CHUNK, self.panel_bytes)
+        at = (panel * int(self.constants.tile_batch) + row) * self.panel_bytes + inside
+        return at ^ (at >> 3 & (self.span - CHUNK))
+
+    @property
+    def swaps_rows(self) -> bool:
+        """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight: what an odd number of chunks a lane asks for."""
+        return self.is_flat and self.group_chunks % 2 == 1
+
+    def row_of(self, g: int) -> int:
+        return g % 2 * 4 + g // 2 if self.swaps_rows else g
+
+    def reads(self) -> list[list[int]]:
+        """Where the lanes of a warp read X at a time."""
+        lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
+        if not self.is_bsf:  # two neighbouring inputs of four batch entries
+            return [[(2 * t + e) * LINE + (g ^ (2 * t + e) % 8) * CHUNK for g, t in lanes] for e in range(2)]
+        chunks = self.group_chunks
+        rounds = [(group, q) for group in range(self.constants.tile_in // self.group_inputs // 4) for q in range(chunks)]
+        return [[self.chunk_at(self.row_of(g), (4 * group + t) * chunks + q) for g, t in lanes] for group, q in rounds]
+
+    # ---- tensor maps
+
+    def map_x(self, batch: int) -> TensorMap:
+        a, _, c, d = self.kernel.pattern.shape
+        box, swizzle = self.x_map
+        sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(a, c, d, batch, self.is_bsf)
+        return TensorMap("x", self.kernel.item_bytes, sizes, tuple(each * self.kernel.item_bytes for each in strides), box, swizzle)
+
+
+def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of an array in batch-size-first, an i's features as one run: sizes, and strides in elements from dimension 1 on."""
+    return (rows * d, a, batch), (rows * d, a * rows * d)
+
+
+def feature_sizes(a: int, rows: int, d: int, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same with j, l or k, and i as dimensions of their own, so that a box over the end of any of them reads zeros."""
+    if is_bsf:
+        return (d, rows, a, batch), (d, rows * d, a * rows * d)
+    return (batch, d, rows, a), (batch, d * batch, rows * d * batch)

@@ -1,0 +1,161 @@
+"""What the kinds of warpgroup kernels have in common as families: what they serve, their rules, launches and work."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
+from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
+from ksgen.families.tiles import PACK_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.wgmma.block import LAUNCHED, MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
+from ksgen.instructions import Wgmma
+from ksgen.spec import KernelSpec
+
+ConstantsT = TypeVar("ConstantsT")
+MOST_COLUMNS = 256  # outputs of one instruction
+MOST_STAGES = 16
+
+
+def takes_rows(kernel: KernelSpec) -> bool:
+    """Whether the rows of X and Y begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
+    _, _, c, d = kernel.pattern.shape
+    return c * d * kernel.item_bytes % MAP_ALIGNMENT == 0
+
+
+class WarpgroupFamily(Generic[ConstantsT]):
+    """A kind says which constants it has, their `Block`, which kernels it is for, and its text's own words."""
+
+    name: str
+    constants_type: type[ConstantsT]
+    measured = False
+    includes: tuple[str, ...] = ("mma", "operand", "wgmma")
+
+    def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
+        raise NotImplementedError
+
+    def is_for(self, kernel: KernelSpec) -> bool:
+        raise NotImplementedError
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.warpgroups and self.is_for(kernel)
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        pattern, item_bytes = kernel.pattern, kernel.item_bytes
+        extents = (batch, pattern.in_features, pattern.out_features)
+        stride = max(extents[1:]) * item_bytes if kernel.layout == "bsf" else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
+        whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
+        return aligned and whole and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
+
+    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
+        return read_constants(self.name, self.constants_type, values)
+
+    def common_rules(self) -> tuple[Rule[ConstantsT], ...]:
+        def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
+            return self.block(kernel, constants)
+
+        def batches(kernel: KernelSpec, constants: Any) -> bool:
+            per_group = ROWS * constants.groups_batch
+            return constants.tile_batch % per_group == 0 and of(kernel, constants).box_batch <= MOST_BOX
+
+        return (
+            Rule("it is a kernel for this family", lambda k, c: self.is_for(k)),
+            Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
+            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS),
+            Rule("64 groups_batch divides tile_batch, which is at most 256 in bsf", batches),
+            Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
+            Rule("tile_in is at most 256", lambda k, c: of(k, c).constants.tile_in <= MOST_BOX),
+            Rule("stages is 2 to 16", lambda k, c: 2 <= of(k, c).constants.stages <= MOST_STAGES),
+            Rule("the registers that warpgroups take are there", lambda k, c: of(k, c).fits_registers),
+        )
+
+    def reads_rule(self) -> Rule[ConstantsT]:
+        def free(kernel: KernelSpec, constants: ConstantsT) -> bool:
+            return all(wavefronts(reads) == FREE_OF_CONFLICTS for reads in self.block(kernel, constants).reads())
+
+        return Rule("X is read from shared memory with no bank conflicts", free)
+
+    # ---- resources and launches
+
+    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        block = self.block(kernel, constants)
+        return block.threads <= limits.threads and block.shared_bytes <= limits.shared_bytes
+
+    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        """What a block is launched with: it has the multiprocessor for itself, and its warpgroups share that out."""
+        return LAUNCHED[self.block(kernel, constants).groups]
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.block(kernel, constants).shared_bytes
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.block(kernel, constants).packed_bytes
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        return Geometry(divide_up(self.packed_bytes(kernel, constants) // 4, PACK_THREADS), PACK_THREADS, 0)
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        block = self.block(kernel, constants)
+        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch)
+        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1)
+
+    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
+        return (self.block(kernel, constants).map_x(batch),)
+
+    def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work:
+        block = self.block(kernel, constants)
+        tiles = self.geometry(kernel, constants, batch).grid
+        x, w = (tiles * block.steps * each for each in (block.x_bytes, block.w_bytes))
+        tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
+        groups_batch = block.constants.groups_batch * block.row_tiles
+        return Work(
+            tiles,
+            kernel.bytes(batch),
+            x + w + tiles * tile * kernel.item_bytes,
+            2 * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
+            tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
+        )
+
+    # ---- texts
+
+    def instruction(self, kernel: KernelSpec, constants: ConstantsT) -> Wgmma:
+        raise NotImplementedError
+
+    def common_words(self, kernel: KernelSpec, constants: ConstantsT) -> dict[str, Any]:
+        block = self.block(kernel, constants)
+        image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
+        return {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image}
+
+    def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
+        block = self.block(kernel, constants)
+        own = block.constants
+        copying, multiplying = REGISTERS[block.groups]
+        return [
+            *pattern_constexprs(kernel),
+            Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
+            Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
+            Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),
+            Constexpr("TILE_D", own.tile_d, "neighbouring j a tile"),
+            Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
+            Constexpr("STAGES", own.stages, "stages of X and W in shared memory"),
+            Constexpr("THREADS", block.threads, "threads a block: one more warpgroup copies"),
+            Constexpr("COPYING_REGISTERS", copying, "registers a thread of the warpgroup that copies; 0: as launched"),
+            Constexpr("MULTIPLYING_REGISTERS", multiplying, "registers a thread of the warpgroups that multiply; 0: as launched"),
+            Constexpr("ROW_TILES", block.row_tiles, "instructions of a warpgroup along the batch, 64 entries each"),
+            Constexpr("K_STEP", block.k_step, "inputs of one instruction"),
+            Constexpr("COMPONENTS", block.components, "parts that an operand is split into"),
+            Constexpr("LANE_INPUTS", block.lane_inputs, "inputs of one instruction that a lane holds of a batch entry"),
+            Constexpr("RUN_OUT", block.run_out, "neighbouring outputs of a lane"),
+            Constexpr("STEPS", block.steps, "stages until all C inputs are read"),
+            Constexpr("TILES_OUT", block.tiles_out, "tiles along the outputs"),
+            Constexpr("TILES_D", block.tiles_d, "tiles along j"),
+            Constexpr("STEP_BYTES", block.step_bytes, "bytes of operand B of one instruction"),
+            Constexpr("X_BYTES", block.x_bytes, "bytes of X a stage"),
+            Constexpr("W_BYTES", block.w_bytes, "bytes of packed weights a stage"),
+            Constexpr("STAGE_BYTES", block.stage_bytes, "bytes from one stage to the next: whole periods of a swizzle"),
+            Constexpr("Y_BYTES", block.y_bytes, "bytes in which Y waits to be stored"),
+            Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory a block"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+        ]
+
+
+def _tile_out(constants: Any) -> int:
+    return int(constants.tile_out)

@@ -1,0 +1,213 @@
+"""The kind that multiplies X from registers: batch-size-first with any d, and float32 storage in batch-size-last.
+
+wgmma takes operand A from shared memory only where its inputs are neighbours there. Where they stand d apart, or lie
+along the batch in 32 bits, lanes read X as it lies and keep it as fragments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.mma.defaults import PROMOTE, promotion
+from ksgen.families.operands import CHUNK
+from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block
+from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
+from ksgen.instructions import Wgmma
+from ksgen.spec import KernelSpec
+
+PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+MOST_FLAT = 12  # j whose sums fit side by side
+HELD = {1: 220, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
+STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
+WANTED_STAGES, MOST_STAGES = 4, 6  # by default
+
+
+@dataclass(frozen=True)
+class RegistersConstants(Constants):
+    """The constants that a search may change."""
+
+    tile_batch: int  # batch entries a tile
+    tile_out: int  # outputs k a tile, for each of its j
+    tile_in: int  # inputs l a stage
+    tile_d: int  # neighbouring j a tile (1 in bsl)
+    groups_batch: int  # warpgroups that multiply, along the batch
+    groups_d: int  # warpgroups that multiply, along j
+    stages: int  # stages of X and W in shared memory
+    promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
+
+
+@dataclass(frozen=True)
+class RegistersBlock(Block):
+    kernel: KernelSpec
+    constants: RegistersConstants
+
+    @property
+    def own_chunks(self) -> int:
+        """Neighbouring chunks of X that a lane reads: those with its warpgroup's j."""
+        return self.group_chunks // self.constants.groups_d
+
+    @property
+    def fragment(self) -> int:
+        """Registers of the fragments until the lanes' order starts again."""
+        return 4 * self.components * self.planes * self.row_tiles * self.super_steps
+
+    @property
+    def promoted_sums(self) -> int:
+        return self.sums * (2 if self.constants.promote else 1)
+
+    @property
+    def held(self) -> int:
+        """Registers of the sums, one set of fragments, the chunks that they are made of, and where these lie."""
+        chunks = self.own_chunks * self.super_groups if self.is_bsf else 2
+        return self.promoted_sums + self.fragment + (4 + 1) * chunks
+
+    @property
+    def fragment_sets(self) -> int:
+        """Two where they fit: one is read while the other is multiplied."""
+        return 2 if self.held + self.fragment <= HELD[self.groups] else 1
+
+    @property
+    def unit_in(self) -> int:
+        """Inputs that a stage holds whole numbers of: of the lanes' order, and of X's image."""
+        unit = self.super_in
+        while self.is_flat and unit * self.constants.tile_d * self.kernel.item_bytes % LINE:
+            unit *= 2
+        return unit
+
+
+def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
+    tile_d, d, vector = constants.tile_d, kernel.pattern.d, CHUNK // kernel.item_bytes
+    if kernel.layout == "bsl":
+        return tile_d == 1
+    run = tile_d * kernel.item_bytes
+    return tile_d == d or (tile_d < d and d % vector == 0 and run in (16, 32, 64, 128))
+
+
+def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
+    vector = CHUNK // kernel.item_bytes
+    return constants.groups_d == 1 or (kernel.layout == "bsf" and constants.tile_d % (vector * constants.groups_d) == 0)
+
+
+class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
+    """X by tensor maps to shared memory, from there to registers as fragments, into wgmma."""
+
+    name = "wgmma_registers"
+    constants_type = RegistersConstants
+    why = "Hopper's wgmma with X from registers: bsf, and float32 arrays in bsl; not measured yet"
+
+    def block(self, kernel: KernelSpec, constants: RegistersConstants) -> RegistersBlock:
+        return RegistersBlock(kernel, constants)
+
+    def is_for(self, kernel: KernelSpec) -> bool:
+        if kernel.precision not in PRECISIONS_SERVED:
+            return False
+        if kernel.layout == "bsl":
+            return kernel.item_bytes == 4 and kernel.precision != "fp16x3"
+        d = kernel.pattern.d
+        return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
+
+    def rules(self) -> tuple[Rule[RegistersConstants], ...]:
+        of = self.block
+        return (
+            *self.common_rules(),
+            Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
+            Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
+            Rule("a warpgroup of bsl has 128 batch entries", lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2),
+            Rule("the lanes' order and X's image start again with each stage", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
+            Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
+            Rule("sums and fragments fit a thread's registers", lambda k, c: of(k, c).held <= HELD[of(k, c).groups]),
+            self.reads_rule(),
+        )
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants:
+        """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory."""
+        b, rows, (tile_d, groups_d) = kernel.pattern.b, 2 if kernel.layout == "bsl" else 1, _planes(kernel)
+        groups_batch, promote = 2 // groups_d, promotion(kernel)
+        start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
+        start = replace(start, tile_in=self.block(kernel, start).unit_in)
+        widths = [replace(start, tile_out=width) for width in range(8, MOST_COLUMNS + 1, 8)]
+        able = [each for each in widths if self._fits(kernel, each, limits)]
+        if not able:
+            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits; tried {widths[0]}")
+        chosen = min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out))
+        return self._deepened(kernel, chosen, limits)
+
+    def _deepened(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
+        """As many inputs a stage as leave enough stages, with the least padding of c; then as many stages as there is room for."""
+        c, unit = kernel.pattern.c, constants.tile_in
+        deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
+        able = [each for each in deeper if self._fits(kernel, each, limits) and self.block(kernel, each).x_bytes <= STAGE_TARGET]
+        chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
+        stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
+        return max((each for each in stages if self.fits(kernel, each, limits)), key=lambda each: each.stages)
+
+    def _fits(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> bool:
+        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
+        """Every combination that the rules and the shared memory allow."""
+        d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+        runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector, 4 * vector) if run < d)})
+        groups = [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]
+        promotes = (0, 32, 64, 128) if kernel.precision in PROMOTE else (0,)
+        widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
+        for tile_d, (batch, along_d), rows, width, tile_in, stages, promote in product(
+            runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8), promotes
+        ):
+            constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote)
+            if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
+                yield constants
+
+    def instruction(self, kernel: KernelSpec, constants: RegistersConstants) -> Wgmma:
+        return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)
+
+    def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
+        block, wgmma = self.block(kernel, constants), self.instruction(kernel, constants)
+        return self.common_words(kernel, constants) | {
+            "product": wgmma.name + ("<false>" if wgmma.transposed else ""),
+            "parts": kernel.precision,
+            "products": "one" if block.components == 1 else "split",
+            "sums": "promoted" if constants.promote else "plain",
+            "order": f"include/{'mma' if kernel.layout == 'bsf' else 'wgmma'}/order_{kernel.layout}.j2",
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: RegistersConstants) -> list[Constexpr]:
+        block = self.block(kernel, constants)
+        found = [
+            *self.common_constexprs(kernel, constants),
+            Constexpr("GROUPS_BATCH", constants.groups_batch, "of the warpgroups that multiply, those along the batch"),
+            Constexpr("PLANES", block.planes, "neighbouring j of a warpgroup"),
+            Constexpr("SUPER_IN", block.super_in, "inputs after which the lanes' order starts again"),
+            Constexpr("SUPER_STEPS", block.super_steps, "instructions in them, for each j"),
+            Constexpr("FRAGMENT_SETS", block.fragment_sets, "fragments of X in registers: 2 are read and multiplied in turn"),
+        ]
+        if kernel.layout == "bsf":
+            found += [
+                Constexpr("PANEL_BYTES", block.panel_bytes, "bytes of a row of X's image"),
+                Constexpr("SPAN", block.span, "bytes over which the image's 16-byte chunks are permuted"),
+                Constexpr("SWAPS_ROWS", block.swaps_rows, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                Constexpr("GROUP_CHUNKS", block.group_chunks, "neighbouring chunks of a row that hold whole inputs"),
+                Constexpr("OWN_CHUNKS", block.own_chunks, "of them, those that a lane reads"),
+                Constexpr("GROUP_INPUTS", block.group_inputs, "inputs in them, each with its TILE_D j"),
+                Constexpr("SUPER_GROUPS", block.super_groups, "groups of chunks that a lane reads until its order starts again"),
+                Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
+            ]
+        else:
+            found.append(Constexpr("Y_VECTOR", block.y_vector, "batch entries that one store of Y moves"))
+        if constants.promote:
+            found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
+        return found
+
+
+def _planes(kernel: KernelSpec) -> tuple[int, int]:
+    """Neighbouring j a tile, and warpgroups that share them: runs of 32 bytes in memory, where all of d is too much."""
+    d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+    if kernel.layout == "bsl" or d < vector or (d % vector and d <= MOST_FLAT):
+        return (1 if kernel.layout == "bsl" else d), 1
+    if d == vector:
+        return d, 1
+    return (2 * vector, 2) if d % (2 * vector) == 0 else (vector, 1)

@@ -1,0 +1,149 @@
+"""The kind that multiplies X from shared memory: 16-bit types, in batch-size-last and, for d = 1, in batch-size-first.
+
+There the boxes of X are operand A as they lie: along the batch in batch-size-last, along the inputs in the other.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
+from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
+from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
+from ksgen.instructions import Wgmma
+from ksgen.spec import KernelSpec
+
+PRECISIONS_SERVED = ("float16", "bfloat16")
+MOST_SUMS = {1: 200, 2: 200, 3: 120}  # a thread, by how many warpgroups multiply
+STAGE_INPUTS = 64  # by default, about
+MOST_STAGES = 6  # by default
+
+
+@dataclass(frozen=True)
+class SharedConstants(Constants):
+    """The constants that a search may change."""
+
+    tile_batch: int  # batch entries a tile
+    tile_out: int  # outputs k a tile
+    tile_in: int  # inputs l a stage
+    groups_batch: int  # warpgroups that multiply, along the batch
+    stages: int  # stages of X and W in shared memory
+
+    @property
+    def tile_d(self) -> int:
+        return 1
+
+    @property
+    def groups_d(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class SharedBlock(Block):
+    kernel: KernelSpec
+    constants: SharedConstants
+
+    @property
+    def unit_in(self) -> int:
+        """Inputs that a stage holds whole numbers of."""
+        return LINE // self.kernel.item_bytes if self.is_bsf else self.k_step
+
+    @property
+    def swaps_rows(self) -> bool:
+        return False
+
+    @property
+    def y_bytes(self) -> int:
+        """Y leaves as boxes in batch-size-last, straight from registers in batch-size-first."""
+        return 0 if self.is_bsf else self.constants.tile_batch * self.constants.tile_out * self.kernel.item_bytes
+
+    def map_y(self, batch: int) -> TensorMap:
+        a, b, _, d = self.kernel.pattern.shape
+        item_bytes = self.kernel.item_bytes
+        sizes, strides = feature_sizes(a, b, d, batch, is_bsf=False)
+        return TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), (ROWS, 1, self.constants.tile_out, 1), LINE)
+
+
+class WgmmaShared(WarpgroupFamily[SharedConstants]):
+    """X by tensor maps to shared memory, from there into wgmma."""
+
+    name = "wgmma_shared"
+    constants_type = SharedConstants
+    why = "Hopper's wgmma with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; not measured yet"
+
+    def block(self, kernel: KernelSpec, constants: SharedConstants) -> SharedBlock:
+        return SharedBlock(kernel, constants)
+
+    def is_for(self, kernel: KernelSpec) -> bool:
+        has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
+        return kernel.precision in PRECISIONS_SERVED and has_rows
+
+    def rules(self) -> tuple[Rule[SharedConstants], ...]:
+        of = self.block
+        return (
+            *self.common_rules(),
+            Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
+            Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
+            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch]),
+        )
+
+    def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
+        block = self.block(kernel, constants)
+        return (block.map_x(batch),) if block.is_bsf else (block.map_x(batch), block.map_y(batch))
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> SharedConstants:
+        """The fewest tiles along the outputs, the least padding, then the most batch entries; stages to fill the memory."""
+        b, c = kernel.pattern.b, kernel.pattern.c
+        unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
+        depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
+        depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
+        candidates = [SharedConstants(2 * ROWS * rows, width, depth, 2, 2) for rows in (2, 1) for width in range(16, 257, 16)]
+        able = [each for each in candidates if self._fits(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256]
+        if not able:
+            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits; tried {candidates[-1]}")
+
+        def cost(constants: SharedConstants) -> tuple[int, int, int]:
+            tiles = divide_up(b, constants.tile_out)
+            return tiles, tiles * constants.tile_out, -constants.tile_batch
+
+        chosen = min(able, key=cost)
+        stages = range(2, MOST_STAGES + 1)
+        return max((each for stage in stages if self.fits(kernel, each := replace(chosen, stages=stage), limits)), key=lambda c: c.stages)
+
+    def _fits(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> bool:
+        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
+        """Every combination that the rules and the shared memory allow."""
+        widths = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), widths, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
+            constants = SharedConstants(ROWS * rows * groups, width, tile_in, groups, stages)
+            if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
+                yield constants
+
+    def instruction(self, kernel: KernelSpec, constants: SharedConstants) -> Wgmma:
+        return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=False)
+
+    def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
+        along_batch = "true" if kernel.layout == "bsl" else "false"
+        by_boxes = kernel.layout == "bsl"
+        return self.common_words(kernel, constants) | {
+            "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
+            "parts": "weights_16",
+            "store": "boxes" if by_boxes else "rows",
+            "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
+            "to": "y_map" if by_boxes else "y",
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:
+        block = self.block(kernel, constants)
+        found = [*self.common_constexprs(kernel, constants), Constexpr("PLANES", 1, "neighbouring j of a warpgroup")]
+        if kernel.layout == "bsf":
+            found += [
+                Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
+            ]
+        return found
