@@ -72,11 +72,8 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages, min_blocks in product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5), (1, 2, 3, 4)
         ):
-            tile_out, tile_in, tile_batch = (
-                ROWS * row_tiles * warps_out,
-                COLUMNS * column_tiles * warps_in,
-                STRETCH // kernel.item_bytes * stretches,
-            )
+            tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
+            tile_batch = STRETCH // kernel.item_bytes * stretches
             constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, min_blocks)
             if all(rule.holds(kernel, constants) for rule in _RULES) and fits(Shape(kernel, constants), limits, min_blocks):
                 most = parts(kernel, constants)
