@@ -184,6 +184,18 @@ def test_threads_are_as_before() -> None:
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no NVIDIA GPU")
+@pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *LONGER], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_gpu_finds_what_the_processor_does(chain: Chain, dtype: "torch.dtype") -> None:
+    matrix = random_matrix(chain, dtype)
+    there, here = factorize(matrix.cuda(), chain), factorize(matrix, chain)
+    assert there.weights[0].is_cuda
+    assert there.relative_error == pytest.approx(here.relative_error, abs=1e-5)
+    assert there.least_error == pytest.approx(here.least_error, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("weight", "options", "message"),
     [

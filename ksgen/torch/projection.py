@@ -137,17 +137,18 @@ def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Where the rank is above b or c, the last terms are zero.
     """
-    kept = min(rank, *blocks.shape[-2:])
+    *stacked, b, c = blocks.shape
+    kept = min(rank, b, c)
     decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
-    workers = min(torch.get_num_threads(), blocks.shape[1])
-    if blocks.device.type == "cpu" and workers > 1:
-        # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work.
+    stack = blocks.reshape(-1, b, c)
+    workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
+    if workers > 1:  # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work
         with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
-            parts = zip(*pool.map(decompose, blocks.chunk(workers, dim=1)), strict=True)
-            columns, rows, squares = (torch.cat(part, dim=1) for part in parts)
+            columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
     else:
-        columns, rows, squares = decompose(blocks)
-    return pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept)), squares
+        columns, rows, squares = decompose(stack)
+    columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
+    return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
 
 
 def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
