@@ -96,7 +96,7 @@ def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pyt
 
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", arrays.DTYPES)
+@pytest.mark.parametrize("precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])])
 def test_numpy_arrays(precision: str, layout: str) -> None:
     x, grad_y = inputs(precision, layout)
     grad = Launcher(*SHAPE).gradient(x, grad_y, layout=layout)
