@@ -1,5 +1,6 @@
 """The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from ksgen import arguments, arrays, fits, reference
 from ksgen import launcher as launchers
 from ksgen.devices import device_for
-from ksgen.emit import PORTABLE, render, template_digest
+from ksgen.emit import PORTABLE, emit, render, template_digest
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import check, cuda_limits, family_for
 from ksgen.families import gradient_mma as tensor_cores
@@ -24,6 +25,7 @@ from ksgen.memory import numpy_dtype
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import parse as parse_spec
 from ksgen.verify import compare, make_problem, tolerance, truth_of
 from ksgen.wisdom import Entry, Wisdom, dump, parse
 from tests import kernels
@@ -248,6 +250,16 @@ def test_what_a_job_cannot_be() -> None:
         KernelSpec(PATTERN, job="gradients")
     with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue"):
         KernelSpec(PATTERN, epilogue=Epilogue(True, "relu"), job="gradient")
+
+
+def test_a_spec_with_gradients_is_emitted_with_them(tmp_path: Path) -> None:
+    spec = parse_spec("kernels: [{pattern: [1,6,4,2], gradients: true}]", "small.yaml")
+    sources = emit(spec, tmp_path / "small")
+    assert [source.family for source in sources] == ["simt", "gradient", "simt"]
+    rows = json.loads((tmp_path / "small/manifest.json").read_text())["kernels"]
+    assert [row.get("job") for row in rows] == [None, "gradient", None]
+    assert (tmp_path / "small/ks_1x6x4x2_float32_bsf_gradient.cu").is_file()
+    assert "ks_1_4_6_2" in (tmp_path / "small/launchers.py").read_text()
 
 
 def test_wisdom_keeps_jobs_apart() -> None:
