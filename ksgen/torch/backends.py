@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen.errors import LaunchError
-from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
 from ksgen.torch.checks import check
-from ksgen.torch.choice import Choice, choose
+from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.kept import Kept
-from ksgen.torch.ops import autocast, has_kernels, multiply
+from ksgen.torch.ops import autocast, multiply
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
 
@@ -134,5 +133,5 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
     if choice.backend == "strided":
         return f"strided: {choice.why}; {BACKENDS['strided'].why}"
-    told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    told = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"
