@@ -6,8 +6,10 @@ The same input gives the same bytes. Never chooses constants: a family does, or 
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,7 @@ import jinja2
 
 from ksgen import __version__
 from ksgen.errors import KsgenError
-from ksgen.families import FAMILIES, Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, Spec
@@ -120,15 +122,24 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 
 @cache
 def template_digest(family: str) -> str:
-    """Eight hex digits over everything that can be part of the family's texts."""
+    """Eight hex digits over everything that can be part of the family's texts: its template, and all includes in the folders
+    that it names, or that those name.
+    """
     root = resource("templates")
-    own = family_named(family).includes
-    others = {root / "include" / folder for each in FAMILIES.values() for folder in each.includes if folder not in own}
+    found = {root / f"{family}.cu.j2", *(root / "include").glob("*.j2")}
+    seen: set[str] = set()
+    while named := {*DIALECTS, *_folders_named(found)} - seen:
+        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
+        seen |= named
     digest = hashlib.sha256()
-    for path in [root / f"{family}.cu.j2", *sorted((root / "include").rglob("*.j2"))]:
-        if others.isdisjoint(path.parents):
-            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]
+
+
+def _folders_named(paths: Iterable[Path]) -> set[str]:
+    """The folders of includes that templates name."""
+    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda") -> list[Source]:

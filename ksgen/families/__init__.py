@@ -5,12 +5,15 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Rule, TensorMap, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
+from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.families.wgmma import WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), Simt(), Gradient())}
+FAMILIES: dict[str, Family[Any]] = {
+    family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), Simt(), GradientMma(), Gradient())
+}
 
 
 def family_named(name: str) -> Family[Any]:

@@ -119,7 +119,6 @@ class Family(Protocol[ConstantsT]):
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
-    includes: tuple[str, ...]  # folders of `templates/include` that are part of its texts, beside those that all share
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 

@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen.errors import LaunchError
-from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
 from ksgen.torch.checks import check
-from ksgen.torch.choice import Choice, choose
+from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.kept import Kept
-from ksgen.torch.ops import KERNEL_DEVICES, autocast, multiply
+from ksgen.torch.ops import autocast, multiply
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
 
@@ -129,10 +128,10 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     """Which backend multiplies by a kernel's pattern on a tensor's device, and why."""
     if backend in BACKENDS:
         return f"{backend}, as asked for: {BACKENDS[backend].why}"
+    if not has_kernels(device):
+        return f"bmm, as there are no kernels for tensors on {device.type}: {BACKENDS['bmm'].why}"
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
     if choice.backend == "strided":
         return f"strided: {choice.why}; {BACKENDS['strided'].why}"
-    if device.type not in KERNEL_DEVICES:
-        return f"ksgen, {choice.why}; on {device.type} without kernels: {BACKENDS['strided'].why}"
-    told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    told = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"

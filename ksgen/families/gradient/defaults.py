@@ -6,6 +6,7 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.gradient.family import fits
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
@@ -15,6 +16,7 @@ from ksgen.spec import KernelSpec
 GPU_WARPS = 16 * 132  # that keep a large GPU busy: sixteen on each multiprocessor
 CPU_BLOCKS = 16
 MOST_SUMS = {"async": 72, "registers": 48}  # a thread, beside what waits in registers
+MOST_TILE = 128  # along one side
 THREADS = (1, 2, 4, 6, 8, 12)  # sums a thread, along one side
 PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
 LONE = 1.25  # how much worse a block may be, by its cost, that shares its multiprocessor with another
@@ -26,14 +28,6 @@ def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> i
     return divide_up(CPU_BLOCKS, shape.tiles) if limits.is_cpu else divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
-def fits(kernel: KernelSpec, constants: GradientConstants, limits: Limits, blocks: int) -> bool:
-    """Whether so many blocks fit a multiprocessor."""
-    shape = Shape(kernel, constants)
-    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
-        return False
-    return not limits.registers or shape.registers * shape.threads * blocks <= limits.registers
-
-
 def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     """The tile with the least padding, operand loads and copies, twice a multiprocessor unless a lone block is much better,
     so that one multiplies while the other waits; and as many parts of the batch as fill the device."""
@@ -41,12 +35,12 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, 1)):
         choices = sorted(_choices(kernel, tile_d, limits), key=lambda constants: _cost(kernel, constants))
-        lone = next((constants for constants in choices if fits(kernel, constants, budget, 1)), None)
+        lone = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 1)), None)
         if lone is None:
             continue
-        pair = next((constants for constants in choices if fits(kernel, constants, budget, 2)), lone)
+        pair = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 2)), lone)
         chosen = pair if _cost(kernel, pair) <= LONE * _cost(kernel, lone) else lone
-        blocks = max(count for count in range(1, 9) if count == 1 or fits(kernel, chosen, budget, count))
+        blocks = max(count for count in range(1, 9) if count == 1 or fits(Shape(kernel, chosen), budget, count))
         return replace(chosen, parts=parts(kernel, chosen, limits), min_blocks=1 if limits.is_cpu else blocks)
     raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
 
@@ -58,7 +52,7 @@ def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[Gradie
         if thread_out * thread_in > most_sums:
             continue
         tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
-        if max(tile_out, tile_in) <= 128:
+        if max(tile_out, tile_in) <= MOST_TILE:
             stages = 3 if copy == "async" else 2
             yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
 

@@ -62,7 +62,6 @@ class Mma(Addressed):
     """Warp-wide matrix instructions, float32 sums."""
 
     name = "mma"
-    includes: tuple[str, ...] = ("mma", "operand")
     constants_type = MmaConstants
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
 

@@ -40,7 +40,6 @@ class Simt(Addressed):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "simt"
-    includes: tuple[str, ...] = ("simt",)
     constants_type = SimtConstants
     why = "plain multiply-adds: every device, and all there is for float32 and float64"
 

@@ -27,7 +27,6 @@ class WarpgroupFamily(Generic[ConstantsT]):
     name: str
     constants_type: type[ConstantsT]
     measured = False
-    includes: tuple[str, ...] = ("mma", "operand", "wgmma")
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError

@@ -172,7 +172,6 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             "parts": kernel.precision,
             "products": "one" if block.components == 1 else "split",
             "sums": "promoted" if constants.promote else "plain",
-            "order": f"include/{'mma' if kernel.layout == 'bsf' else 'wgmma'}/order_{kernel.layout}.j2",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: RegistersConstants) -> list[Constexpr]:

@@ -1,0 +1,1 @@
+"""The paper's measurements. No room above imports this one."""
