@@ -47,6 +47,13 @@ _STYLE: Any = {
 }
 
 
+def check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise KsgenError(f"a report needs matplotlib, which cannot be imported ({error}); pip install 'ksgen[tune]'") from None
+
+
 def best_so_far(times_us: Sequence[float], floor_us: float | None) -> str:
     """The time of each candidate in measuring order, the best until then, and the floor."""
     best = list(accumulate(times_us, min))
@@ -114,11 +121,10 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
 @contextmanager
 def _figure(width: float, title: str, drawn: object) -> Iterator[tuple["Axes", list[str]]]:
     """Axes to draw on, and a list that has the SVG afterwards. `drawn` is what names inside it are made from."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise KsgenError(f"a report needs matplotlib, which cannot be imported ({error}); pip install 'ksgen[tune]'") from None
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     svg: list[str] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own say

@@ -38,6 +38,13 @@ def write_report(trials: Sequence[Trial], path: Path) -> None:
     replace_file(path, page(trials))
 
 
+def check_report(path: Path) -> None:
+    """Raise `KsgenError` before a search whose report could not be written after it."""
+    figures.check_matplotlib()
+    if path.is_dir() or not path.parent.is_dir():
+        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists")
+
+
 def page(trials: Sequence[Trial]) -> str:
     """The page's text."""
     environment = jinja2.Environment(

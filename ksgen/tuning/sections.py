@@ -20,7 +20,7 @@ class Section:
     batch: int
     device: str
     trials: tuple[Trial, ...]
-    left_out: int  # trials of other template versions
+    left_out: int  # trials of earlier templates or drivers
 
     @cached_property
     def measured(self) -> list[Trial]:
@@ -48,34 +48,40 @@ class Section:
         """The job's line in the table of all jobs: time, share of the floor, gain, candidates, the winner."""
         if not (winner := self.winner):
             return ("", "", "", str(len(self.trials)), "none was measured")
-        gain = f"{time_us(self.measured[0]) / time_us(winner):.2f}"
-        names = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), gain, str(len(self.trials)))
-        return (*names, f"{winner.family}: {winner.constants}")
+        shown = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), f"{self.gain:.2f}")
+        return (*shown, str(len(self.trials)), f"{winner.family}: {winner.constants}")
+
+    @property
+    def gain(self) -> float:
+        """The first measured candidate's time over the winner's."""
+        return time_us(self.measured[0]) / min(map(time_us, self.measured))
 
     @property
     def said(self) -> list[str]:
         """Sentences about the winner, and about what became of the candidates."""
         lines = [f"{len(self.trials)} candidates: {counted(self.trials)}."]
         if self.left_out:
-            lines.append(f"{self.left_out} of earlier versions of the templates are left out.")
+            lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
         if not (winner := self.winner):
             return ["No candidate was measured.", *lines]
-        gain = time_us(self.measured[0]) / time_us(winner)
-        floor = f" The floor is {microseconds(winner.floor_us)} µs." if winner.floor_us else ""
         spread = "" if winner.spread is None else f", which spread over {winner.spread:.1%}"
-        first = f"{gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}.{floor}"
-        return [first, *([f"Of its time: {winner.note}."] if winner.note else []), *lines]
+        first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}."]
+        if winner.floor_us:
+            first.append(f"{share(winner.floor_us, winner.median_us)} of the floor, which is {microseconds(winner.floor_us)} µs.")
+        if winner.note:
+            first.append(f"Of its time: {winner.note}.")
+        return [*first, *lines]
 
 
 def sections_of(trials: Sequence[Trial]) -> list[Section]:
-    """By device, kernel and batch, in the order in which they come; of each family, only its template's last version."""
+    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver."""
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:
         jobs.setdefault((trial.device, trial.kernel, trial.batch), []).append(trial)
     sections = []
     for (device, kernel, batch), found in jobs.items():
-        last = {trial.family: trial.template for trial in found}
-        present = tuple(trial for trial in found if trial.template == last[trial.family])
+        last = {trial.family: (trial.template, trial.driver) for trial in sorted(found, key=lambda trial: trial.measured_at)}
+        present = tuple(trial for trial in found if (trial.template, trial.driver) == last[trial.family])
         sections.append(Section(kernel, batch, device, present, len(found) - len(present)))
     return sections
 
