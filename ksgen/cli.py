@@ -17,6 +17,7 @@ COMMANDS = {
     "build": "Compile a spec's kernels into the cache; needs no GPU.",
     "bundle": "Pack sources, binaries and wisdom into one file.",
     "run": "Check and time one kernel.",
+    "tune": "Find the fastest constants on a device.",
     "demo": "Emit, build, check and time a whole spec.",
     "show": "Say what a pattern is, with a picture.",
     "doctor": "Say what was found, what is missing, and how to get it.",

@@ -96,6 +96,7 @@ class Search:
         self.budget, self.stop, self.say, self.known, self.default = budget, stop, say, known, default
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # of the candidates that are done
+        self._front: list[int] = []  # those that were measured side by side in the last round
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -209,6 +210,7 @@ class Search:
             finalists = sorted(
                 (each for each in finalists if self.trials[each].median_us), key=lambda each: self.trials[each].median_us or 0
             )
+            self._front = finalists
             if len(finalists) <= 2:
                 return
             finalists = finalists[: -(-len(finalists) // 2)]
@@ -234,7 +236,8 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        timed = [trial for trial in self.trials.values() if trial.median_us is not None]
+        """Of the last round, where there was one: times from before are of another moment."""
+        timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
         return min(timed, key=lambda trial: trial.median_us or 0, default=None)
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
