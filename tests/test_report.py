@@ -13,7 +13,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
+from ksgen.cli import cli
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
@@ -200,6 +202,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @needs_matplotlib
+def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
+    caught = CliRunner().invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"]).exception
+    assert isinstance(caught, KsgenError)
+    assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists"
+
+
+@needs_matplotlib
 def test_a_figure_shows_the_best_of_each_value() -> None:
     from ksgen.tuning import figures
 
@@ -210,9 +219,9 @@ def test_a_figure_shows_the_best_of_each_value() -> None:
     assert heights[1] > heights[0] > heights[2]  # downwards is faster
     words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"stages", "2", "3", "4", "µs"} <= set(words)
-    slow = figures.constant("stages", [2, 3], [5000.0, 40000.0], 2)
+    slow = figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
     assert ">ms</text>" in slow
-    assert slow == figures.constant("stages", [2, 3], [5000.0, 40000.0], 2)
+    assert slow == figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
 
 
 def test_a_section_is_one_job_of_the_last_template_version() -> None:
@@ -234,6 +243,16 @@ def test_a_section_is_one_job_of_the_last_template_version() -> None:
         "4 of earlier templates or drivers are left out.",
     ]
     assert first.summary == ("23.1", "39%", "1.78", "24", f"mma: {first.winner.constants}")
+
+
+def test_a_search_decides_who_won() -> None:
+    trials = some_trials()
+    decided = trials[3]
+    first, second = sections_of(trials, [decided])
+    assert first.winner == decided
+    assert second.winner == sections_of(trials)[1].winner
+    assert first.said[2] == "Shorter times are those of candidates that lost when they were measured again, or beside it."
+    assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
 def test_a_note_about_the_winners_time_is_said() -> None:

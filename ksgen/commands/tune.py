@@ -51,11 +51,14 @@ def command(
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
     from ksgen.tuning.job import Job
+    from ksgen.tuning.report import check_report
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     kernels = _kernels(patterns, spec, precision, layout)
     options = Options(parse_budget(budget), strategy, family, fresh)
+    if report:
+        check_report(report)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
@@ -113,7 +116,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             click.echo(f"{type(result).__name__}: {result}", err=True)
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
-        write_report(trials, report)
+        write_report(trials, report, [tuned.best for tuned in found])
         click.echo(f"{len(trials)} trials in {report}", err=as_json)
     if tuner.stop.is_set():
         click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)

@@ -1,6 +1,6 @@
 """What a report says of one job: its winner, the numbers beside it, and which trials count. Draws nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -21,14 +21,11 @@ class Section:
     device: str
     trials: tuple[Trial, ...]
     left_out: int  # trials of earlier templates or drivers
+    winner: Trial | None
 
     @cached_property
     def measured(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.state == "measured"]
-
-    @cached_property
-    def winner(self) -> Trial | None:
-        return min(self.measured, key=time_us, default=None)
 
     @property
     def by_family(self) -> dict[str, list[Trial]]:
@@ -54,7 +51,7 @@ class Section:
     @property
     def gain(self) -> float:
         """The first measured candidate's time over the winner's."""
-        return time_us(self.measured[0]) / min(map(time_us, self.measured))
+        return time_us(self.measured[0]) / time_us(self.winner) if self.winner else 1.0
 
     @property
     def said(self) -> list[str]:
@@ -68,22 +65,34 @@ class Section:
         first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}."]
         if winner.floor_us:
             first.append(f"{share(winner.floor_us, winner.median_us)} of the floor, which is {microseconds(winner.floor_us)} µs.")
+        if min(map(time_us, self.measured)) < time_us(winner):
+            first.append("Shorter times are those of candidates that lost when they were measured again, or beside it.")
         if winner.note:
             first.append(f"Of its time: {winner.note}.")
         return [*first, *lines]
 
 
-def sections_of(trials: Sequence[Trial]) -> list[Section]:
-    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver."""
+def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
+    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver.
+
+    `winners`: what a search decided, which looks closer at the fastest few. A job without one is won by its shortest time.
+    """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:
         jobs.setdefault((trial.device, trial.kernel, trial.batch), []).append(trial)
+    decided = {_candidate(trial) for trial in winners}
     sections = []
     for (device, kernel, batch), found in jobs.items():
         last = {trial.family: (trial.template, trial.driver) for trial in sorted(found, key=lambda trial: trial.measured_at)}
         present = tuple(trial for trial in found if (trial.template, trial.driver) == last[trial.family])
-        sections.append(Section(kernel, batch, device, present, len(found) - len(present)))
+        measured = [trial for trial in present if trial.state == "measured"]
+        winner = min(measured, key=lambda trial: (_candidate(trial) not in decided, time_us(trial)), default=None)
+        sections.append(Section(kernel, batch, device, present, len(found) - len(present), winner))
     return sections
+
+
+def _candidate(trial: Trial) -> tuple[Hashable, ...]:
+    return trial.device, trial.kernel, trial.batch, trial.family, trial.constants
 
 
 def time_us(trial: Trial) -> float:
