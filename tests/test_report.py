@@ -251,7 +251,7 @@ def test_a_search_decides_who_won() -> None:
     first, second = sections_of(trials, [decided])
     assert first.winner == decided
     assert second.winner == sections_of(trials)[1].winner
-    assert first.said[2] == "Shorter times are those of candidates that lost when they were measured again, or beside it."
+    assert first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 

@@ -66,7 +66,7 @@ class Section:
         if winner.floor_us:
             first.append(f"{share(winner.floor_us, winner.median_us)} of the floor, which is {microseconds(winner.floor_us)} µs.")
         if min(map(time_us, self.measured)) < time_us(winner):
-            first.append("Shorter times are those of candidates that lost when they were measured again, or beside it.")
+            first.append("Shorter times were seen, but not in the finals, where candidates are measured side by side.")
         if winner.note:
             first.append(f"Of its time: {winner.note}.")
         return [*first, *lines]
