@@ -17,7 +17,7 @@ from ksgen.tuning import clocks, strategies
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Job, Outcome
 from ksgen.tuning.model import Machine, misfit, predict_us, resident_blocks
-from ksgen.tuning.pool import Pool, make_pool, served_families
+from ksgen.tuning.pool import Pool, list_space, make_pool, served_families
 from ksgen.tuning.strategies import STRATEGIES, Strategy
 from ksgen.tuning.surrogate import Points, expect, features
 from ksgen.tuning.trials import Trial
@@ -29,6 +29,12 @@ CPU = Machine("a processor", Limits(256 * 1024, 8192, 0, is_cpu=True, async_copi
 KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 SIMT = FAMILIES["simt"]
+SIMT_ONLY = replace(GPU, ceilings={"simt": GPU.ceilings["simt"]})
+
+
+def pool_of(kernel: KernelSpec, batch: int, machine: Machine, *rest: object) -> Pool:
+    job = Job(kernel, batch)
+    return make_pool(job, machine, list_space(job, machine), *rest)
 
 
 # ---- the cost model
@@ -64,7 +70,7 @@ def test_a_prediction_is_never_below_the_floor_and_grows_with_the_batch() -> Non
 def test_a_candidate_of_which_no_block_fits_is_never_proposed() -> None:
     greedy = replace(CONSTANTS, tile_batch=256, tile_out=128, tile_in=32, stages=4)
     assert predict_us(GPU, SIMT, KERNEL, greedy, 1000) == inf
-    pool = make_pool(Job(KERNEL, 1000), GPU, ["simt"], [Candidate("simt", greedy)])
+    pool = pool_of(KERNEL, 1000, SIMT_ONLY, [Candidate("simt", greedy)])
     assert Candidate("simt", greedy) not in pool.candidates
 
 
@@ -92,7 +98,7 @@ def test_a_pool_begins_with_the_guesses_and_goes_on_by_predicted_time() -> None:
     kernel = replace(KERNEL, precision="float16")
     assert served_families(kernel, H200) == ["mma", "simt"]
     guess, misguided = Candidate("simt", SIMT.default(kernel, H200)), Candidate("simt", replace(CONSTANTS, thread_batch=3))
-    pool = make_pool(Job(kernel, 25088), GPU, ["mma", "simt"], [guess, misguided, guess])
+    pool = pool_of(kernel, 25088, GPU, [guess, misguided, guess])
     assert pool.candidates[0] == guess
     assert pool.guesses == 1
     assert len(set(pool.candidates)) == len(pool)
@@ -101,7 +107,7 @@ def test_a_pool_begins_with_the_guesses_and_goes_on_by_predicted_time() -> None:
 
 
 def test_neighbours_differ_in_one_constant() -> None:
-    pool = make_pool(Job(KERNEL, 392), CPU, ["simt"])
+    pool = pool_of(KERNEL, 392, CPU)
     mine = vars(pool.candidates[5].constants)
     near = pool.neighbours(5)
     assert near
@@ -114,7 +120,7 @@ def test_only_trials_of_other_jobs_that_were_timed_are_learned_from() -> None:
     constants = replace(CONSTANTS, tile_d=1)
     trial = Trial(other, 392, "d", "simt", constants, "t", "measured", median_us=8.0, predicted_us=4.0)
     useless = [replace(trial, kernel=KERNEL), replace(trial, median_us=None, state="wrong"), replace(trial, family="mma")]
-    pool = make_pool(Job(KERNEL, 392), CPU, ["simt"], (), [*useless, trial])
+    pool = pool_of(KERNEL, 392, CPU, (), [*useless, trial])
     assert pool.others.tolist() == [3.0]
     assert len(pool.points.jobs) == len(pool) + 1
     assert pool.points.jobs[-1] != pool.points.jobs[0]
@@ -168,7 +174,7 @@ def replay(strategy: Strategy, times: dict[int, float], under_way: int = 4) -> l
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    return make_pool(Job(KERNEL, 392), CPU, ["simt"], [Candidate("simt", SIMT.default(KERNEL, CPU.limits))])
+    return pool_of(KERNEL, 392, CPU, [Candidate("simt", SIMT.default(KERNEL, CPU.limits))])
 
 
 def test_exhaustive_and_random_look_at_everything_once(pool: Pool) -> None:
@@ -192,7 +198,7 @@ def test_the_model_learns_where_it_is_wrong_and_ends_by_itself(pool: Pool) -> No
 
 def test_a_strategy_without_candidates_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(()))
-    empty = make_pool(Job(KERNEL, 392), CPU, ["simt"])
+    empty = pool_of(KERNEL, 392, CPU)
     for made in STRATEGIES.values():
         assert made(empty).ask() is None
         assert made(empty).left() == 0

@@ -99,6 +99,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     from ksgen.commands.tune_table import Watch, figures, print_results
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
+    from ksgen.tuning.tuner import NotBegunError
     from ksgen.wisdom import file_name
 
     facts = tuner.engine.facts
@@ -110,9 +111,11 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     else:
         print_results(results)
         if found:
-            click.echo(f"{len(found)} of {len(jobs)} kernels in {wisdom_dir() / file_name(facts.name)}: launchers take them from now on.")
+            batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
+            click.echo(f"{len(found)} of {len(jobs)} kernels on {facts.name}, batch {batches}: launchers take them from now on.")
+            click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
-        if isinstance(result, KsgenError):
+        if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
             click.echo(f"{type(result).__name__}: {result}", err=True)
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
@@ -128,6 +131,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
 def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     from rich.table import Table
 
+    from ksgen.commands.tune_table import name_of
     from ksgen.tuning.noise import measure_noise
 
     found = [measure_noise(tuner.engine, job, tuner.default(job.kernel)) for job in jobs]
@@ -143,6 +147,6 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
         table.add_column(name, justify="right" if name != "kernel" else "left")
     for each in found:
         figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
-        table.add_row(each.job.kernel.name, str(each.job.batch), *figures, ", ".join(each.notes))
+        table.add_row(name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes))
     console().print(table)
     return click.echo("run to run: p10 to p90 of one measurement; measurement to measurement: smallest to largest median of ten.")

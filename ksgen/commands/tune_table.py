@@ -46,7 +46,7 @@ class Watch:
             self._latest[progress.job] = progress  # at the end
             done = sum(each.phase == "done" for each in self._latest.values())
         if not self._screen.is_terminal and progress.phase == "done" and progress.best:
-            click.echo(f"[{done}/{self._jobs}] {progress.job}: {summary(progress.best)}, {progress.looked} candidates", err=True)
+            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {progress.looked} candidates", err=True)
 
     def _table(self) -> "Table":
         from rich.table import Table
@@ -76,7 +76,14 @@ def _row(progress: "Progress") -> list[str]:
     figures = [f"{best.median_us:.1f}", share(best)] if best and best.median_us else ["", ""]
     left = {"finals": "finals", "done": "", "searching": clock(progress.left_s)}[progress.phase]
     constants = f"{best.family}: {best.constants}" if best else ""
-    return [str(progress.job), *figures, str(progress.looked), str(progress.left or ""), left, constants]
+    return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left, constants]
+
+
+def name_of(job: "Job") -> str:
+    """`1,192,48,2 float32 bsf`, with the epilogue, and the batch where the kernel serves no other."""
+    kernel = job.kernel
+    special = () if kernel.batch is None else (f"batch {kernel.batch}",)
+    return " ".join((str(kernel.pattern), kernel.precision, kernel.layout, *kernel.epilogue.words, *special))
 
 
 def clock(seconds: float | None) -> str:
@@ -107,11 +114,12 @@ def figures(tuned: "Tuned") -> dict[str, object]:
 
 
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table()
-    table.add_column("kernel", overflow="fold")
-    for name in ("batch", "default, us", "best, us", "gain", "spread", "of floor", "tried"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for name in ("default, us", "best, us", "gain", "spread", "of floor", "tried"):
         table.add_column(name, justify="right")
     marked = False
     for tuned in results:
@@ -122,7 +130,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         before = default.median_us if default and default.median_us else None
         time_us = f"{best.median_us:.1f}{'*' if best.note else ''}"
         table.add_row(
-            tuned.job.kernel.name, str(tuned.job.batch), f"{before:.1f}" if before else "", time_us,
+            name_of(tuned.job), f"{before:.1f}" if before else "", time_us,
             f"{before / best.median_us:.2f}x" if before and best.median_us else "",
             f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
         )  # fmt: skip

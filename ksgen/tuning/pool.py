@@ -39,14 +39,19 @@ class Pool:
         return [number for number, other in enumerate(self.candidates) if other.family == mine.family and _differences(mine, other) == 1]
 
 
-def make_pool(
-    job: Job, machine: Machine, families: Collection[str], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
-) -> Pool:
-    """Every candidate of these families that may run; guesses that may not are left out. `trials`: of other jobs, to learn from."""
-    first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
-    listed = [
-        Candidate(name, constants) for name in families for constants in family_named(name).space(job.kernel, machine.limits)
+def list_space(job: Job, machine: Machine) -> list[Candidate]:
+    """Every candidate of the machine's families."""
+    return [
+        Candidate(name, constants) for name in machine.ceilings for constants in family_named(name).space(job.kernel, machine.limits)
     ]  # fmt: skip
+
+
+def make_pool(
+    job: Job, machine: Machine, listed: Iterable[Candidate], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
+) -> Pool:
+    """The candidates listed and the guesses, of which those that cannot run are left out. `trials`: of other jobs, to learn from."""
+    families = machine.ceilings.keys()
+    first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
     predict = _predictor(job, machine)
     times = {each: predict(each) for each in dict.fromkeys([*first, *listed])}
     ranked = sorted((each for each in times if each not in first and isfinite(times[each])), key=lambda each: times[each])

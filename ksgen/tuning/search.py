@@ -124,6 +124,10 @@ class Search:
     # ---- looking at candidates
 
     def _explore(self) -> None:
+        for index, candidate in enumerate(self.pool.candidates):
+            if candidate in self.known:
+                self._asked += 1
+                self._done(index, self.known[candidate])
         while not self.stop.is_set():
             self._ask()
             self._measure()
@@ -150,11 +154,7 @@ class Search:
             if index is None:
                 return
             self._asked += 1
-            candidate = self.pool.candidates[index]
-            if candidate in self.known:
-                self._done(index, self.known[candidate])
-            else:
-                self._compiling[self.engine.compile(self.job.kernel, candidate)] = index
+            self._compiling[self.engine.compile(self.job.kernel, self.pool.candidates[index])] = index
 
     def _is_spent(self) -> bool:
         seconds, candidates = self.budget.seconds, self.budget.candidates
