@@ -28,7 +28,7 @@ from ksgen.wisdom import Entry
 
 FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
-FINALISTS = 8
+FINALISTS = 6
 CLOSE = 1.2  # times the best: who is slower is no finalist
 FINAL_TURNS = 3
 FINAL_SECONDS = 0.25  # of each round, for all finalists together
