@@ -125,6 +125,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
         ((), KsgenError, "name what to tune: --pattern A,B,C,D, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
+        (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
         (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),
         (("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"), KsgenError, "no kernel in it is float64 and bsl"),
         (("--pattern", "1,2,3,4", "--device", "no such device"), KsgenError, "device 'no such device': none is called that"),

@@ -56,6 +56,8 @@ def command(
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     kernels = _kernels(patterns, spec, precision, layout)
+    if report:
+        check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
     if report:
         check_report(report)

@@ -110,7 +110,7 @@ class Search:
         try:
             self._explore()
             self._finals()
-        except (LostError, CancelledError):  # what was under way when it was stopped
+        except (LostError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
             if not self.stop.is_set():
                 raise
         best = self._best()

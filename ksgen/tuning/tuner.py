@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from ksgen.emit import template_digest
@@ -107,9 +107,13 @@ class Tuner:
         return Candidate(family.name, family.default(kernel, self.limits))
 
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
+        try:
+            machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
+        except (KsgenError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
+            if not self.stop.is_set():
+                raise
         if self.stop.is_set():
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
-        machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
         default = self.default(job.kernel)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
         guesses += [
