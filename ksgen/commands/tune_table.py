@@ -49,15 +49,18 @@ class Watch:
             click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {progress.looked} candidates", err=True)
 
     def _table(self) -> "Table":
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
         with self._guard:
             latest = list(self._latest.values())
         running = [each for each in latest if each.phase != "done"]
         ended = [each for each in latest if each.phase == "done"]
-        table = Table(title=self._title(running, len(ended)), title_justify="left")
-        for name in ("kernel", "best, us", "of floor", "done", "left", "time left", "constants"):
-            table.add_column(name, justify="left" if name in ("kernel", "constants") else "right", overflow="ellipsis", no_wrap=True)
+        title, caption = self._title(running, len(ended)), _caption(running)
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("kernel", no_wrap=True)
+        for name in ("best, us", "of floor", "done", "left", "time left"):
+            table.add_column(name, justify="right", no_wrap=True)
         for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
             table.add_row(*_row(each), style="dim" if each.phase == "done" else "")
         return table
@@ -75,8 +78,12 @@ def _row(progress: "Progress") -> list[str]:
     best = progress.best
     figures = [f"{best.median_us:.1f}", share(best)] if best and best.median_us else ["", ""]
     left = {"finals": "finals", "done": "", "searching": clock(progress.left_s)}[progress.phase]
-    constants = f"{best.family}: {best.constants}" if best else ""
-    return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left, constants]
+    return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left]
+
+
+def _caption(running: Sequence["Progress"]) -> str:
+    """The constants of the best of each search that runs."""
+    return "\n".join(f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best)
 
 
 def name_of(job: "Job") -> str:
