@@ -46,7 +46,7 @@ setup: .venv/.ready-dev
 
 .venv/.ready-dev: .venv/.ready
 	@echo "ksgen: installing what the tests need into .venv"
-	@$(BIN) -m pip install --quiet --disable-pip-version-check -e ".[$(DEVICE),cuda,dev]"
+	@$(BIN) -m pip install --quiet --disable-pip-version-check -e ".[$(DEVICE),cuda,tune,dev]"
 	@touch $@
 
 clean:

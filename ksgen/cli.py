@@ -17,6 +17,7 @@ COMMANDS = {
     "build": "Compile a spec's kernels into the cache; needs no GPU.",
     "bundle": "Pack sources, binaries and wisdom into one file.",
     "run": "Check and time one kernel.",
+    "tune": "Find the fastest constants on a device.",
     "bench": "Measure whole models, dense and Kronecker-sparse.",
     "demo": "Emit, build, check and time a whole spec.",
     "show": "Say what a pattern is, with a picture.",

@@ -7,12 +7,15 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from math import inf, isnan
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
+from ksgen.cli import cli
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
@@ -82,9 +85,7 @@ class Page(HTMLParser):
         return " ".join("".join(self.words).split())
 
 
-needs_matplotlib = pytest.mark.skipif(
-    not any(Path(place, "matplotlib").is_dir() for place in sys.path), reason="a report needs matplotlib: ksgen[tune]"
-)
+needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="a report needs matplotlib: ksgen[tune]")
 
 
 @pytest.fixture(scope="module")
@@ -176,22 +177,35 @@ def test_what_was_never_measured_or_predicted_is_said(tmp_path: Path) -> None:
 
 
 def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksgen.tuning.report import write_report
+    from ksgen.tuning.report import check_report, write_report
 
     with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(KsgenError, match=r"a report needs matplotlib, which cannot be imported \(.*\); pip install 'ksgen\[tune\]'"):
         write_report(some_trials(4), tmp_path / "r.html")
+    with pytest.raises(KsgenError, match="a report needs matplotlib"):
+        check_report(tmp_path / "r.html")
     assert list(tmp_path.iterdir()) == []
 
 
 @needs_matplotlib
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    from ksgen.tuning.report import write_report
+    from ksgen.tuning.report import check_report, write_report
 
+    check_report(tmp_path / "r.html")
+    for path in (tmp_path, tmp_path / "no" / "r.html"):
+        with pytest.raises(KsgenError, match=": no file can be written there; name one in a folder that exists"):
+            check_report(path)
     with pytest.raises(KsgenError, match=r"no/r\.html: cannot be written \(No such file or directory\)"):
         write_report(some_trials(4)[:1], tmp_path / "no" / "r.html")
+
+
+@needs_matplotlib
+def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
+    caught = CliRunner().invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"]).exception
+    assert isinstance(caught, KsgenError)
+    assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists"
 
 
 @needs_matplotlib
@@ -205,27 +219,40 @@ def test_a_figure_shows_the_best_of_each_value() -> None:
     assert heights[1] > heights[0] > heights[2]  # downwards is faster
     words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"stages", "2", "3", "4", "µs"} <= set(words)
-    slow = figures.constant("stages", [2, 3], [5000.0, 40000.0], 2)
+    slow = figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
     assert ">ms</text>" in slow
-    assert slow == figures.constant("stages", [2, 3], [5000.0, 40000.0], 2)
+    assert slow == figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
 
 
 def test_a_section_is_one_job_of_the_last_template_version() -> None:
     trials = some_trials()
-    stale = [replace(each, template="ffffffff", median_us=1.0, state="measured") for each in trials[:3]]
-    first, second = sections_of([*stale, *trials])
+    stale = [replace(each, template="ffffffff", median_us=1.0, state="measured", measured_at="2026-11-20") for each in trials[:3]]
+    of_old_driver = replace(trials[4], driver="1", median_us=1.0, state="measured", measured_at="2026-11-20")
+    present = [replace(each, measured_at="2026-11-21") for each in trials]
+    first, second = sections_of([*stale, *present, of_old_driver])
     assert (first.kernel, second.kernel) == tuple(KERNELS)
-    assert first.left_out == 3
+    assert first.left_out == 4
     assert first.winner == min(
-        (each for each in trials if each.kernel == KERNELS[0] and each.median_us), key=lambda each: each.median_us or 0
+        (each for each in present if each.kernel == KERNELS[0] and each.median_us), key=lambda each: each.median_us or 0
     )
     assert list(first.by_family) == ["mma", "simt"]
     assert first.said == [
-        "1.78 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%. The floor is 9 µs.",
+        "1.78 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%.",
+        "39% of the floor, which is 9 µs.",
         "24 candidates: 20 measured, 4 pruned.",
-        "3 of earlier versions of the templates are left out.",
+        "4 of earlier templates or drivers are left out.",
     ]
     assert first.summary == ("23.1", "39%", "1.78", "24", f"mma: {first.winner.constants}")
+
+
+def test_a_search_decides_who_won() -> None:
+    trials = some_trials()
+    decided = trials[3]
+    first, second = sections_of(trials, [decided])
+    assert first.winner == decided
+    assert second.winner == sections_of(trials)[1].winner
+    assert first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+    assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
 def test_a_note_about_the_winners_time_is_said() -> None:

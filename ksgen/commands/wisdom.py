@@ -8,7 +8,7 @@ import click
 
 from ksgen.commands.common import PATTERN, json_option, print_json
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern
+from ksgen.pattern import Pattern, excerpt
 
 if TYPE_CHECKING:
     from ksgen.exchange import Difference
@@ -169,7 +169,8 @@ def _difference_facts(each: "Difference") -> dict[str, Any]:
 def _print_entries(device: str, entries: "list[Entry]") -> None:
     by_version: dict[str, list[Entry]] = {}
     for entry in entries:
-        by_version.setdefault(str(entry.measured.get("ksgen", "of no version")), []).append(entry)
+        version = str(entry.measured.get("ksgen", "of no version"))
+        by_version.setdefault(version if version.isprintable() else excerpt(version), []).append(entry)
     for version, found in sorted(by_version.items()):
         stale = sum(entry.is_stale for entry in found)
         click.echo(f"{device}, by ksgen {version}: {len(found)} entries, {f'{stale} stale: tune again' if stale else 'none stale'}")

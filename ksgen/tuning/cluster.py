@@ -38,7 +38,8 @@ class ClusterEngine(Engine):
         self._facts: dict[str, Facts] = {}  # by the address of each worker that measures
         self._guard = threading.Lock()
         try:
-            self._client: Any = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
+            connect: Any = distributed.Client
+            self._client = connect(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise KsgenError(f"--scheduler {scheduler}: no Dask scheduler answers there ({error})") from None
         try:

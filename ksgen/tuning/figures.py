@@ -47,15 +47,21 @@ _STYLE: Any = {
 }
 
 
-def best_so_far(times_us: Sequence[float], floor_us: float | None) -> str:
-    """The time of each candidate in measuring order, the best until then, and the floor."""
+def check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise KsgenError(f"a report needs matplotlib, which cannot be imported ({error}); pip install 'ksgen[tune]'") from None
+
+
+def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
+    """The time of each candidate in measuring order, the best until then, and the floor. `winner`: its place among them."""
     best = list(accumulate(times_us, min))
     numbers = list(range(1, len(times_us) + 1))
-    first = best.index(best[-1])
-    with _figure(4.2, "best so far", (times_us, floor_us)) as (axes, svg):
+    with _figure(4.2, "best so far", (times_us, winner, floor_us)) as (axes, svg):
         _points(axes, numbers, times_us)
         axes.step([*numbers, len(numbers) + 0.5], [*best, best[-1]], where="post", color=BEST, linewidth=1.6)
-        _winner(axes, numbers[first], best[first])
+        _winner(axes, numbers[winner], times_us[winner])
         if floor_us:
             axes.axhline(floor_us, color=FLOOR, linewidth=1, linestyle="--")
         axes.set_xlim(0.5, len(numbers) + 0.5)
@@ -65,7 +71,7 @@ def best_so_far(times_us: Sequence[float], floor_us: float | None) -> str:
     return svg[0]
 
 
-def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner: Any) -> str:
+def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner: int | None) -> str:
     """What one constant does: every candidate's time by its value, with the best and the median of each value."""
     known = sorted(set(values))
     at = {value: place for place, value in enumerate(known)}  # evenly: most constants are powers of two
@@ -74,19 +80,20 @@ def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner
         _points(axes, [at[value] for value in values], times_us)
         axes.plot(range(len(known)), [median(group) for group in groups], color=POINT, linewidth=1, linestyle="--")
         axes.plot(range(len(known)), [min(group) for group in groups], color=BEST, linewidth=1.6)
-        _winner(axes, at[winner], min(groups[at[winner]]))
+        if winner is not None:
+            _winner(axes, at[values[winner]], times_us[winner])
         axes.set_xticks(range(len(known)), [str(value) for value in known])
         axes.set_xlim(-0.5, len(known) - 0.5)
         _name_y(axes, _time_scale(axes, "y", times_us))
     return svg[0]
 
 
-def predictions(predicted_us: Sequence[float], measured_us: Sequence[float]) -> str:
+def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], winner: int | None) -> str:
     """The cost model's time of each candidate and the measured one; on the line they agree."""
-    fastest = min(range(len(measured_us)), key=measured_us.__getitem__)
-    with _figure(2.6, "cost model", (predicted_us, measured_us)) as (axes, svg):
+    with _figure(2.6, "cost model", (predicted_us, measured_us, winner)) as (axes, svg):
         _points(axes, predicted_us, measured_us)
-        _winner(axes, predicted_us[fastest], measured_us[fastest])
+        if winner is not None:
+            _winner(axes, predicted_us[winner], measured_us[winner])
         axes.set_xlabel(f"predicted, {_time_scale(axes, 'x', predicted_us)}")
         _name_y(axes, _time_scale(axes, "y", measured_us))
         axes.autoscale(False)
@@ -114,11 +121,10 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
 @contextmanager
 def _figure(width: float, title: str, drawn: object) -> Iterator[tuple["Axes", list[str]]]:
     """Axes to draw on, and a list that has the SVG afterwards. `drawn` is what names inside it are made from."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise KsgenError(f"a report needs matplotlib, which cannot be imported ({error}); pip install 'ksgen[tune]'") from None
+    check_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     svg: list[str] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own say

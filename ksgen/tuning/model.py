@@ -5,10 +5,11 @@ Good for an order, not for a figure: there are no terms for latency, barriers or
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from typing import Any
 
 from ksgen.families import Family, Limits
+from ksgen.plan import MOST_BLOCKS as MOST_GRID
 from ksgen.resources import Resources
 from ksgen.roofline import PRODUCTS, Ceilings
 from ksgen.spec import KernelSpec
@@ -50,22 +51,23 @@ def resident_blocks(target: str, limits: Limits, threads: int, registers: int, s
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """The longest of the times that memory, cache, shared memory and multiply-adds take; infinite where no block fits."""
-    work, ceilings = family.work(kernel, constants, batch), machine.ceilings[family.name]
+    """The longest of the times that memory, cache, shared memory and multiply-adds take; infinite where it cannot be launched."""
+    geometry, ceilings = family.geometry(kernel, constants, batch), machine.ceilings[family.name]
+    if geometry.grid > MOST_GRID:
+        return inf
+    work = family.work(kernel, constants, batch)
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     flops = 2 * work.multiply_adds
     if machine.limits.is_cpu:  # its shared memory is its cache, which the same instructions read
         crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
         return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6
-    threads = family.geometry(kernel, constants, batch).block
-    resident = resident_blocks(
-        machine.target, machine.limits, threads, min(255, family.registers(kernel, constants)), family.shared_bytes(kernel, constants)
-    )
+    registers = min(255, family.registers(kernel, constants))
+    resident = resident_blocks(machine.target, machine.limits, geometry.block, registers, geometry.shared_bytes)
     if not resident:
-        return float("inf")
+        return inf
     multiply_s = flops / (ceilings.flops_per_s * PRODUCTS.get(kernel.precision, 1) * SHARE_OF_PEAK)
     inside_s = max(multiply_s, work.shared_bytes / (machine.multiprocessors * SHARED_BYTES_PER_S))
-    warps = resident * -(-threads // WARP)
+    warps = resident * -(-geometry.block // WARP)
     idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
     cache_s = work.cache_bytes / (ceilings.bytes_per_s * CACHE_RATE)
     busiest_s = inside_s * idle * _unevenness(work.blocks / machine.multiprocessors)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ksgen.errors import ConstantsError, LaunchError
+from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, family_named
-from ksgen.plan import check_fit, check_grid
+from ksgen.plan import check_fit
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
@@ -39,18 +39,24 @@ class Pool:
         return [number for number, other in enumerate(self.candidates) if other.family == mine.family and _differences(mine, other) == 1]
 
 
-def make_pool(
-    job: Job, machine: Machine, families: Collection[str], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
-) -> Pool:
-    """Every candidate of these families that may run; guesses that may not are left out. `trials`: of other jobs, to learn from."""
-    first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
-    listed = [
-        Candidate(name, constants) for name in families for constants in family_named(name).space(job.kernel, machine.limits)
+def list_space(job: Job, machine: Machine) -> list[Candidate]:
+    """Every candidate of the machine's families."""
+    return [
+        Candidate(name, constants) for name in machine.ceilings for constants in family_named(name).space(job.kernel, machine.limits)
     ]  # fmt: skip
+
+
+def make_pool(
+    job: Job, machine: Machine, listed: Iterable[Candidate], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
+) -> Pool:
+    """The candidates listed and the guesses, of which those that cannot run are left out. `trials`: of other jobs, to learn from."""
+    families = machine.ceilings.keys()
+    first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
     predict = _predictor(job, machine)
     times = {each: predict(each) for each in dict.fromkeys([*first, *listed])}
-    ranked = sorted((each for each in times if each not in first and isfinite(times[each])), key=lambda each: times[each])
-    candidates = (*first, *(each for each in ranked if _grid_fits(each, job)))
+    guessed = set(first)
+    ranked = sorted((each for each, us in times.items() if each not in guessed and isfinite(us)), key=times.__getitem__)
+    candidates = (*first, *ranked)
     known = _usable(trials, job, families)[-MOST_OTHERS:]
     return Pool(
         job, candidates, tuple(times[each] for each in candidates), len(first),
@@ -106,15 +112,7 @@ def _may_run(candidate: Candidate, job: Job, machine: Machine) -> bool:
         check_fit(candidate.family, candidate.constants, job.kernel, machine.limits)
     except ConstantsError:
         return False
-    return _grid_fits(candidate, job)
-
-
-def _grid_fits(candidate: Candidate, job: Job) -> bool:
-    try:
-        check_grid(job.kernel, candidate.family, candidate.constants, job.batch)
-    except LaunchError:
-        return False
-    return True
+    return isfinite(_predictor(job, machine)(candidate))
 
 
 def _differences(one: Candidate, other: Candidate) -> int:

@@ -128,7 +128,7 @@ class Worker:
             self._connection, theirs = Pipe()
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
             paths = [os.path.abspath(path) for path in sys.path]
-            command = [sys.executable, "-m", "ksgen.tuning.worker", str(theirs.fileno()), *self._arguments]
+            command = [sys.executable, "-c", "from ksgen.tuning.worker import main; main()", str(theirs.fileno()), *self._arguments]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

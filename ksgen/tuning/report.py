@@ -3,7 +3,7 @@
 Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,21 +31,31 @@ class Drawn(NamedTuple):
     caption: str = ""
 
 
-def write_report(trials: Sequence[Trial], path: Path) -> None:
-    """Write the page; it appears whole or not at all. `KsgenError` without trials, and without matplotlib."""
+def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial] = ()) -> None:
+    """Write the page; it appears whole or not at all. `winners`: what a search decided; without, the shortest time wins.
+
+    `KsgenError` without trials, and without matplotlib.
+    """
     if not trials:
         raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")
-    replace_file(path, page(trials))
+    replace_file(path, page(trials, winners))
 
 
-def page(trials: Sequence[Trial]) -> str:
+def check_report(path: Path) -> None:
+    """Raise `KsgenError` before a search whose report could not be written after it."""
+    figures.check_matplotlib()
+    if path.is_dir() or not path.parent.is_dir():
+        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists")
+
+
+def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:
     """The page's text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["wrapped"] = _wrapped
-    sections = sections_of(trials)
+    sections = sections_of(trials, winners)
     devices = _once(trial.device for trial in trials)
     return environment.get_template("report.html.j2").render(
         devices=", ".join(devices),
@@ -77,7 +87,12 @@ def _shown(section: Section, number: int, name_device: bool) -> dict[str, Any]:
         "reasons": reasons(section.trials),
         "overview": _overview(section),
         "families": [
-            {"name": name, "why": family_named(name).why, "figures": _constants(trials), "table": table_of(trials, section.winner)}
+            {
+                "name": name,
+                "why": family_named(name).why,
+                "figures": _constants(trials, section.winner),
+                "table": table_of(trials, section.winner),
+            }
             for name, trials in section.by_family.items()
         ],
     }
@@ -95,23 +110,28 @@ def _overview(section: Section) -> list[Drawn]:
     """The search's way to its winner, what the cost model is worth, and what the device could do."""
     if not (winner := section.winner):
         return []
-    times = [time_us(trial) for trial in section.measured]
-    place = section.measured.index(winner) + 1
-    drawn = [Drawn(Markup(figures.best_so_far(times, winner.floor_us)), f"The winner was candidate {place} of {len(times)}.")]
-    predicted = [(trial.predicted_us, time_us(trial)) for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
+    times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
+    drawn = [Drawn(Markup(figures.best_so_far(times, place, winner.floor_us)), f"The winner was candidate {place + 1} of {len(times)}.")]
+    predicted = [trial for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
     if len(predicted) >= LEAST_PREDICTED:
-        drawn.append(_cost_model([guess for guess, _ in predicted], [time for _, time in predicted]))
+        drawn.append(_cost_model(predicted, winner))
     if winner.bytes_per_s and winner.flops_per_s:
         drawn.append(_roofline(winner, winner.bytes_per_s, winner.flops_per_s))
     return drawn
 
 
-def _cost_model(predicted_us: list[float], times_us: list[float]) -> Drawn:
-    of_winner = predicted_us[times_us.index(min(times_us))]
-    first = sum(each <= of_winner for each in predicted_us)
-    correlation = rank_correlation(predicted_us, times_us)
-    caption = f"Rank correlation {correlation:.2f}; the winner was among the model's first {first} of {len(times_us)}."
-    return Drawn(Markup(figures.predictions(predicted_us, times_us)), caption)
+def _cost_model(trials: list[Trial], winner: Trial) -> Drawn:
+    predicted_us, times_us = [trial.predicted_us or 0.0 for trial in trials], [time_us(trial) for trial in trials]
+    caption = f"Rank correlation {rank_correlation(predicted_us, times_us):.2f}."
+    place = _place(winner, trials)
+    if place is not None:
+        first = sum(each <= predicted_us[place] for each in predicted_us)
+        caption += f" The winner was among the model's first {first} of {len(trials)}."
+    return Drawn(Markup(figures.predictions(predicted_us, times_us, place)), caption)
+
+
+def _place(winner: Trial | None, trials: list[Trial]) -> int | None:
+    return trials.index(winner) if winner and winner in trials else None
 
 
 def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -> Drawn:
@@ -134,14 +154,9 @@ def _wrapped(name: str) -> Markup:
     return escape(name).replace("_", Markup("_<wbr>"))
 
 
-def _constants(trials: Sequence[Trial]) -> list[Drawn]:
+def _constants(trials: Sequence[Trial], winner: Trial | None) -> list[Drawn]:
     """A figure for each constant of a family."""
     measured = [trial for trial in trials if trial.state == "measured"]
-    if not measured:
-        return []
-    times = [time_us(trial) for trial in measured]
-    best = vars(min(measured, key=time_us).constants)
-    return [
-        Drawn(Markup(figures.constant(name, [getattr(trial.constants, name) for trial in measured], times, value)))
-        for name, value in best.items()
-    ]
+    times, place = [time_us(trial) for trial in measured], _place(winner, measured)
+    names = vars(measured[0].constants) if measured else ()
+    return [Drawn(Markup(figures.constant(name, [getattr(trial.constants, name) for trial in measured], times, place))) for name in names]

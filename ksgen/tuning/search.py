@@ -28,7 +28,7 @@ from ksgen.wisdom import Entry
 
 FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
-FINALISTS = 8
+FINALISTS = 6
 CLOSE = 1.2  # times the best: who is slower is no finalist
 FINAL_TURNS = 3
 FINAL_SECONDS = 0.25  # of each round, for all finalists together
@@ -96,6 +96,7 @@ class Search:
         self.budget, self.stop, self.say, self.known, self.default = budget, stop, say, known, default
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # of the candidates that are done
+        self._front: list[int] = []  # those that were measured side by side in the last round
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -109,7 +110,7 @@ class Search:
         try:
             self._explore()
             self._finals()
-        except (LostError, CancelledError):  # what was under way when it was stopped
+        except (LostError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
             if not self.stop.is_set():
                 raise
         best = self._best()
@@ -123,6 +124,10 @@ class Search:
     # ---- looking at candidates
 
     def _explore(self) -> None:
+        for index, candidate in enumerate(self.pool.candidates):
+            if candidate in self.known:
+                self._asked += 1
+                self._done(index, self.known[candidate])
         while not self.stop.is_set():
             self._ask()
             self._measure()
@@ -149,11 +154,7 @@ class Search:
             if index is None:
                 return
             self._asked += 1
-            candidate = self.pool.candidates[index]
-            if candidate in self.known:
-                self._done(index, self.known[candidate])
-            else:
-                self._compiling[self.engine.compile(self.job.kernel, candidate)] = index
+            self._compiling[self.engine.compile(self.job.kernel, self.pool.candidates[index])] = index
 
     def _is_spent(self) -> bool:
         seconds, candidates = self.budget.seconds, self.budget.candidates
@@ -209,6 +210,7 @@ class Search:
             finalists = sorted(
                 (each for each in finalists if self.trials[each].median_us), key=lambda each: self.trials[each].median_us or 0
             )
+            self._front = finalists
             if len(finalists) <= 2:
                 return
             finalists = finalists[: -(-len(finalists) // 2)]
@@ -234,7 +236,8 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        timed = [trial for trial in self.trials.values() if trial.median_us is not None]
+        """Of the last round, where there was one: times from before are of another moment."""
+        timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
         return min(timed, key=lambda trial: trial.median_us or 0, default=None)
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:

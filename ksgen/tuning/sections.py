@@ -1,6 +1,6 @@
 """What a report says of one job: its winner, the numbers beside it, and which trials count. Draws nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -20,15 +20,12 @@ class Section:
     batch: int
     device: str
     trials: tuple[Trial, ...]
-    left_out: int  # trials of other template versions
+    left_out: int  # trials of earlier templates or drivers
+    winner: Trial | None
 
     @cached_property
     def measured(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.state == "measured"]
-
-    @cached_property
-    def winner(self) -> Trial | None:
-        return min(self.measured, key=time_us, default=None)
 
     @property
     def by_family(self) -> dict[str, list[Trial]]:
@@ -48,36 +45,54 @@ class Section:
         """The job's line in the table of all jobs: time, share of the floor, gain, candidates, the winner."""
         if not (winner := self.winner):
             return ("", "", "", str(len(self.trials)), "none was measured")
-        gain = f"{time_us(self.measured[0]) / time_us(winner):.2f}"
-        names = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), gain, str(len(self.trials)))
-        return (*names, f"{winner.family}: {winner.constants}")
+        shown = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), f"{self.gain:.2f}")
+        return (*shown, str(len(self.trials)), f"{winner.family}: {winner.constants}")
+
+    @property
+    def gain(self) -> float:
+        """The first measured candidate's time over the winner's."""
+        return time_us(self.measured[0]) / time_us(self.winner) if self.winner else 1.0
 
     @property
     def said(self) -> list[str]:
         """Sentences about the winner, and about what became of the candidates."""
         lines = [f"{len(self.trials)} candidates: {counted(self.trials)}."]
         if self.left_out:
-            lines.append(f"{self.left_out} of earlier versions of the templates are left out.")
+            lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
         if not (winner := self.winner):
             return ["No candidate was measured.", *lines]
-        gain = time_us(self.measured[0]) / time_us(winner)
-        floor = f" The floor is {microseconds(winner.floor_us)} µs." if winner.floor_us else ""
         spread = "" if winner.spread is None else f", which spread over {winner.spread:.1%}"
-        first = f"{gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}.{floor}"
-        return [first, *([f"Of its time: {winner.note}."] if winner.note else []), *lines]
+        first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}."]
+        if winner.floor_us:
+            first.append(f"{share(winner.floor_us, winner.median_us)} of the floor, which is {microseconds(winner.floor_us)} µs.")
+        if min(map(time_us, self.measured)) < time_us(winner):
+            first.append("Shorter times were seen, but not in the finals, where candidates are measured side by side.")
+        if winner.note:
+            first.append(f"Of its time: {winner.note}.")
+        return [*first, *lines]
 
 
-def sections_of(trials: Sequence[Trial]) -> list[Section]:
-    """By device, kernel and batch, in the order in which they come; of each family, only its template's last version."""
+def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
+    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver.
+
+    `winners`: what a search decided, which looks closer at the fastest few. A job without one is won by its shortest time.
+    """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:
         jobs.setdefault((trial.device, trial.kernel, trial.batch), []).append(trial)
+    decided = {_candidate(trial) for trial in winners}
     sections = []
     for (device, kernel, batch), found in jobs.items():
-        last = {trial.family: trial.template for trial in found}
-        present = tuple(trial for trial in found if trial.template == last[trial.family])
-        sections.append(Section(kernel, batch, device, present, len(found) - len(present)))
+        last = {trial.family: (trial.template, trial.driver) for trial in sorted(found, key=lambda trial: trial.measured_at)}
+        present = tuple(trial for trial in found if (trial.template, trial.driver) == last[trial.family])
+        measured = [trial for trial in present if trial.state == "measured"]
+        winner = min(measured, key=lambda trial: (_candidate(trial) not in decided, time_us(trial)), default=None)
+        sections.append(Section(kernel, batch, device, present, len(found) - len(present), winner))
     return sections
+
+
+def _candidate(trial: Trial) -> tuple[Hashable, ...]:
+    return trial.device, trial.kernel, trial.batch, trial.family, trial.constants
 
 
 def time_us(trial: Trial) -> float:

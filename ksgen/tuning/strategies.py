@@ -4,7 +4,6 @@ A strategy is asked for candidates of a pool and told what became of them, in an
 """
 
 import random
-from collections.abc import Iterator
 from math import erf, exp, log2, pi, sqrt
 from typing import Protocol
 
@@ -14,9 +13,9 @@ from ksgen.tuning.pool import Pool
 from ksgen.tuning.surrogate import Array, expect
 
 WINDOW = 1500  # candidates of the model's order that are weighed against each other
-LEAST = 8  # candidates that are measured before a search may end by itself
+LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # after which it ends in any case
-WORTH = 0.01  # of the best time: a smaller expected gain is not worth another candidate
+WORTH = 0.005  # of the best time: a smaller expected gain is not worth another candidate
 BOLDNESS = 0.5  # standard deviations by which an unsure candidate is given the benefit of the doubt
 
 
@@ -28,7 +27,7 @@ class Strategy(Protocol):
         ...
 
     def tell(self, index: int, us: float | None) -> None:
-        """Its time, or None where it has none."""
+        """Its time, or None where it has none; also of candidates that were never asked for, but are known."""
         ...
 
     def left(self) -> int:
@@ -40,18 +39,19 @@ class Listed:
     """A fixed order: all of it."""
 
     def __init__(self, order: list[int]) -> None:
-        self._order: Iterator[int] = iter(order)
-        self._left = len(order)
+        self._left = dict.fromkeys(order)
 
     def ask(self) -> int | None:
-        following = next(self._order, None)
-        self._left -= following is not None
+        following = next(iter(self._left), None)
+        if following is not None:
+            del self._left[following]
         return following
 
-    def tell(self, index: int, us: float | None) -> None: ...
+    def tell(self, index: int, us: float | None) -> None:
+        self._left.pop(index, None)
 
     def left(self) -> int:
-        return self._left
+        return len(self._left)
 
 
 def exhaustive(pool: Pool) -> Strategy:
@@ -79,8 +79,8 @@ class Model:
         self._is_over = False
 
     def ask(self) -> int | None:
-        if len(self._asked) < self._pool.guesses:
-            return self._take(len(self._asked))
+        if (guess := next((index for index in range(self._pool.guesses) if index not in self._asked), None)) is not None:
+            return self._take(guess)
         if self._is_over or len(self._asked) >= min(MOST, len(self._pool)):
             return None
         return self._promising()

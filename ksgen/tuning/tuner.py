@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from ksgen.emit import template_digest
@@ -16,12 +16,13 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import Engine, LocalEngine
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine
-from ksgen.tuning.pool import make_pool, served_families
+from ksgen.tuning.pool import list_space, make_pool, served_families
 from ksgen.tuning.search import Budget, Progress, Search, Tuned
 from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom import Entry, Wisdom, load_wisdom, save
 
+CPU_CANDIDATES = 16  # that a processor's search looks at, unless it is given a budget
 RECENT = 1000  # trials of the device among which those of other kernels are looked for
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -56,8 +57,12 @@ def open_engine(device: str | None = None, scheduler: str | None = None) -> Engi
     return ClusterEngine(scheduler, device)
 
 
+class NotBegunError(KsgenError):
+    """The search was stopped before a job's turn."""
+
+
 class Tuner:
-    """Searches for one device after the other's job; keeps trials in `store`."""
+    """Searches on one engine; keeps trials in `store` and winners as wisdom."""
 
     def __init__(self, engine: Engine, store: TrialStore, options: Options = Options()) -> None:
         if options.strategy not in STRATEGIES:
@@ -102,23 +107,33 @@ class Tuner:
         return Candidate(family.name, family.default(kernel, self.limits))
 
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
+        try:
+            machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
+        except (KsgenError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
+            if not self.stop.is_set():
+                raise
         if self.stop.is_set():
-            raise KsgenError(f"{job}: not begun")
-        machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
+            raise NotBegunError(f"{job}: the search was stopped before it came to this one")
         default = self.default(job.kernel)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
         guesses += [
             Candidate(name, family_named(name).default(job.kernel, self.limits)) for name in self.families(job.kernel)
         ]  # fmt: skip
-        pool = make_pool(job, machine, self.families(job.kernel), guesses, self._trials_of_others())
+        pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool)
         search = Search(
-            pool, strategy, self.engine, machine, self.store, self.options.budget, self.stop, say, self._known(job), default
+            pool, strategy, self.engine, machine, self.store, self._budget(), self.stop, say, self._known(job), default
         )  # fmt: skip
         tuned = search.run()
         if _is_better(tuned, incumbent):
             self._save(tuned.entry())
         return tuned
+
+    def _budget(self) -> Budget:
+        """On a processor, which compiles for a second where it measures for a tenth, fewer candidates unless told otherwise."""
+        asked = self.options.budget
+        is_told = asked != Budget() or self.options.strategy != "model"
+        return asked if is_told or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
 
     def _save(self, entry: Entry) -> None:
         with self._guard:

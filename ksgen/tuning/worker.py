@@ -191,13 +191,9 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 
 
 def main() -> None:
-    """`python -m ksgen.tuning.worker FILE-NUMBER LIMIT DEVICE MODULE...`"""
+    """Arguments: the connection's file number, the limit of a step in seconds, the device, modules to import first."""
     number, limit_s, device, *modules = sys.argv[1:]
     os.dup2(2, 1)  # what drivers print
     for module in modules:
         importlib.import_module(module)
     serve(Connection(int(number)), device or None, float(limit_s))
-
-
-if __name__ == "__main__":
-    main()

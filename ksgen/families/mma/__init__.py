@@ -4,6 +4,7 @@ Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, 
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -82,13 +83,19 @@ class Mma(Addressed):
         d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
         runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector) if run < d)})
         promotes = (0, 32, 64, 128) if kernel.precision in PROMOTE else (0,)
-        for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in, stages, promote, min_blocks in product(
-            runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (2, 3, 4, 5), promotes, (1, 2, 3)
-        ):
+        shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64))
+        for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
-            constants = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, stages, promote, min_blocks)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits):
-                yield constants
+            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1)
+            if not self._is_valid(kernel, least, limits):
+                continue  # nor is one that asks for more
+            for stages, promote, min_blocks in product((2, 3, 4, 5), promotes, (1, 2, 3)):
+                constants = replace(least, stages=stages, promote=promote, min_blocks=min_blocks)
+                if self._is_valid(kernel, constants, limits):
+                    yield constants
+
+    def _is_valid(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
+        return all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits)
 
     def fits(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
         shape = Shape(kernel, constants)

@@ -1,0 +1,154 @@
+"""`ksgen tune`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from ksgen.tuning.job import Job
+    from ksgen.tuning.trials import TrialStore
+    from ksgen.tuning.tuner import Tuner
+
+STRATEGY = click.Choice(["model", "random", "exhaustive"])
+
+
+@click.command("tune", short_help="Find the fastest constants on a device.")
+@click.option("--pattern", "patterns", type=PATTERN, metavar="A,B,C,D", multiple=True, help="A pattern, such as 1,192,48,2; repeatable.")
+@click.option("--spec", type=SPEC, help="Every kernel of a spec.")
+@click.option("--precision", type=PRECISION, help="Of the patterns (float32 unless named); of a spec's kernels, only these.")
+@click.option("--layout", type=LAYOUT, help="Of the patterns (bsf unless named); of a spec's kernels, only these.")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
+@click.option("--family", help="The only kernel family to look at: simt, mma, ...")
+@click.option("--budget", metavar="60s|200", help="Of each kernel: a time, or a number of candidates.")
+@click.option("--strategy", type=STRATEGY, default="model", show_default=True)
+@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
+@click.option("--scheduler", metavar="ADDRESS", help="Search on a Dask cluster, such as tcp://10.0.0.1:8786.")
+@click.option("--fresh", is_flag=True, help="Measure again what an earlier search measured.")
+@click.option("--noise", is_flag=True, help="Search nothing: say how much a time differs when it is measured again.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with curves and tables, such as out.html.")
+@json_option
+def command(
+    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, batch: int | None,
+    family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
+    fresh: bool, noise: bool, report: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Find the fastest constants of kernels on this machine's device, and leave them in the user's wisdom, from where
+    launchers take them. A search that was stopped goes on where it was. Exit code 1 where a kernel could not be measured.
+
+    \b
+    Examples:
+      ksgen tune --pattern 1,192,48,2 --precision float16
+      ksgen tune --spec specs/vit.yaml --report vit.html
+      ksgen tune --pattern 1,192,48,2 --budget 60s --strategy random
+      ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
+    """
+    from ksgen.tuning.job import Job
+    from ksgen.tuning.report import check_report
+    from ksgen.tuning.trials import TrialStore
+    from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
+
+    kernels = _kernels(patterns, spec, precision, layout)
+    if report:
+        check_report(report)
+    options = Options(parse_budget(budget), strategy, family, fresh)
+    if report:
+        check_report(report)
+    engine = open_engine(device, scheduler)
+    store = TrialStore()
+    try:
+        entries = batch or default_batch(engine.facts.limits)
+        jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
+        for job in jobs:
+            check_memory(job.kernel, job.batch)
+        tuner = Tuner(engine, store, options)
+        for job in jobs:
+            tuner.families(job.kernel)  # a family that serves it not is said before anything runs
+        if noise:
+            _noise(tuner, jobs, as_json)
+        else:
+            _tune(tuner, jobs, store, report, as_json)
+    finally:
+        engine.close()
+        store.close()
+
+
+def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None) -> list[KernelSpec]:
+    from ksgen.spec import load
+
+    if bool(patterns) == (spec is not None):
+        raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE")
+    if spec is None:
+        return [KernelSpec(pattern, precision or "float32", layout or "bsf") for pattern in patterns]
+    wanted = [
+        kernel
+        for kernel in load(find_spec(spec)).kernels
+        if precision in (None, kernel.precision) and layout in (None, kernel.layout)
+    ]  # fmt: skip
+    if not wanted:
+        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout)))}")
+    return wanted
+
+
+def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:
+    from ksgen.commands.tune_table import Watch, figures, print_results
+    from ksgen.paths import wisdom_dir
+    from ksgen.tuning.report import write_report
+    from ksgen.tuning.tuner import NotBegunError
+    from ksgen.wisdom import file_name
+
+    facts = tuner.engine.facts
+    with Watch(len(jobs)) as watch:
+        results = tuner.run(jobs, watch.say)
+    found = [result for result in results if not isinstance(result, KsgenError)]
+    if as_json:
+        print_json({"device": facts.name, "stopped": tuner.stop.is_set(), "kernels": [figures(tuned) for tuned in found]})
+    else:
+        print_results(results)
+        if found:
+            batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
+            click.echo(f"{len(found)} of {len(jobs)} kernels on {facts.name}, batch {batches}: launchers take them from now on.")
+            click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
+    for result in results:
+        if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
+            click.echo(f"{type(result).__name__}: {result}", err=True)
+    if report:
+        trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
+        write_report(trials, report, [tuned.best for tuned in found])
+        click.echo(f"{len(trials)} trials in {report}", err=as_json)
+    if tuner.stop.is_set():
+        click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)
+        sys.exit(130)
+    if len(found) < len(jobs):
+        sys.exit(1)
+
+
+def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
+    from rich.table import Table
+
+    from ksgen.commands.tune_table import name_of
+    from ksgen.tuning.noise import measure_noise
+
+    found = [measure_noise(tuner.engine, job, tuner.default(job.kernel)) for job in jobs]
+    if as_json:
+        kernels = [
+            {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,
+             "between": each.between, "notes": each.notes}
+            for each in found
+        ]  # fmt: skip
+        return print_json({"device": tuner.engine.facts.name, "kernels": kernels})
+    table = Table()
+    for name in ("kernel", "batch", "median, us", "run to run", "measurement to measurement", ""):
+        table.add_column(name, justify="right" if name != "kernel" else "left")
+    for each in found:
+        figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
+        table.add_row(name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes))
+    console().print(table)
+    return click.echo("run to run: p10 to p90 of one measurement; measurement to measurement: smallest to largest median of ten.")

@@ -1,0 +1,147 @@
+"""What a person sees of a search: a live table, or plain lines where nobody watches; then what was found."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.commands.common import console
+from ksgen.errors import KsgenError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ksgen.tuning.job import Job
+    from ksgen.tuning.search import Progress, Tuned
+    from ksgen.tuning.trials import Trial
+
+MOST_ROWS = 12  # of the live table: searches that run, then those that ended last
+
+
+class Watch:
+    """Shows searches while they run. `say` may be called by any thread."""
+
+    def __init__(self, jobs: int) -> None:
+        from rich.live import Live
+
+        self._jobs, self._begin = jobs, time.monotonic()
+        self._latest: dict[Job, Progress] = {}
+        self._guard = threading.Lock()
+        self._screen = console(stderr=True)
+        self._live = Live(get_renderable=self._table, console=self._screen, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "Watch":
+        if self._screen.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, progress: "Progress") -> None:
+        with self._guard:
+            self._latest.pop(progress.job, None)
+            self._latest[progress.job] = progress  # at the end
+            done = sum(each.phase == "done" for each in self._latest.values())
+        if not self._screen.is_terminal and progress.phase == "done" and progress.best:
+            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {progress.looked} candidates", err=True)
+
+    def _table(self) -> "Table":
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+
+        with self._guard:
+            latest = list(self._latest.values())
+        running = [each for each in latest if each.phase != "done"]
+        ended = [each for each in latest if each.phase == "done"]
+        title, caption = self._title(running, len(ended)), _caption(running)
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("kernel", no_wrap=True)
+        for name in ("best, us", "of floor", "done", "left", "time left"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
+            table.add_row(*_row(each), style="dim" if each.phase == "done" else "")
+        return table
+
+    def _title(self, running: Sequence["Progress"], ended: int) -> str:
+        spent = time.monotonic() - self._begin
+        rest = [each.left_s for each in running if each.left_s is not None]
+        waiting = self._jobs - ended - len(running)
+        left_s = (max(rest) if rest else 0.0) + (waiting * spent / ended if ended else 0.0)
+        told = f", {clock(left_s)} left" if ended or (rest and not waiting) else ""
+        return f"{ended} of {self._jobs} kernels tuned in {clock(spent)}{told}"
+
+
+def _row(progress: "Progress") -> list[str]:
+    best = progress.best
+    figures = [f"{best.median_us:.1f}", share(best)] if best and best.median_us else ["", ""]
+    left = {"finals": "finals", "done": "", "searching": clock(progress.left_s)}[progress.phase]
+    return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left]
+
+
+def _caption(running: Sequence["Progress"]) -> str:
+    """The constants of the best of each search that runs."""
+    return "\n".join(f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best)
+
+
+def name_of(job: "Job") -> str:
+    """`1,192,48,2 float32 bsf`, with the epilogue, and the batch where the kernel serves no other."""
+    kernel = job.kernel
+    special = () if kernel.batch is None else (f"batch {kernel.batch}",)
+    return " ".join((str(kernel.pattern), kernel.precision, kernel.layout, *kernel.epilogue.words, *special))
+
+
+def clock(seconds: float | None) -> str:
+    """`75` -> `1:15`."""
+    return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def share(trial: "Trial") -> str:
+    return f"{trial.floor_us / trial.median_us:.0%}" if trial.floor_us and trial.median_us else ""
+
+
+def summary(trial: "Trial") -> str:
+    marked = f" ({trial.note})" if trial.note else ""
+    return f"{trial.median_us:.1f} us, {share(trial)} of the floor{marked}, {trial.family}: {trial.constants}"
+
+
+def figures(tuned: "Tuned") -> dict[str, object]:
+    """For `--json`."""
+    best, default = tuned.best, tuned.default
+    return tuned.entry().as_json() | {
+        "default_us": default.median_us if default else None,
+        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us else None,
+        "candidates": tuned.looked,
+        "measured_now": tuned.measured_now,
+        "seconds": round(tuned.seconds, 2),
+        "complete": tuned.is_complete,
+    }
+
+
+def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel", no_wrap=True)
+    for name in ("default, us", "best, us", "gain", "spread", "of floor", "tried"):
+        table.add_column(name, justify="right")
+    marked = False
+    for tuned in results:
+        if isinstance(tuned, KsgenError):
+            continue
+        best, default = tuned.best, tuned.default
+        marked = marked or bool(best.note)
+        before = default.median_us if default and default.median_us else None
+        time_us = f"{best.median_us:.1f}{'*' if best.note else ''}"
+        table.add_row(
+            name_of(tuned.job), f"{before:.1f}" if before else "", time_us,
+            f"{before / best.median_us:.2f}x" if before and best.median_us else "",
+            f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
+        )  # fmt: skip
+    if table.row_count:
+        console().print(table)
+    if marked:
+        click.echo("* clocks or temperature moved while this was measured, so take the figure with care.")

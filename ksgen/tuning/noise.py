@@ -1,0 +1,37 @@
+"""How much a time differs when the same kernel is measured again on the same device: what a search cannot see below."""
+
+from dataclasses import dataclass
+from statistics import median
+
+from ksgen.errors import KsgenError
+from ksgen.resources import Binary
+from ksgen.tuning.engine import Engine
+from ksgen.tuning.job import Candidate, Job, Runs
+
+REPEATS = 10
+RUNS = Runs(least=10, most=300, seconds=0.1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One kernel, measured again and again."""
+
+    job: Job
+    median_us: float  # of the medians
+    within: float  # (p90 - p10) / median of one measurement's runs, the median over all measurements
+    between: float  # (largest - smallest) / median of the measurements' medians
+    notes: tuple[str, ...]  # what NVML saw
+
+
+def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:
+    """`KsgenError` where the kernel cannot be measured."""
+    built = engine.compile(job.kernel, candidate).result()
+    if not isinstance(built, Binary):
+        raise KsgenError(f"{job}: {built.reason}")
+    outcomes = [engine.measure(job, [(candidate, built)], RUNS).result()[0] for _ in range(REPEATS)]
+    if failed := next((each for each in outcomes if each.state != "measured"), None):
+        raise KsgenError(f"{job}: {failed.state}: {failed.reason}")
+    medians = [each.median_us for each in outcomes]
+    between = (max(medians) - min(medians)) / median(medians)
+    notes = tuple(sorted({each.note for each in outcomes if each.note}))
+    return Noise(job, median(medians), median(each.spread for each in outcomes), between, notes)

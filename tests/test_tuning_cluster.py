@@ -1,0 +1,140 @@
+"""A search on a real Dask cluster on this machine: a scheduler, workers that measure and one that only compiles, one lost on the way."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ksgen.errors import DeviceError, KsgenError
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.tuning.cluster import ClusterEngine
+from ksgen.tuning.job import Job
+from ksgen.tuning.search import Budget, Tuned
+from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import Options, Tuner, open_engine
+from ksgen.wisdom import load_wisdom
+from tests.test_tuning_worker import HAS_OPENCL
+
+pytest.importorskip("distributed", reason="dask.distributed is not installed")
+pytestmark = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+JOBS = [Job(KernelSpec(Pattern(2, 24, 9, 3), layout=layout), 70) for layout in ("bsf", "bsl")]
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts Dask's own programs, each with a cache of its own, and ends them."""
+    running: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KSGEN_DEVICE": "opencl:0"}
+
+    def run(program: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        folder = tmp_path / f"{program}-{len(running)}"
+        folder.mkdir()
+        child = subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.dask_{program}", *arguments], cwd=folder, start_new_session=True,
+            env=environment | {"KSGEN_CACHE_DIR": str(folder / "cache")},
+            stdout=subprocess.DEVNULL, stderr=(folder / "log").open("wb"),
+        )  # fmt: skip
+        running.append(child)
+        return child
+
+    yield run
+    for child in running:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.fixture
+def scheduler(start: Start, tmp_path: Path) -> str:
+    start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+    log = tmp_path / "scheduler-0" / "log"
+    for _ in range(600):
+        if found := re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text()):
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def measuring_worker(start: Start, scheduler: str) -> "subprocess.Popen[bytes]":
+    return start("worker", scheduler, "--resources", "GPU=1", "--nthreads", "2", "--no-nanny", "--no-dashboard")
+
+
+def wait_for_workers(scheduler: str, count: int) -> None:
+    import distributed
+
+    with distributed.Client(scheduler, set_as_default=False) as client:
+        client.wait_for_workers(count, timeout=60)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialStore:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    return TrialStore(tmp_path / "trials.sqlite")
+
+
+def test_a_search_survives_the_loss_of_a_worker(start: Start, scheduler: str, store: TrialStore) -> None:
+    doomed, _ = measuring_worker(start, scheduler), measuring_worker(start, scheduler)
+    start("worker", scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+    wait_for_workers(scheduler, 3)
+    engine = open_engine(scheduler=scheduler)
+    assert (engine.devices, engine.compilers) == (2, 5)
+
+    def lose_one() -> None:
+        while len(store.trials()) < 4:
+            time.sleep(0.05)
+        os.killpg(doomed.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=lose_one)
+    killer.start()
+    results = Tuner(engine, store, Options(Budget(candidates=8))).run(JOBS)
+    killer.join()
+    engine.close()
+    assert doomed.wait() == -signal.SIGKILL
+    for job, found in zip(JOBS, results, strict=True):
+        assert isinstance(found, Tuned), found
+        assert found.looked == 8
+        trials = store.trials(job.kernel)
+        assert [trial.state for trial in trials] == ["measured"] * 8
+        assert {trial.device for trial in trials} == {engine.facts.name}
+    assert len(load_wisdom(engine.facts.name).entries()) == 2
+
+
+def test_without_a_worker_that_measures_the_search_says_how_to_start_one(start: Start, scheduler: str) -> None:
+    start("worker", scheduler, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+    wait_for_workers(scheduler, 1)
+    with pytest.raises(DeviceError, match="no worker of the cluster measures; start some with: dask worker ADDRESS --resources GPU=1"):
+        ClusterEngine(scheduler)
+
+
+def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(start: Start, scheduler: str, store: TrialStore) -> None:
+    only = measuring_worker(start, scheduler)
+    wait_for_workers(scheduler, 1)
+    engine = ClusterEngine(scheduler)
+
+    def lose_it() -> None:
+        while not store.trials():
+            time.sleep(0.05)
+        os.killpg(only.pid, signal.SIGKILL)
+
+    threading.Thread(target=lose_it).start()
+    (result,) = Tuner(engine, store, Options(strategy="exhaustive")).run(JOBS[:1])
+    engine.close()
+    assert isinstance(result, DeviceError)
+    assert "is lost; the trials so far are kept" in str(result)
+    assert store.trials()
+
+
+def test_a_scheduler_that_does_not_answer_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksgen.tuning.cluster.CONNECT_SECONDS", 1)
+    with pytest.raises(KsgenError, match=r"--scheduler tcp://127\.0\.0\.1:9: no Dask scheduler answers there"):
+        open_engine(scheduler="tcp://127.0.0.1:9")
