@@ -49,10 +49,12 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
 
 def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
     """The same by permuting X, one batched product with (a*d, b, c), and permuting back: plain PyTorch, differentiable."""
-    inputs = permuted(x, layout, a, d)
-    if layout == "bsf":  # the product then lies as Y does, as nearly as it can
-        return permuted_back(torch.bmm(inputs.transpose(1, 2), blocks.transpose(1, 2)).transpose(1, 2), layout, a, d)
-    return permuted_back(torch.bmm(blocks, inputs), layout, a, d)
+    _, b, c = blocks.shape
+    if layout == "bsf":  # (a*d, batch, features of a block): the product then lies as Y does, as nearly as it can
+        rows = x.reshape(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
+        y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
+        return y.reshape(-1, a * b * d).contiguous()
+    return permuted_back(torch.bmm(blocks, permuted(x, layout, a, d)), layout, a, d)
 
 
 def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:
