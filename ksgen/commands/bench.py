@@ -94,6 +94,8 @@ def _measure_all(job: "Job") -> list["Row"]:
             for row in measure(job):
                 rows.append(row)
                 bar.update(task, advance=1, now=f"{row.precision} {row.module}")
+        except NotImplementedError as error:
+            raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
         except RuntimeError as error:
             if "memory" in str(error):
                 raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
