@@ -352,6 +352,12 @@ def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             LaunchError,
             "precision='float16' for tensors of float32; did you mean float32",
         ),
+        (
+            "strided",
+            {"precision": "tf32x3", "backend": "strided"},
+            SpecError,
+            "precision='tf32x3' with backend='strided'; only",
+        ),
         ("layout", {"layout": "bsk"}, SpecError, "layout='bsk'; did you mean bsl"),
         ("activation", {"activation": "gelu_tan"}, SpecError, "activation='gelu_tan'; did you mean gelu_tanh"),
         ("backend", {"backend": "stride"}, SpecError, "backend='stride'; did you mean strided"),

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from ksgen.spec import LAYOUTS
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_words
+from ksgen.torch.checks import check, check_backend, check_words
 from ksgen.torch.choice import chosen, has_kernels, launcher
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.kept import Kept
@@ -50,6 +50,7 @@ def multiply(
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
+    check_backend(backend, precision, x.dtype)
     if not has_kernels(x.device) and backend != "strided" and not _is_watched(x, weights, bias, residual):
         y = products.permuted_multiply(x, products.blocks_of(weights), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
@@ -252,6 +253,11 @@ def _is_watched(*tensors: Tensor | None) -> bool:
 def _is_recorded(*tensors: Tensor | None) -> bool:
     """Whether a derivative may follow, or a transform of torch.func is at work, which takes functions alone."""
     return _needs_gradient(*tensors) or torch._C._are_functorch_transforms_active()
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether nothing is asked for but the values."""
+    return not (_is_watched(*tensors) or _is_recorded(*tensors))
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
