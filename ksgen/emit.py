@@ -27,6 +27,7 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
     "cuda": cuda_limits("sm_86"),
     "opencl": replace(cuda_limits("sm_86"), async_copies=False, tensor_cores=False),
 }
+NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 MANIFEST = "manifest.json"
 
@@ -52,12 +53,13 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """The kernel's text under these constants; without any, under the family's default for every GPU since sm_80."""
+    """The kernel's text under these constants; without any, under the family's default for every GPU that it serves."""
     if dialect not in DIALECTS:
         raise KsgenError(f"unknown dialect {dialect!r}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
         chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
-        constants = chosen.default(kernel, PORTABLE[dialect])
+        limits = PORTABLE[dialect]
+        constants = chosen.default(kernel, limits if chosen.serves(kernel, limits) else NEWEST)
     else:
         chosen = family_of(constants)
     check(chosen, kernel, constants)
