@@ -21,7 +21,7 @@ from ksgen.devices import Device, find_device
 from ksgen.families import FAMILIES
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
-from ksgen.plan import PLANNER, Choice, limits_of
+from ksgen.plan import PLANNER, choice_by_name, limits_of
 from ksgen.reference import multiply
 from ksgen.roofline import measure_ceilings
 from ksgen.spec import LAYOUTS, KernelSpec, stratified
@@ -105,8 +105,8 @@ def contenders(pattern: Pattern, layout: str, x: torch.Tensor, weights: torch.Te
 
 def by_family(name: str, runtime: Device, kernel: KernelSpec, batch: int, weights: torch.Tensor) -> Callable[..., Product]:
     """Products by a family's default, whatever a launcher would take."""
-    choice = Choice(name, FAMILIES[name].default(kernel, limits_of(runtime)), "asked for by name")
-    plan, stream = PLANNER.plan_of(runtime, kernel, batch, choice), torch.cuda.current_stream().cuda_stream if weights.is_cuda else None
+    plan = PLANNER.plan_of(runtime, kernel, batch, choice_by_name(name, kernel, batch, limits_of(runtime)))
+    stream = torch.cuda.current_stream().cuda_stream if weights.is_cuda else None
     packed = plan.pack(weights.data_ptr(), stream)
 
     def product_of(x: torch.Tensor, y: torch.Tensor) -> Product:

@@ -61,7 +61,8 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
 
 
 def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
-    return PATTERNS if FAMILIES[family].measured else ALIGNED
+    takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
+    return PATTERNS if takes_anything else ALIGNED
 
 
 def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:

@@ -143,8 +143,29 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
     assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in FAMILIES}
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
     assert all(command[:3] == ["/opt/compute-sanitizer", "--tool", tool] for command, tool in zip(commands, gpu_check.TOOLS, strict=False))
-    assert commands[0][commands[0].index("run") :][:5] == ["run", "--pattern", "2,37,13,5", "--batch", "65"]
-    assert kernel_for(FakeGpu(), "simt") is not None
+    ran = [command[command.index("run") :] for command in commands]
+    words = [
+        "run",
+        "--pattern",
+        "2,37,13,5",
+        "--batch",
+        "65",
+        "--runs",
+        "1",
+        "--device",
+        "cuda",
+        "--precision",
+        "float16",
+        "--layout",
+        "bsf",
+    ]
+    assert [*words, "--family", "mma"] in ran
+    assert {each[-1] for each in ran} == set(FAMILIES)
+    assert {each.verdict for each in sanitize("", FakeGpu(target="sm_80"), tmp_path) if each.family == "wgmma_shared"} == {
+        "not run: it serves nothing on Fake GPU"
+    }
+    kernel, batch = kernel_for(FakeGpu(), "wgmma_shared")
+    assert FAMILIES["wgmma_shared"].takes(kernel, batch, aligned=True)
 
 
 def test_the_sanitizer_is_found_on_path_or_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
+@click.option("--family", help="A kernel family by name, such as mma; what launchers take unless given.")
 @click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)
 @click.option("--residual", is_flag=True, help="Add a residual.")
@@ -23,7 +24,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int, precision: str, layout: str, bias: bool, activation: str, residual: bool,
+    pattern: Pattern, batch: int, precision: str, layout: str, family: str | None, bias: bool, activation: str, residual: bool,
     device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
@@ -43,7 +44,7 @@ def command(
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual))
     check_memory(kernel, batch)
     where = find_device(device)
-    measured = measure(where, kernel, batch, runs, seed)
+    measured = measure(where, kernel, batch, runs, seed, family)
     choice = measured.plan.choice
     operand = family_named(choice.family).words(kernel, choice.constants).get("operand")
     ceilings = measure_ceilings(where, precision, operand)
