@@ -95,9 +95,8 @@ class Rate:
     @property
     def text(self) -> str:
         wgmma = Wgmma(self.operand, self.columns, self.a_in_registers)
-        call = wgmma.name + (f"<{', '.join(['false'] * len(wgmma.transposed))}>" if wgmma.transposed else "")
         head = f"\nconstexpr int SUMS = {wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
-        kernel = RATE.replace("CALL", call).replace(" A,", " a," if self.a_in_registers else " b,")
+        kernel = RATE.replace("CALL", wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
         return render(head + kernel, ("shared_address", "fence_proxy_async", "wgmma_groups", "wgmma"), wgmma=wgmma)
 
     def flops(self, blocks: int, rounds: int) -> float:

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from ksgen import reference
+from ksgen.emit import render_probe
 from ksgen.errors import ToolchainError
+from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
+from ksgen.roofline import WARPGROUP_COLUMNS
 from ksgen.spec import KernelSpec
 from ksgen.toolchain import find_compiler
 from tests.fake_gpu import FakeGpu, TextCompiler
@@ -65,6 +68,21 @@ def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
     run_cuda(rate.text, "rate", 1, 256, rate.shared_bytes, [y, 2])
     assert np.isnan(y).all()
     assert rate.flops(blocks=3, rounds=2) == 2 * 3 * 2 * 64 * 32 * 16 * 8 * 2  # two warpgroups
+
+
+@pytest.mark.parametrize("operand", ["f16", "bf16", "tf32"])
+def test_the_probe_of_warpgroups(operand: str) -> None:
+    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+    probe = render_probe("tf32" if operand == "tf32" else "float16", "cuda", 256, operand, wgmma)
+    y = np.full(256, np.nan, np.float32)
+    run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
+    assert np.isnan(y).all()
+    assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
+    try:
+        built = find_compiler().compile(probe.text, probe.entry, "sm_90a")
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    assert not built.provenance.get("notes")
 
 
 @pytest.mark.slow

@@ -166,9 +166,9 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)
 
     def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
-        block, wgmma = self.block(kernel, constants), self.instruction(kernel, constants)
+        block = self.block(kernel, constants)
         return self.common_words(kernel, constants) | {
-            "product": wgmma.name + ("<false>" if wgmma.transposed else ""),
+            "product": self.instruction(kernel, constants).along_inputs,
             "parts": kernel.precision,
             "products": "one" if block.components == 1 else "split",
             "sums": "promoted" if constants.promote else "plain",
