@@ -1,9 +1,10 @@
 """Our kernels beside the best that PyTorch offers without copying: `python benchmarks/tensor_cores.py OUT.jsonl`.
 
-On the stratified patterns, in one run, interleaved: the family's default in float16 and tf32x3, and the same pattern by
-zero-copy batched products (cuBLAS). In batch-size-first with d > 1 cuBLAS has no zero-copy form: there, by permuting,
-multiplying and permuting back, and for small d by one product with zeros between. float32 baselines are strict (no TF32).
-Each time stands beside its error against float64. With --device cpu it is a rehearsal on the processor.
+On the stratified patterns, in one run, interleaved: what a launcher takes in float16 and tf32x3, the default of each
+tensor-core family that serves the pattern and batch, and the same pattern by zero-copy batched products (cuBLAS). In
+batch-size-first with d > 1 cuBLAS has no zero-copy form: there, by permuting, multiplying and permuting back, and for small d
+by one product with zeros between. float32 baselines are strict (no TF32). Each time stands beside its error against float64.
+With --device cpu it is a rehearsal on the processor.
 """
 
 import json
@@ -16,9 +17,11 @@ from typing import Any
 import click
 import torch
 
-from ksgen.devices import find_device
+from ksgen.devices import Device, find_device
+from ksgen.families import FAMILIES
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
+from ksgen.plan import PLANNER, choice_by_name, limits_of
 from ksgen.reference import multiply
 from ksgen.roofline import measure_ceilings
 from ksgen.spec import LAYOUTS, KernelSpec, stratified
@@ -100,6 +103,29 @@ def contenders(pattern: Pattern, layout: str, x: torch.Tensor, weights: torch.Te
     return found
 
 
+def by_family(name: str, runtime: Device, kernel: KernelSpec, batch: int, weights: torch.Tensor) -> Callable[..., Product]:
+    """Products by a family's default, whatever a launcher would take."""
+    plan = PLANNER.plan_of(runtime, kernel, batch, choice_by_name(name, kernel, batch, limits_of(runtime)))
+    stream = torch.cuda.current_stream().cuda_stream if weights.is_cuda else None
+    packed = plan.pack(weights.data_ptr(), stream)
+
+    def product_of(x: torch.Tensor, y: torch.Tensor) -> Product:
+        def product() -> torch.Tensor:
+            plan.launch((x.data_ptr(), packed, y.data_ptr(), batch), stream)
+            return y
+
+        return product
+
+    return product_of
+
+
+def families_of(runtime: Device, kernel: KernelSpec, batch: int) -> list[str]:
+    """Those for tensor cores that serve the kernel and take the batch there."""
+    limits = limits_of(runtime)
+    able = (name for name, family in FAMILIES.items() if family.serves(kernel, limits) and family.takes(kernel, batch, True))
+    return [name for name in able if name != "simt"]
+
+
 def seconds_of(product: Product, device: torch.device) -> float:
     if device.type == "cpu":
         begin = perf_counter()
@@ -114,9 +140,9 @@ def seconds_of(product: Product, device: torch.device) -> float:
 
 
 def measure(
-    pattern: Pattern, precision: str, dtype: torch.dtype, layout: str, batch: int, runs: int, device: torch.device
+    pattern: Pattern, precision: str, dtype: torch.dtype, layout: str, batch: int, runs: int, device: torch.device, runtime: Device
 ) -> list[dict[str, Any]]:
-    """A row for each contender."""
+    """A row for each contender: ours first, then each family's."""
     torch.manual_seed(0)
     kernel = KernelSpec(pattern, precision, layout)
     ks = Launcher(*pattern.shape)
@@ -125,8 +151,11 @@ def measure(
     sets = max(1, min(8, ROTATED_BYTES // kernel.bytes(batch)))
     pairs = [(torch.randn(shapes[0], device=device).to(dtype), torch.empty(shapes[1], dtype=dtype, device=device)) for _ in range(sets)]
     products: dict[str, list[Product]] = {}
+    named = {f"ksgen {name}": by_family(name, runtime, kernel, batch, weights) for name in families_of(runtime, kernel, batch)}
     for x, y in pairs:
         products.setdefault("ksgen", []).append(ks.prepare(x, weights, layout=layout, out=y, precision=precision))
+        for name, product_of in named.items():
+            products.setdefault(name, []).append(product_of(x, y))
         for name, product in contenders(pattern, layout, x, weights, y).items():
             products.setdefault(name, []).append(product)
     errors = {name: error_of(pattern, layout, pairs[0], weights, each[0]) for name, each in products.items()}
@@ -136,7 +165,7 @@ def measure(
             took = seconds_of(each[run % sets], device)
             if run >= 0:
                 seconds[name].append(took)
-    best = min(median(each) for name, each in seconds.items() if name != "ksgen")
+    best = min(median(each) for name, each in seconds.items() if not name.startswith("ksgen"))
     return [
         {
             "pattern": list(pattern.shape),
@@ -174,6 +203,12 @@ def error_of(pattern: Pattern, layout: str, pair: tuple[torch.Tensor, torch.Tens
     return float(((found - truth) ** 2).sum() ** 0.5 / (truth**2).sum() ** 0.5)
 
 
+def line_of(row: dict[str, Any]) -> str:
+    rate = f"{row['gbyte_per_s']:7.0f} GB/s  {row['tflop_per_s']:6.1f} TFLOP/s  {row['share_of_floor']:4.0%} of the floor"
+    beside = f"{row['best_baseline_over_this']:5.2f} x the best baseline, error {row['error']:.1e}"
+    return f"{row['contender']:22} {row['median_us']:9.1f} us  {rate}  {beside}"
+
+
 @click.command()
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--patterns", default=60, show_default=True, help="How many of the stratified ones.")
@@ -186,7 +221,7 @@ def main(out: Path, patterns: int, batch: int, runs: int, minutes: float, device
     torch.backends.cuda.matmul.allow_tf32 = False
     where, end = torch.device(device), monotonic() + 60 * minutes
     head = {"device": torch.cuda.get_device_name() if where.type == "cuda" else "cpu", "torch": torch.__version__}
-    runtime = find_device("opencl" if device == "cpu" else "cuda")
+    runtime = find_device("opencl" if device == "cpu" else "driver")  # which launches on PyTorch's stream
     ceilings = {precision: measure_ceilings(runtime, precision, operand_of(device, precision)) for precision, _ in JOBS}
     with out.open("a", encoding="utf-8") as file, torch.no_grad():
         for pattern in stratified(patterns):
@@ -195,18 +230,14 @@ def main(out: Path, patterns: int, batch: int, runs: int, minutes: float, device
                     if monotonic() > end:
                         click.echo(f"stopped after {minutes} minutes")
                         return
-                    rows = measure(pattern, precision, dtype, layout, batch, runs, where)
+                    rows = measure(pattern, precision, dtype, layout, batch, runs, where, runtime)
                     floor_us = ceilings[precision].floor_s(KernelSpec(pattern, precision, layout), batch) * 1e6
                     for row in rows:
                         row |= {"floor_us": floor_us, "share_of_floor": floor_us / row["median_us"]}
                     file.writelines(json.dumps(head | row) + "\n" for row in rows)
                     file.flush()
-                    ours = rows[0]
-                    rate = (
-                        f"{ours['gbyte_per_s']:7.0f} GB/s  {ours['tflop_per_s']:6.1f} TFLOP/s  {ours['share_of_floor']:4.0%} of the floor"
-                    )
-                    beside = f"{ours['best_baseline_over_this']:5.2f} x the best baseline, error {ours['error']:.1e}"
-                    click.echo(f"{pattern!s:18} {precision:8} {layout}  {ours['median_us']:9.1f} us  {rate}  {beside}")
+                    for ours in (row for row in rows if row["contender"].startswith("ksgen")):
+                        click.echo(f"{pattern!s:18} {precision:8} {layout}  {line_of(ours)}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import jinja2
 from ksgen import __version__
 from ksgen.errors import KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.instructions import Wgmma
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, Spec
@@ -29,8 +30,10 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
     "cuda": cuda_limits("sm_86"),
     "opencl": replace(cuda_limits("sm_86"), async_copies=False, tensor_cores=False),
 }
+NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 MANIFEST = "manifest.json"
+PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,13 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """The kernel's text under these constants; without any, under the family's default for every GPU since sm_80."""
+    """The kernel's text under these constants; without any, under the family's default for every GPU that it serves."""
     if dialect not in DIALECTS:
         raise KsgenError(f"unknown dialect {dialect!r}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
         chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
-        constants = chosen.default(kernel, PORTABLE[dialect])
+        limits = PORTABLE[dialect]
+        constants = chosen.default(kernel, limits if chosen.serves(kernel, limits) else NEWEST)
     else:
         chosen = family_of(constants)
     check(chosen, kernel, constants)
@@ -100,14 +104,16 @@ class Probe:
     entry: str
 
 
-def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None) -> Probe:
-    """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`."""
+def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:
+    """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`, by warps
+    or by warpgroups."""
     entry = f"ks_probe_{precision}"
-    multiplier = "multiply_add" if operand is None else "mma"
-    instruction = "mma_tf32" if operand == "tf32" else "mma_16"
+    multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
+    words = {"operand": operand, "instruction": "mma_tf32" if operand == "tf32" else "mma_16", "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
     text = _environment().get_template("probe.cu.j2").render(
         entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
-        arithmetic="float64" if precision == "float64" else "float32", multiplier=multiplier, operand=operand, instruction=instruction,
+        arithmetic="float64" if precision == "float64" else "float32", multiplier=f"include/{multiplier}.j2",
+        product=wgmma.along_inputs if wgmma else "", **words,
     )  # fmt: skip
     return Probe(text, entry)
 

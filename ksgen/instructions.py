@@ -32,6 +32,11 @@ class Wgmma:
         return self.columns // 2
 
     @property
+    def multiply_adds(self) -> int:
+        """A thread's share of one product."""
+        return 64 * self.columns * self.k // 128
+
+    @property
     def instruction(self) -> str:
         return f"wgmma.mma_async.sync.aligned.m64n{self.columns}k{self.k}.f32.{self.operand}.{self.operand}"
 
@@ -41,6 +46,11 @@ class Wgmma:
         if self.operand == "tf32":
             return ()
         return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")
+
+    @property
+    def along_inputs(self) -> str:
+        """The function for operands that all lie along the inputs."""
+        return self.name + (f"<{', '.join(['false'] * len(self.transposed))}>" if self.transposed else "")
 
     @property
     def template(self) -> str:

@@ -125,6 +125,14 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
 
+def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
+    """A family's default for a kernel at a batch, measured or not."""
+    family = family_named(name)
+    if not (family.serves(kernel, limits) and family.takes(kernel, batch, aligned=True)):
+        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device ({family.why})")
+    return Choice(name, family.default(kernel, limits), "the family's default: it was asked for by name")
+
+
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
     """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
     family = family_named(family_name)

@@ -1,14 +1,16 @@
 """The least time that a kernel can take on a device with the instructions it is made of: what it must move and compute,
 over what the device was seen to do.
 
-Ceilings are measured, by a copy and by the multiply-adds that the kernel's family makes: plain ones, or warp-wide ones on
-tensor cores.
+Ceilings are measured, by a copy and by the fastest multiply-adds that the device has for the kernel's operands: plain ones, or
+those of tensor cores, by warpgroups where there are such instructions and by warps elsewhere.
 """
 
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ksgen.families import cuda_limits
+from ksgen.instructions import K_BYTES, Wgmma
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 THREADS = 256
 MULTIPLY_ADDS_A_ROUND = {"multiply_add": 128, "f16": 1024, "bf16": 1024, "tf32": 512}  # of a thread
+WARPGROUP_COLUMNS = 128  # of the product that a warpgroup makes
 PRODUCTS = {"tf32x3": 3, "fp16x3": 3}  # that stand for one
 
 
@@ -34,9 +37,10 @@ class Ceilings:
 def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
     """Run the two probes of `probe.cu.j2`; well under a second. `operand`: what tensor cores multiply, where they do."""
     from ksgen.build import build
-    from ksgen.emit import render_probe
+    from ksgen.emit import PROBE_AT_ONCE, render_probe
 
-    source = render_probe(precision, device.dialect, THREADS, operand)
+    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False) if operand and cuda_limits(device.target).warpgroups else None
+    source = render_probe(precision, device.dialect, THREADS, operand, wgmma)
     binary = build(source.text, source.entry, device.target, device.compiler() if device.kind == "opencl" else None)
     copy = device.load(binary, source.entry, 0)
     multiply = device.load(binary, f"{source.entry}_multiply_add", 0)
@@ -45,6 +49,8 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
     groups = copied_bytes // 16
     copy_s = device.time(lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), None, runs=7, warmup=2)
     blocks, rounds = device.limits.multiprocessors * (16 if device.limits.is_cpu else 64), 2048
-    multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, 0, (y, rounds), None), None, runs=7, warmup=2)
-    flops = 2.0 * blocks * THREADS * rounds * MULTIPLY_ADDS_A_ROUND[operand or "multiply_add"] / PRODUCTS.get(precision, 1)
+    a_round = MULTIPLY_ADDS_A_ROUND[operand or "multiply_add"] if wgmma is None else wgmma.multiply_adds * PROBE_AT_ONCE
+    shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
+    multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
+    flops = 2.0 * blocks * THREADS * rounds * a_round / PRODUCTS.get(precision, 1)
     return Ceilings(2 * copied_bytes / median(copy_s), flops / median(multiply_s))

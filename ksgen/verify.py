@@ -15,7 +15,7 @@ from ksgen import reference
 from ksgen.devices.base import Buffer, Device
 from ksgen.errors import DeviceError
 from ksgen.memory import numpy_dtype
-from ksgen.plan import PLANNER, Plan
+from ksgen.plan import PLANNER, Plan, choice_by_name, limits_of
 from ksgen.spec import PRECISIONS, KernelSpec
 
 if TYPE_CHECKING:
@@ -221,10 +221,14 @@ def time_launches(device: Device, launches: Callable[[], None], runs: int, warmu
     return seconds
 
 
-def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0) -> Measured:
-    """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold."""
+def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> Measured:
+    """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold.
+
+    `family` is one asked for by name; without it, what launchers take.
+    """
     problem = make_problem(kernel, batch, seed)
-    plan = PLANNER.plan(device, kernel, batch)
+    choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
+    plan = PLANNER.plan_of(device, kernel, batch, choice)
     bench = Bench(device, problem)
     between = bench.between(plan)
     error, checked = bench.check(plan, between)

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,14 +20,13 @@ import click
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from ksgen.plan import PLANNER
+from ksgen.plan import limits_of
 from ksgen.spec import KernelSpec
-from tests.kernels import BATCHES, PATTERNS, SERVED, job_of, kernel_of
+from tests.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
 TESTS = ("tests/test_gpu.py", "tests/test_devices.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
-_PATTERN, _BATCHES = PATTERNS["flat"], {job: batches[-1] for job, batches in BATCHES.items()}
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _MOST_SECONDS = 600
@@ -81,21 +81,24 @@ def find_sanitizer() -> str | None:
     )
 
 
-def kernel_for(device: Device, family: str) -> KernelSpec | None:
-    """A small kernel that the planner gives to the family on this device."""
-    kernels = [job_of(family, kernel_of(_PATTERN, precision, layout)) for name, precision, layout in SERVED if name == family]
-    return next((kernel for kernel in kernels if PLANNER.choice(device, kernel, _BATCHES[kernel.job]).family == family), None)
+def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
+    """A small kernel that the family serves on this device, and a batch that it takes."""
+    chosen, limits = FAMILIES[family], limits_of(device)
+    kernels = [job_of(family, kernel_of(ragged_of(*served), *served[1:])) for served in SERVED if served[0] == family]
+    able = next((kernel for kernel in kernels if chosen.serves(kernel, limits)), None)
+    return able and (able, next(each for each in count(BATCHES[able.job][-1]) if chosen.takes(able, each, True)))
 
 
 def sanitize(sanitizer: str, device: Device, folder: Path) -> Iterator[Sanitized]:
     for family in FAMILIES:
-        kernel = kernel_for(device, family)
+        found = kernel_for(device, family)
         for tool in TOOLS:
-            if kernel is None:
-                yield Sanitized(tool, family, f"not run: {device.name} gives it no kernel by default")
+            if found is None:
+                yield Sanitized(tool, family, f"not run: it serves nothing on {device.name}")
                 continue
-            run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(_BATCHES[kernel.job]), "--runs", "1"]
-            run += ["--precision", kernel.precision, "--layout", kernel.layout, "--job", kernel.job, "--device", "cuda"]
+            kernel, batch = found
+            run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(batch), "--runs", "1", "--device", "cuda"]
+            run += ["--precision", kernel.precision, "--layout", kernel.layout, "--job", kernel.job, "--family", family]
             command = [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9", sys.executable, "-m", "ksgen", *run]
             yield judge(tool, family, command, folder / f"{tool}-{family}.txt")
 

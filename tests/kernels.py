@@ -4,7 +4,7 @@ A check takes `run`, which makes one launch: `in_emulator()` or `on_device(devic
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count, product
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen import families
 from ksgen.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit import Source, render
-from ksgen.families import FAMILIES, Geometry, Limits, TensorMap, cuda_limits, family_named
+from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
-from tests import simt
-from tests.simt import is_installed, run_cuda
+from tests.simt import TensorMap, is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Source, str, Geometry, list[Any]], None]
@@ -75,7 +75,8 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
 
 
 def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
-    return PATTERNS if FAMILIES[family].measured else ALIGNED
+    takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
+    return PATTERNS if takes_anything else ALIGNED
 
 
 def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
@@ -126,26 +127,13 @@ MATRIX = [
 # ---- one launch
 
 
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """A tensor map among the arguments of a launch, and the array that it describes: one of the others."""
-
-    described: TensorMap
-    array: Array
-
-    def emulated(self) -> simt.TensorMap:
-        described = self.described
-        return simt.TensorMap(self.array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes)
-
-
 def in_emulator(**options: Any) -> Run:
     """Options of `run_cuda`."""
     if not is_installed(options.get("sanitize", "none")):
         pytest.skip("the emulator needs g++, with its sanitizers' libraries")
 
     def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
-        given = [arg.emulated() if isinstance(arg, Mapped) else arg for arg in args]
-        run_cuda(source.text, entry, geometry.launched(EMULATED), geometry.block, geometry.shared_bytes, given, **options)
+        run_cuda(source.text, entry, geometry.launched(EMULATED), geometry.block, geometry.shared_bytes, args, **options)
 
     return run
 
@@ -160,7 +148,8 @@ def on_device(device: Device) -> Run:
 def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geometry, args: list[Any]) -> None:
     """Upload, launch, and bring back every array that may have been written. An array given twice is one buffer."""
     handle = _load(device, text, built_as, entry, geometry.shared_bytes)
-    arrays = {id(arg): arg for arg in args if isinstance(arg, np.ndarray)}
+    named = (arg.array if isinstance(arg, TensorMap) else arg for arg in args)
+    arrays = {id(array): array for array in named if isinstance(array, np.ndarray)}
     buffers = {key: device.allocate(array.nbytes) for key, array in arrays.items()}
     for key, array in arrays.items():
         device.upload(buffers[key], array)
@@ -179,8 +168,9 @@ def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: in
 
 def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
     """An argument as a device takes it: signed numbers have 64 bits at most."""
-    if isinstance(arg, Mapped):
-        return device.encode_map(arg.described, int(buffers[id(arg.array)]))
+    if isinstance(arg, TensorMap):
+        described = families.TensorMap("x", arg.element_bytes, tuple(arg.sizes), tuple(arg.strides), tuple(arg.box), arg.swizzle)
+        return device.encode_map(described, int(buffers[id(arg.array)]))
     return buffers.get(id(arg), arg.view(np.int64) if isinstance(arg, np.uint64) else arg)
 
 
@@ -220,7 +210,10 @@ def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behi
     extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
     x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
     arrays = {"x": as_bits(x), "y": as_bits(y)}
-    maps = [Mapped(each, arrays[each.operand]) for each in family.maps(problem.kernel, source.constants, problem.batch)]
+    maps = [
+        TensorMap(arrays[each.operand], each.sizes, each.strides, each.box, each.swizzle, each.item_bytes)
+        for each in family.maps(problem.kernel, source.constants, problem.batch)
+    ]
     arguments = [*maps, arrays["x"], pack(problem, source, run), arrays["y"], *extras, problem.batch]
     run(source, source.entry, family.geometry(problem.kernel, source.constants, problem.batch), arguments)
     assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"

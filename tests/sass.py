@@ -12,6 +12,7 @@ HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
 _FUNCTION = re.compile(r"\s*Function : (\S+)")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][\w.]*)")  # address, predicate, opcode
+_FLOW = re.compile(r"(@\S+\s+)?([A-Z0-9]+)(?:.*?(0x[0-9a-f]+) ;)?")  # predicate, opcode, where a branch goes
 _WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
 
 
@@ -24,14 +25,17 @@ def find_cuobjdump() -> str | None:
 
 def instructions(cubin: bytes) -> dict[str, Counter[str]]:
     """{entry: {opcode with its modifiers, such as LDGSTS.E.BYPASS.128: how often}}."""
+    return read(listing_of(cubin))
+
+
+def listing_of(cubin: bytes) -> str:
     tool = find_cuobjdump()
     if tool is None:
         raise FileNotFoundError(f"no cuobjdump with nvdisasm; {HINT}")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True)
-    return read(done.stdout)
+        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def read(listing: str) -> dict[str, Counter[str]]:
@@ -43,6 +47,26 @@ def read(listing: str) -> dict[str, Counter[str]]:
         elif found := _INSTRUCTION.match(line):
             counts[found[1]] += 1
     return entries
+
+
+def registers_after(listing: str, entry: str, opcode: str) -> int:
+    """Registers, by the highest that is named, of all that a warp of an entry can come to after an instruction."""
+    (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
+    found = [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
+    places = {address: number for number, (address, _) in enumerate(found)}
+    start = next(number for number, (_, words) in enumerate(found) if opcode in words)
+    waiting, seen = [start], set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen or number >= len(found):
+            continue
+        seen.add(number)
+        predicate, name, target = _FLOW.match(found[number][1]).groups()  # type: ignore[union-attr]
+        if name in ("BRA", "CALL") and target:
+            waiting.append(places[int(target, 16)])
+        if predicate or name not in ("BRA", "EXIT", "RET"):
+            waiting.append(number + 1)
+    return 1 + max((int(each) for number in seen for each in re.findall(r"(?<!\w)R(\d+)", found[number][1])), default=-1)
 
 
 def count(counts: Counter[str], wanted: str) -> int:

@@ -59,6 +59,14 @@ MISTAKES = [
     (["run", "--pattern", "1,0,3,1"], "PatternError: "),
     (["run", "--pattern", "1,2,3,1", "--batch", "0"], "SpecError: --batch 0: a batch is a whole number of at least 1"),
     (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
+    (
+        ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "cuda"],
+        "ConstantsError: unknown kernel family 'cuda'; known: wgmma_sh",
+    ),
+    (
+        ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "mma"],
+        "ConstantsError: ks_1x2x3x1_float32_bsf at batch 25088: mma does",
+    ),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "DeviceError: device 'abacus': none is called that; found: "),
     (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "SpecError: --batch 1000000000000: the arrays of ks_1x2x3x1_float32_bsf"),
     (["demo", "none.yaml"], "SpecError: none.yaml: cannot be read"),

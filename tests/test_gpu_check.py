@@ -61,12 +61,22 @@ def test_ptx_cases_on_a_device(name: str) -> None:
             ptx.compare_with_emulator(case)
 
 
+@needs_emulator
+@pytest.mark.parametrize("name", ["batched", "box swizzle=32"])
+def test_ptx_cases_with_maps_on_a_device(name: str) -> None:
+    gpu, case = FakeGpu(), ptx.case_named(name)
+    ptx.launch(gpu, case)
+    case.check()
+    assert len(gpu.encoded) == 2
+    assert ptx.compare_with_emulator(case) == 0
+
+
 def test_cases_that_a_device_cannot_launch_say_why() -> None:
     def why(name: str, target: str) -> str:
         return ptx.why_not(ptx.case_named(name), target)
 
     assert why("cluster", "sm_90a") == "a launch with clusters, which Device does not offer"
-    assert why("batched", "sm_90a") == "a launch with tensor maps, which Device does not offer"
+    assert why("batched", "sm_90a") == ""
     assert why("mma f16", "sm_75") == "sm_80 instructions; the device is sm_75"
     assert why("ring", "sm_89") == "sm_90 instructions; the device is sm_89"
     assert why("wgmma tf32, A in registers", "sm_100") == "sm_90a instructions; the device is sm_100"
@@ -134,8 +144,16 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
     assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in FAMILIES}
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
     assert all(command[:3] == ["/opt/compute-sanitizer", "--tool", tool] for command, tool in zip(commands, gpu_check.TOOLS, strict=False))
-    assert commands[0][commands[0].index("run") :][:5] == ["run", "--pattern", "2,37,13,5", "--batch", "129"]
-    assert kernel_for(FakeGpu(), "simt") is not None
+    ran = [command[command.index("run") :] for command in commands]
+    words = ["run", "--pattern", "2,37,13,5", "--batch", "129", "--runs", "1", "--device", "cuda"]
+    words += ["--precision", "float16", "--layout", "bsf", "--job", "multiply"]
+    assert [*words, "--family", "mma"] in ran
+    assert {each[-1] for each in ran} == set(FAMILIES)
+    assert {each.verdict for each in sanitize("", FakeGpu(target="sm_80"), tmp_path) if each.family == "wgmma_shared"} == {
+        "not run: it serves nothing on Fake GPU"
+    }
+    kernel, batch = kernel_for(FakeGpu(), "wgmma_shared")
+    assert FAMILIES["wgmma_shared"].takes(kernel, batch, aligned=True)
 
 
 def test_the_sanitizer_is_found_on_path_or_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

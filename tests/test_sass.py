@@ -8,6 +8,7 @@ import pytest
 from ksgen.emit import render
 from ksgen.errors import ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.toolchain import find_compiler
@@ -122,6 +123,24 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
 
 
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(("family", "precision", "layout"), [("wgmma_shared", "float16", "bsl"), ("wgmma_registers", "tf32x3", "bsf")])
+def test_warpgroups_keep_to_the_registers_that_they_took(family: str, precision: str, layout: str, groups: int) -> None:
+    """ptxas is told the most of any warp, and a register beyond a warp's own is an error of the machine."""
+    if sass.find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
+    able = [each for each in chosen.space(kernel, limits) if each.groups_batch * each.groups_d == groups]
+    source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
+    try:
+        listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    copying, multiplying = REGISTERS[groups]
+    assert 0 < sass.registers_after(listing, source.entry, "USETMAXREG.DEALLOC") <= copying
+    assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
+
+
 def test_every_family_has_rows_for_every_target() -> None:
     promised = {(family, target) for family in FAMILIES for target in PROMISES[family].targets}
     assert {(row.family, target) for row in ROWS for target in row.targets} == promised
@@ -146,6 +165,29 @@ def test_a_listing_is_read_by_entry() -> None:
     entries = sass.read(LISTING)
     assert entries["scale_pack"] == {"LDC": 1}
     assert entries["scale"] == {"LDGSTS.E.BYPASS.128": 1, "LDGSTS.E": 1, "STG.E.U16.SYS": 1, "LDL.64": 1, "LDGDEPBAR": 1}
+
+
+FLOW = """
+		Function : other
+        /*0000*/                   MOV R99, R1 ;                                             /* 0x0000000000017b82 */
+		Function : roles
+        /*0000*/                   MOV R70, R1 ;                                             /* 0x0000000000017b82 */
+        /*0010*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;                         /* 0x0000000000017b82 */
+        /*0020*/              @P0  BRA 0x60 ;                                                /* 0x0000000000017b82 */
+        /*0030*/                   CALL.REL.NOINC 0x80 ;                                     /* 0x0000000000017b82 */
+        /*0040*/                   EXIT ;                                                    /* 0x0000000000017b82 */
+        /*0050*/                   MOV R60, UR90 ;                                           /* 0x0000000000017b82 */
+        /*0060*/                   MOV R7, UR90 ;                                            /* 0x0000000000017b82 */
+        /*0070*/                   BRA 0x40 ;                                                /* 0x0000000000017b82 */
+        /*0080*/                   MOV R9, UR90 ;                                            /* 0x0000000000017b82 */
+        /*0090*/                   RET.REL.NODEC R2 0x0 ;                                    /* 0x0000000000017b82 */
+        /*00a0*/                   MOV R50, R1 ;                                             /* 0x0000000000017b82 */
+"""
+
+
+def test_registers_are_those_that_a_warp_can_come_to() -> None:
+    assert sass.registers_after(FLOW, "roles", "USETMAXREG.DEALLOC") == 10
+    assert sass.registers_after(FLOW, "roles", "RET") == 3
 
 
 def test_instructions_are_counted_by_opcode_and_modifiers() -> None:

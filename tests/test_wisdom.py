@@ -75,6 +75,18 @@ def test_a_stale_entry_wins_over_no_fresh_one() -> None:
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
 
 
+def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
+    kernel = replace(KERNEL, precision="float16", layout="bsl")
+    found = {name: FAMILIES[name].default(kernel, GPU) for name in ("wgmma_shared", "mma")}
+    hopper = Entry(kernel, 1024, "wgmma_shared", found["wgmma_shared"], {"template": template_digest("wgmma_shared")})
+    known = Wisdom([hopper, Entry(kernel, 64, "mma", found["mma"], {"template": template_digest("mma")})])
+    assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
+    for batch, aligned in ((1001, True), (1000, False)):  # rows of 2002 bytes; arrays off their 16 bytes
+        assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 64, the nearest to {batch}"
+    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: no search")
+    assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
+
+
 def test_wisdom_that_does_not_fit_the_device_is_passed_over_and_said() -> None:
     small = Limits(16 * 1024)
     chosen = choose(KERNEL, 1000, small, Wisdom([entry(1000, 4)]))

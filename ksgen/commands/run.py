@@ -16,6 +16,7 @@ from ksgen.spec import ACTIVATIONS, JOBS, Epilogue, KernelSpec
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
 @click.option("--job", type=click.Choice(list(JOBS)), default="multiply", show_default=True, help="gradient: that of the weights.")
+@click.option("--family", help="A kernel family by name, such as mma; what launchers take unless given.")
 @click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)
 @click.option("--residual", is_flag=True, help="Add a residual.")
@@ -24,7 +25,7 @@ from ksgen.spec import ACTIVATIONS, JOBS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int, precision: str, layout: str, job: str, bias: bool, activation: str, residual: bool,
+    pattern: Pattern, batch: int, precision: str, layout: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
     device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
@@ -45,7 +46,7 @@ def command(
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
     check_memory(kernel, batch)
     where = find_device(device)
-    measured = measure(where, kernel, batch, runs, seed)
+    measured = measure(where, kernel, batch, runs, seed, family)
     choice = measured.plan.choice
     operand = family_named(choice.family).words(kernel, choice.constants).get("operand")
     ceilings = measure_ceilings(where, precision, operand)

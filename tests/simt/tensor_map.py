@@ -27,10 +27,14 @@ class TensorMap:
             raise ValueError(f"swizzle={self.swizzle}; accepted are {', '.join(map(str, SWIZZLES))}")
 
     @property
+    def element_bytes(self) -> int:
+        return self.item_bytes or self.array.itemsize
+
+    @property
     def numbers(self) -> list[int]:
         return [
             len(self.sizes),
-            self.item_bytes or self.array.itemsize,
+            self.element_bytes,
             SWIZZLES.index(self.swizzle),
             *self.sizes,
             *self.strides,

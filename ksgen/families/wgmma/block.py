@@ -25,6 +25,7 @@ REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, 
 }
 LAUNCHED = {1: 255, 2: 168, 3: 128}  # registers a thread that ptxas gives a block which may have the multiprocessor
 MULTIPROCESSOR_REGISTERS = 65536
+ADDRESSES = 40  # registers a thread for where things are, about
 
 
 class Block(TensorTile):
@@ -53,6 +54,16 @@ class Block(TensorTile):
     def sums(self) -> int:
         """Accumulators a thread."""
         return self.planes * self.row_tiles * int(self.constants.tile_out) // 2
+
+    @property
+    def held(self) -> int:
+        """Registers a thread of what it holds while it multiplies."""
+        return self.sums
+
+    @property
+    def registers(self) -> int:
+        """What a thread is launched with. Two warpgroups and more share out all that a block may have."""
+        return LAUNCHED[self.groups] if self.groups > 1 else min(LAUNCHED[1], self.held + ADDRESSES)
 
     @property
     def run_out(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.tiles import PACK_THREADS, divide_up, pattern_constexprs, read_constants
-from ksgen.families.wgmma.block import LAUNCHED, MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
+from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.instructions import Wgmma
 from ksgen.spec import KernelSpec
 
@@ -79,8 +79,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         return block.threads <= limits.threads and block.shared_bytes <= limits.shared_bytes
 
     def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """What a block is launched with: it has the multiprocessor for itself, and its warpgroups share that out."""
-        return LAUNCHED[self.block(kernel, constants).groups]
+        return self.block(kernel, constants).registers
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.block(kernel, constants).shared_bytes

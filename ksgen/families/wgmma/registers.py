@@ -21,7 +21,7 @@ from ksgen.spec import KernelSpec
 
 PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 MOST_FLAT = 12  # j whose sums fit side by side
-HELD = {1: 220, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
+HELD = {1: 208, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
 STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
@@ -62,7 +62,7 @@ class RegistersBlock(Block):
     @property
     def held(self) -> int:
         """Registers of the sums, one set of fragments, the chunks that they are made of, and where these lie."""
-        chunks = self.own_chunks * self.super_groups if self.is_bsf else 2
+        chunks = self.own_chunks * self.super_groups * self.row_tiles if self.is_bsf else 2
         return self.promoted_sums + self.fragment + (4 + 1) * chunks
 
     @property
@@ -166,9 +166,9 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)
 
     def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
-        block, wgmma = self.block(kernel, constants), self.instruction(kernel, constants)
+        block = self.block(kernel, constants)
         return self.common_words(kernel, constants) | {
-            "product": wgmma.name + ("<false>" if wgmma.transposed else ""),
+            "product": self.instruction(kernel, constants).along_inputs,
             "parts": kernel.precision,
             "products": "one" if block.components == 1 else "split",
             "sums": "promoted" if constants.promote else "plain",

@@ -1,0 +1,239 @@
+"""What Hopper's kernels take for granted, asked of this GPU: `python -m benchmarks.device_facts` writes results/<gpu>/facts.json.
+
+In this order, so that what a later fact rests on is known before it: whether descriptors and boxes lie in shared memory as the
+emulator reads them; what tensor cores do with a float32's lower bits; how far off their sums are; how fast they multiply,
+with A in shared memory and in registers; how fast boxes come out of the cache, by the length of their rows.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import numpy as np
+
+from ksgen.devices import Device, find_device
+from ksgen.errors import KsgenError
+from ksgen.families import TensorMap
+from ksgen.instructions import Wgmma
+from ksgen.wisdom import file_name
+from tests.ptx import on_gpu, render
+from tests.ptx.cases import Case, all_cases, mma, normal, wgmma_registers, words
+
+Launch = Callable[[Case], None]
+LOW_BITS = 0x1FFF  # of a float32 that tf32 does not have
+STAGES, ROWS, LINE_WORDS = 8, 128, 128  # of the box test: boxes on their way, their rows, and words of an array's row
+
+# Products without end on operands that lie still: two warpgroups, one group of instructions on its way for each.
+RATE = """
+extern "C" __global__ __launch_bounds__(256, 1) void rate(float* y, long long rounds) {
+    for (int i = threadIdx.x; i < BYTES / 4; i += 256) reinterpret_cast<unsigned*>(shared_memory)[i] = 0;
+    fence_proxy_async();
+    __syncthreads();
+    const unsigned long long base = shared_address(shared_memory) >> 4, b = base | 8ull << 16 | 16ull << 32;
+    unsigned a[4] = {0, 0, 0, 0};
+    float sums[SUMS];
+    for (int i = 0; i < SUMS; ++i) sums[i] = 0;
+    wgmma_hold(a);
+    wgmma_hold(sums);
+    for (long long round = 0; round < rounds; ++round) {
+        wgmma_fence();
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) CALL(sums, A, b, true);
+        wgmma_commit();
+        wgmma_hold(sums);
+        wgmma_wait<1>();
+    }
+    wgmma_wait<0>();
+    wgmma_hold(a);
+    wgmma_hold(sums);
+    float total = 0;
+    for (int i = 0; i < SUMS; ++i) total += sums[i];
+    if (total != 0) y[threadIdx.x] = total;  // never: the operands are zeros
+}
+"""
+AT_ONCE = 8
+
+# Boxes without end from an array that the cache holds, some on their way at a time.
+FETCH = """
+extern "C" __global__ void fetch(const __grid_constant__ TensorMap x, long long boxes, long long across, long long along) {
+    const unsigned full = shared_address(shared_memory + STAGES * BYTES);
+    if (threadIdx.x != 0) return;
+    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + 8 * s, 1);
+    fence_mbarrier_init();
+    for (long long i = 0; i < boxes + STAGES; ++i) {
+        const int s = i % STAGES;
+        if (i >= STAGES) mbarrier_wait(full + 8 * s, (i / STAGES - 1) % 2);
+        if (i >= boxes) continue;
+        const long long at = blockIdx.x * boxes + i;
+        mbarrier_arrive_expect(full + 8 * s, BYTES);
+        load_box(shared_address(shared_memory + s * BYTES), x, full + 8 * s, at % across * WORDS, 0, at / across % along * ROWS);
+    }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Products a second."""
+
+    operand: str
+    columns: int
+    a_in_registers: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.operand} 64x{self.columns}, A in {'registers' if self.a_in_registers else 'shared memory'}"
+
+    @property
+    def shared_bytes(self) -> int:
+        return 32 * max(64, self.columns)
+
+    @property
+    def text(self) -> str:
+        wgmma = Wgmma(self.operand, self.columns, self.a_in_registers)
+        head = f"\nconstexpr int SUMS = {wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
+        kernel = RATE.replace("CALL", wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
+        return render(head + kernel, ("shared_address", "fence_proxy_async", "wgmma_groups", "wgmma"), wgmma=wgmma)
+
+    def flops(self, blocks: int, rounds: int) -> float:
+        return 2.0 * 2 * 64 * self.columns * Wgmma(self.operand, self.columns, self.a_in_registers).k * AT_ONCE * blocks * rounds
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Boxes whose rows are so many bytes."""
+
+    row_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return ROWS * self.row_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return STAGES * (self.bytes + 8)
+
+    @property
+    def text(self) -> str:
+        head = f"\nconstexpr int STAGES = {STAGES}, ROWS = {ROWS}, BYTES = {self.bytes}, WORDS = {self.row_bytes // 4};\n"
+        return render(head + FETCH, ("shared_address", "mbarrier", "box"))
+
+    def map(self, lines: int) -> TensorMap:
+        swizzle = self.row_bytes if self.row_bytes > 16 else 0
+        sizes, strides = (LINE_WORDS, 1, lines), (4 * LINE_WORDS, 4 * LINE_WORDS)
+        return TensorMap("x", 4, sizes, strides, (self.row_bytes // 4, 1, ROWS), swizzle)
+
+    @property
+    def across(self) -> int:
+        """Boxes side by side in the array."""
+        return 4 * LINE_WORDS // self.row_bytes
+
+
+RATES = [
+    *(
+        Rate(operand, columns, in_registers)
+        for operand in ("bf16", "tf32")
+        for columns in (32, 64, 96, 128)
+        for in_registers in (False, True)
+    ),
+    *(Rate(operand, 256, a_in_registers=False) for operand in ("bf16", "tf32")),
+]
+FETCHES = [Fetch(row_bytes) for row_bytes in (16, 32, 64, 128)]
+
+
+def reading(launch: Launch) -> dict[str, str]:
+    """Of every case with a descriptor, a box or a swizzle: whether it is as the emulator has it."""
+    wanted = [case for case in all_cases() if case.cluster == 1 and case.name.startswith(("wgmma", "box", "batched", "matrices"))]
+    return {case.name: verdict(case, launch) for case in wanted}
+
+
+def verdict(case: Case, launch: Launch) -> str:
+    try:
+        launch(case)
+        case.check()
+    except AssertionError as error:
+        return f"different: {' '.join(str(error).split())[:160]}"
+    except KsgenError as error:
+        return f"failed: {error}"
+    return "the same"
+
+
+def lower_bits(launch: Launch) -> dict[str, str]:
+    """What becomes of the bits of operand A that tf32 has no place for."""
+    found = {}
+    for case, depth in ((mma("tf32"), 8), (wgmma_registers("tf32"), 32)):
+        a, b = normal((case.args[-1].shape[0], depth)), normal((case.args[-1].shape[1], depth), seed=1)
+        random = np.random.default_rng(3).integers(0, LOW_BITS + 1, a.shape, np.uint32)
+        case.args[0][...] = words(a).reshape(case.args[0].shape) | random.reshape(case.args[0].shape)
+        whole, y = case.args[0].view(np.float32).reshape(a.shape), case.args[-1]
+        rounded = ((words(whole) + 0x1000) & ~np.uint32(LOW_BITS)).view(np.float32)
+        before = y.copy()
+        launch(case)
+        grades = {"cut off": a, "rounded": rounded, "used": whole}
+        errors = {word: float(np.abs(y - before - each.astype(np.float64) @ b.astype(np.float64).T).max()) for word, each in grades.items()}
+        found[case.name] = min(errors, key=lambda word: errors[word])
+    return found
+
+
+def sums(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Errors of long sums: the emulator cuts off two bits below float32's last."""
+    for name, product in on_gpu.PRODUCTS.items():
+        case = product.case()
+        launch(case)
+        yield name, f"{product.error_of(case):.2e}; the emulator's {product.error():.2e}"
+
+
+def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
+    """TFLOP/s."""
+    blocks = device.limits.multiprocessors
+    handle = device.load(device.compiler().compile(rate.text, "rate", device.target), "rate", rate.shared_bytes)
+    y = device.allocate(1024)
+    taken = device.time(lambda: device.launch(handle, blocks, 256, rate.shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
+    return rate.flops(blocks, rounds) / median(taken) / 1e12
+
+
+def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 64 * ROWS) -> float:
+    """TB/s."""
+    blocks = 2 * device.limits.multiprocessors
+    handle = device.load(device.compiler().compile(fetch.text, "fetch", device.target), "fetch", fetch.shared_bytes)
+    x = device.allocate(4 * LINE_WORDS * lines)
+    arguments = (device.encode_map(fetch.map(lines), int(x)), boxes, fetch.across, lines // ROWS)
+    taken = device.time(lambda: device.launch(handle, blocks, 32, fetch.shared_bytes, arguments, None), None, runs=7, warmup=2)
+    return blocks * boxes * fetch.bytes / median(taken) / 1e12
+
+
+def facts(device: Device) -> Iterator[tuple[str, Any]]:
+    def launch(case: Case) -> None:
+        on_gpu.launch(device, case)
+
+    yield "device", {"name": device.name, "target": device.target, "driver": device.driver_version}
+    yield "layouts in shared memory", reading(launch)
+    yield "lower bits of tf32 operands", lower_bits(launch)
+    yield "errors of sums", dict(sums(launch))
+    yield "TFLOP/s of wgmma", {rate.name: round(measure_rate(device, rate), 1) for rate in RATES}
+    yield "TB/s of boxes from the cache", {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES}
+
+
+@click.command()
+@click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=Path(__file__).parent / "results")
+def main(results: Path) -> None:
+    """Ask this GPU, print what it says, and write it down."""
+    device = find_device("driver")  # whose launches take narrow arguments
+    if device.target != "sm_90a":
+        raise click.ClickException(f"{device.name} is {device.target}; these are facts of sm_90a")
+    found: dict[str, Any] = {}
+    path = results / Path(file_name(device.name)).stem / "facts.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for topic, told in facts(device):
+        found[topic] = told
+        click.echo(f"{topic}\n" + "".join(f"  {name:48} {value}\n" for name, value in told.items()))
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")  # after each: a later one may end the process
+    click.echo(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

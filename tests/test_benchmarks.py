@@ -1,0 +1,106 @@
+"""What benchmarks launch by themselves, rehearsed on the stand-in device."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.emit import render_probe
+from ksgen.errors import ToolchainError
+from ksgen.instructions import Wgmma
+from ksgen.pattern import Pattern
+from ksgen.plan import Planner
+from ksgen.roofline import WARPGROUP_COLUMNS
+from ksgen.spec import KernelSpec
+from ksgen.toolchain import find_compiler
+from tests.fake_gpu import FakeGpu, TextCompiler
+from tests.ptx import on_gpu
+from tests.ptx.cases import Case
+from tests.ptx.on_gpu import case_named
+from tests.simt import TensorMap, is_installed, run_cuda
+
+pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator needs g++")
+
+
+@pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma_shared", "mma"]), ("bsf", ["wgmma_registers", "mma"])])
+def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    tensor_cores = pytest.importorskip("benchmarks.tensor_cores")
+    monkeypatch.setattr(tensor_cores, "PLANNER", Planner())
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.find_compiler", TextCompiler)
+    gpu, kernel, batch = FakeGpu(), KernelSpec(Pattern(2, 16, 8, 2), "float16", layout), 40
+    shapes = [(batch, size) if layout == "bsf" else (size, batch) for size in (32, 64)]
+    x, y, weights = torch.randn(shapes[0]).half(), torch.empty(shapes[1]).half(), torch.randn(2, 16, 8, 2).half()
+    for tensor in (x, y, weights):
+        gpu.own(tensor.numpy())
+    truth = reference.multiply(kernel.pattern, x.numpy(), weights.numpy(), layout)
+    assert tensor_cores.families_of(gpu, kernel, batch) == kinds
+    assert tensor_cores.families_of(gpu, kernel, 41) == (kinds if layout == "bsf" else ["mma"])
+    for name in kinds:
+        y.fill_(float("nan"))
+        product = tensor_cores.by_family(name, gpu, kernel, batch, weights)(x, y)
+        assert product() is y
+        gpu.synchronize()
+        np.testing.assert_allclose(y.numpy(), truth, rtol=1e-3, atol=2e-3)
+
+
+def test_facts_of_a_device_are_what_the_emulator_plays() -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    gpu = FakeGpu()
+
+    def launch(case: Case) -> None:
+        on_gpu.launch(gpu, case)
+
+    assert set(device_facts.lower_bits(launch).values()) == {"cut off"}
+    assert device_facts.verdict(case_named("wgmma tf32 A 0 B 0 48"), launch) == "the same"
+    wrong = case_named("wgmma tf32 A 0 B 0 48")
+    wrong.args[2] ^= np.uint64(3 << 20)  # another stride
+    assert device_facts.verdict(wrong, launch).startswith("different: Not equal to tolerance")
+
+
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    rate = device_facts.Rate("bf16", 32, in_registers)
+    y = np.full(256, np.nan, np.float32)
+    run_cuda(rate.text, "rate", 1, 256, rate.shared_bytes, [y, 2])
+    assert np.isnan(y).all()
+    assert rate.flops(blocks=3, rounds=2) == 2 * 3 * 2 * 64 * 32 * 16 * 8 * 2  # two warpgroups
+
+
+@pytest.mark.parametrize("operand", ["f16", "bf16", "tf32"])
+def test_the_probe_of_warpgroups(operand: str) -> None:
+    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+    probe = render_probe("tf32" if operand == "tf32" else "float16", "cuda", 256, operand, wgmma)
+    y = np.full(256, np.nan, np.float32)
+    run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
+    assert np.isnan(y).all()
+    assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
+    try:
+        built = find_compiler().compile(probe.text, probe.entry, "sm_90a")
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    assert not built.provenance.get("notes")
+
+
+@pytest.mark.slow
+def test_products_of_rates_are_not_serialised() -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    try:
+        compiler = find_compiler()
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    for rate in device_facts.RATES:
+        assert not compiler.compile(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
+
+
+@pytest.mark.parametrize("row_bytes", [16, 128])
+def test_boxes_are_fetched_from_all_of_the_array(row_bytes: int) -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    fetch, lines = device_facts.Fetch(row_bytes), 2 * device_facts.ROWS
+    x, described = np.zeros((lines, device_facts.LINE_WORDS), np.float32), fetch.map(lines)
+    given = TensorMap(x, described.sizes, described.strides, described.box, described.swizzle)
+    run_cuda(fetch.text, "fetch", 2, 32, fetch.shared_bytes, [given, 11, fetch.across, 2])
+    assert fetch.across * fetch.row_bytes == x.itemsize * device_facts.LINE_WORDS
