@@ -97,7 +97,7 @@ def test_all_cores_compile_while_the_device_measures_one_at_a_time(store: TrialS
     engine = ImaginedEngine()
     for found in tune(engine, store):
         assert found.best.family == "mma"
-        assert found.best.median_us == 10
+        assert found.best.median_us < 50
     assert 3 <= engine.compiles.most <= 8
     assert engine.measures.most == 1
     assert engine.overlapped

@@ -1,8 +1,13 @@
 """The child that measures: candidates that hang, crash or are wrong are named, and cost the others nothing."""
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +134,29 @@ def test_a_cuda_candidate_compiles_where_there_is_no_gpu() -> None:
     assert binary.resources.registers
     assert binary.resources.spill_bytes == 0
     worker.close()
+
+
+ORPHAN = """
+from ksgen.tuning.process import Worker
+from tests.test_tuning_worker import JOB, broken, candidate
+worker = Worker("opencl:0", ["tests.broken_kernels"], limit_s=3)
+facts = worker.facts()
+print(worker._child.pid, flush=True)
+worker.compile(JOB.kernel, candidate(broken.HANGS_COMPILER), facts)
+"""
+
+
+@needs_opencl
+def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment)
+    assert parent.stdout is not None
+    child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(600):
+        if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{child} still runs")

@@ -1,5 +1,7 @@
 """The check itself: that it passes what is right, fails what is wrong anywhere, and times against an honest floor."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,16 @@ def test_a_sample_holds_both_ends_and_any_gap_is_found(monkeypatch: pytest.Monke
         assert compare(problem, wrong)[0] > 0.01
     y[517, 3] = np.nan  # not in the sample
     assert np.isnan(compare(problem, y)[0])
+
+
+def test_a_problem_can_be_compared_in_fewer_entries() -> None:
+    problem = replace(make_problem(KERNEL, 1000), most_compared=128)
+    y = truth(make_problem(KERNEL, 1000)).astype(np.float32)
+    assert compare(problem, y)[0] < 1e-7
+    assert 124 <= compare(problem, y)[1] <= 128
+    y[-1] = 0
+    assert compare(problem, y)[0] > 0.01
+    assert compare(replace(problem, most_compared=1000), y)[1] == 1000
 
 
 @pytest.mark.parametrize("job", JOBS)

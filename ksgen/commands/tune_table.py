@@ -126,7 +126,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("kernel", no_wrap=True)
-    for name in ("default, us", "best, us", "gain", "spread", "of floor", "tried"):
+    for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
         table.add_column(name, justify="right")
     marked = False
     for tuned in results:

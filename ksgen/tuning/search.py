@@ -84,16 +84,25 @@ class Tuned:
         return Entry(best.kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
 
 
-class Search:
-    """The search for one job. `known`: trials from before, which are not measured again."""
+@dataclass(frozen=True)
+class Setting:
+    """What the searches of one tuner share."""
 
-    def __init__(
-        self, pool: Pool, strategy: Strategy, engine: Engine, machine: Machine, store: TrialStore,
-        budget: Budget, stop: threading.Event, say: Callable[[Progress], None],
-        known: Mapping[Candidate, Trial], default: Candidate | None,
-    ) -> None:  # fmt: skip
-        self.pool, self.strategy, self.engine, self.machine, self.store = pool, strategy, engine, machine, store
-        self.budget, self.stop, self.say, self.known, self.default = budget, stop, say, known, default
+    engine: Engine
+    machine: Machine
+    store: TrialStore
+    budget: Budget
+    stop: threading.Event  # set: keep what was found, and end
+    say: Callable[[Progress], None]
+
+
+class Search:
+    """The search for one job. `known`: trials from before, which are not measured again. `default`: what the winner is set beside."""
+
+    def __init__(self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate) -> None:
+        self.pool, self.strategy, self.known, self.default = pool, strategy, known, default
+        self.engine, self.machine, self.store = setting.engine, setting.machine, setting.store
+        self.budget, self.stop, self.say = setting.budget, setting.stop, setting.say
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # of the candidates that are done
         self._front: list[int] = []  # those that were measured side by side in the last round

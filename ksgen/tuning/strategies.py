@@ -127,8 +127,12 @@ class Model:
         """Those under way count as if they took what is expected of them, so that they are not asked for in other words."""
         pool = self._pool
         others = np.arange(len(pool), len(pool.points.jobs))
-        told = np.array(list(self._times), int)
-        known, times = np.concatenate([told, others]), np.concatenate([list(self._times.values()), pool.others])
+        # What cannot run counts as the slowest that does: its likes can hardly run either.
+        useless = [index for index in self._done if self._times and index not in self._times]
+        told = np.array([*self._times, *useless], int)
+        worst = max(self._times.values(), default=0.0)
+        known = np.concatenate([told, others])
+        times = np.concatenate([list(self._times.values()), [worst] * len(useless), pool.others])
         under_way = np.array([index for index in self._asked if index not in self._done], int)
         if len(under_way):
             believed, _ = expect(pool.points.at(known), times, pool.points.at(under_way))

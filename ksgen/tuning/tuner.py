@@ -17,7 +17,7 @@ from ksgen.tuning.engine import Engine, LocalEngine
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space, make_pool, served_families
-from ksgen.tuning.search import Budget, Progress, Search, Tuned
+from ksgen.tuning.search import Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom import Entry, Wisdom, load_wisdom, save
@@ -121,9 +121,8 @@ class Tuner:
         ]  # fmt: skip
         pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool)
-        search = Search(
-            pool, strategy, self.engine, machine, self.store, self._budget(), self.stop, say, self._known(job), default
-        )  # fmt: skip
+        setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
+        search = Search(pool, strategy, setting, self._known(job), default)
         tuned = search.run()
         if _is_better(tuned, incumbent):
             self._save(tuned.entry())
@@ -150,14 +149,14 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials by this template and driver."""
+        """The job's trials by this template and driver; what failed may have failed for want of disk or memory, and is tried again."""
         if self.options.fresh:
             return {}
         trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
         return {
             Candidate(each.family, each.constants): each
             for each in trials
-            if _is_current(each) and each.driver == self.engine.facts.driver_version
+            if _is_current(each) and each.driver == self.engine.facts.driver_version and each.state != "failed"
         }
 
     def _trials_of_others(self) -> list[Trial]:

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,6 +31,7 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.verify import Bench, make_problem, time_launches, tolerance
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
+MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared
 MOST_JOBS = 2  # whose arrays stay on the device
 MOST_READY = 16  # candidates of a job that stay loaded
 FIRST_RUNS = 2  # that tell how long a run takes
@@ -51,8 +52,9 @@ class Arrays:
 
     def __init__(self, device: Device, job: Job) -> None:
         self.job = job
-        batches = {job.batch} if job.kernel.batch else {*RAGGED_BATCHES, job.batch}
-        self.benches = [Bench(device, make_problem(job.kernel, batch)) for batch in sorted(batches, key=lambda batch: batch == job.batch)]
+        whole = replace(make_problem(job.kernel, job.batch), most_compared=MOST_COMPARED)
+        ragged = [] if job.kernel.batch else [make_problem(job.kernel, batch) for batch in RAGGED_BATCHES]
+        self.benches = [Bench(device, problem) for problem in (*ragged, whole)]
         self.ready: OrderedDict[Candidate, Ready] = OrderedDict()
 
 
