@@ -11,6 +11,29 @@ def copies(*sizes: int) -> list[tuple[int, str]]:
 
 
 @dataclass(frozen=True)
+class Box:
+    """Part of an array that one copy by a tensor map moves: its corner has a coordinate for each dimension."""
+
+    dimensions: int
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"x{number}" for number in range(self.dimensions)]
+
+    @property
+    def parameters(self) -> str:
+        return ", ".join(f"int {name}" for name in self._names)
+
+    @property
+    def values(self) -> str:
+        return ", ".join(f'"r"({name})' for name in self._names)
+
+    def corner(self, first: int) -> str:
+        """The operands of the instruction, of which that one is the first."""
+        return f"{{ {', '.join(f'%{number}' for number in range(first, first + self.dimensions))}}}"
+
+
+@dataclass(frozen=True)
 class Wgmma:
     """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""
 

@@ -6,12 +6,14 @@
 from typing import Any
 
 from ksgen.emit import _environment
+from ksgen.instructions import Box
 
 DIALECT = '{% include "include/cuda/dialect.j2" %}\n'
 
 
 def render(kernel: str, includes: tuple[str, ...], **words: Any) -> str:
     """The kernel's text behind the includes that it needs, each by its name in `include/ptx`, or that and an operand."""
+    words = {"boxes": [Box(3), Box(4)]} | words
     return _environment().from_string(DIALECT + "".join(map(_include, includes))).render(**words) + kernel
 
 

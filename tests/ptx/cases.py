@@ -159,7 +159,7 @@ def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
         np.testing.assert_array_equal(y, np.where(inside[own], x ^ np.uint32(0x01010101), 0))
 
     args = [*maps, image, np.int32(image.nbytes), *map(np.int32, corner)]
-    text = render(kernels.BOX, (*MBARRIER, "box", "fence_proxy_async"))
+    text = render(kernels.BOX, (*MBARRIER, "box", "box_store", "fence_proxy_async"))
     return Case(f"box {swizzle=}", text, "box", "sm_90", 32, image.nbytes + 8, args, check)
 
 
@@ -215,7 +215,7 @@ def cluster() -> Case:
     """Two blocks, each of which brings half of a row for both."""
     x, y = normal((5, 64)), np.zeros((4, 32), np.float32)
     sums = x.sum(0, np.float64)
-    text = render(cluster_kernels.CLUSTER, (*MBARRIER, "copy_bulk", "cluster"))
+    text = render(cluster_kernels.CLUSTER, (*MBARRIER, "copy_bulk", "copy_bulk_multicast", "cluster"))
     check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
     return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4, cluster=2)
 
@@ -224,7 +224,7 @@ def panels() -> Case:
     """Boxes of three dimensions in a cluster: both blocks get all of them, and store them in places of their own."""
     x, y = np.arange(2 * 4 * 8, dtype=np.uint32).reshape(4, 2, 8), np.zeros((8, 2, 8), np.uint32)
     maps = [TensorMap(array, (8, 2, len(array)), (32, 64), (8, 1, 4)) for array in (x, y)]
-    text = render(cluster_kernels.PANELS, (*MBARRIER, "box", "fence_proxy_async", "cluster"))
+    text = render(cluster_kernels.PANELS, (*MBARRIER, "box", "box_multicast", "box_store", "fence_proxy_async", "cluster"))
     check = _equal(y, np.concatenate([x, x]) ^ np.uint32(0x01010101))
     return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2, cluster=2)
 
@@ -249,7 +249,7 @@ def batched() -> Case:
         expected = np.einsum("icjm,ikcj->ikjm", x.astype(np.float64), w.astype(np.float64))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
 
-    includes = ("copy_bulk", "box", "registers", "named_barrier", "stmatrix", "pack_16 bf16")
+    includes = ("copy_bulk", "box", "box_store", "registers", "named_barrier", "stmatrix", "pack_16 bf16")
     text = render(kernels.BATCHED, (*MBARRIER, *WGMMA_INCLUDES[1:], *includes), wgmma=Wgmma("bf16", b, a_in_registers=False))
     args = [*maps, packed, np.int32(batch)]
     return Case("batched", text, "batched", "sm_90a", 384, kernels.BATCHED_SHARED_BYTES, args, check, grid=3)

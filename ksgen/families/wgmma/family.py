@@ -7,7 +7,7 @@ from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.tiles import PACK_THREADS, divide_up, pattern_constexprs, read_constants
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
-from ksgen.instructions import Wgmma
+from ksgen.instructions import Box, Wgmma
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
@@ -120,7 +120,8 @@ class WarpgroupFamily(Generic[ConstantsT]):
     def common_words(self, kernel: KernelSpec, constants: ConstantsT) -> dict[str, Any]:
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
-        return {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image}
+        boxes = [Box(len(block.x_map[0]))]
+        return {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes}
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         block = self.block(kernel, constants)
