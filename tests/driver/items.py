@@ -1,0 +1,113 @@
+"""Runs pytest's items on the stand-in machine: those marked `stand_in`, where there is no driver of a real GPU.
+
+Each runtime has a process of its own, kept for as long as it lives; what it reports of an item is reported here.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.driver.machine import ROOT, environment
+
+_children: dict[str, "Child"] = {}
+
+
+@cache
+def is_on_machine() -> bool:
+    """Whether this process has a driver already: the stand-in, or a real GPU's."""
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    return False
+
+
+def run_item(item: pytest.Item) -> list[pytest.TestReport]:
+    """The reports of one item from the process of its parameter `runtime`, the driver's unless it has one."""
+    runtime = getattr(item, "callspec", None) and item.callspec.params.get("runtime") or "driver"  # type: ignore[attr-defined]
+    child = _children.get(runtime)
+    if child is None or not child.is_alive:
+        child = _children[runtime] = Child(runtime)
+    told = child.run(item.nodeid)
+    if told is None:
+        return [_died(item, child.words())]
+    return [item.config.hook.pytest_report_from_serializable(config=item.config, data=data) for data in told]
+
+
+def _died(item: pytest.Item, words: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", f"the process on the stand-in machine died\n{words}", "call")
+
+
+class Child:
+    """A process that runs items by their names."""
+
+    def __init__(self, runtime: str) -> None:
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  (it lives as long as the child)
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "tests.driver.items", str(writing)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(runtime), stdin=subprocess.PIPE, stdout=self._output, stderr=self._output,
+            pass_fds=[writing], text=True,
+        )  # fmt: skip
+        os.close(writing)
+        self._reports = os.fdopen(reading)
+        atexit.register(self.kill)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, name: str) -> list[dict[str, Any]] | None:
+        """What it reports; None where it died."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(f"{name}\n")
+            self._process.stdin.flush()
+            line = self._reports.readline()
+        except BrokenPipeError:
+            line = ""
+        except BaseException:  # a timeout, an interrupt: it may hang
+            self.kill()
+            raise
+        return json.loads(line) if line else None
+
+    def words(self) -> str:
+        """The end of what it printed."""
+        self._process.wait()
+        self._output.seek(0)
+        return f"exit code {self._process.returncode}\n{self._output.read()[-4000:]}"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class _Reports:
+    """A plugin: what an item's phases came to."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = report._to_json()
+        self.found.append(data | {"$report_type": "TestReport"})
+
+
+def _serve(writing: int) -> None:
+    with os.fdopen(writing, "w") as reports:
+        for line in sys.stdin:
+            plugin = _Reports()
+            pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}", line.rstrip("\n")], plugins=[plugin])
+            print(json.dumps(plugin.found), file=reports, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""Builds PyCUDA from its source on PyPI for the stand-in driver, once per version, Python and toolkit.
+
+It lies in the user's cache, not in the environment: a PyCUDA that finds no driver there would only be in the way.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+from tests.driver.build import NotHereError, find_toolkit
+from tests.simt.build import compiler
+
+VERSION = "2026.1"
+HINT = "make pycuda builds PyCUDA for the stand-in driver"
+_NEEDS = ("pytools", "siphash24", "mako")  # beside what ksgen needs itself
+
+# PyCUDA's build reads this file in the home folder. It compiles one source after the other unless it is told otherwise.
+_CONFIGURATION = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from distutils.ccompiler import CCompiler
+
+CUDA_ROOT, CUDA_INC_DIR, CUDADRV_LIB_DIR = {toolkit!r}, [{include!r}], [{library!r}]
+CUDA_ENABLE_CURAND = False
+CXXFLAGS, LDFLAGS = ["-w", "-O0", "-g0"], ["-Wl,--no-as-needed"]
+
+_compile = CCompiler.compile
+
+def compile_side_by_side(self, sources, **options):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return sum(pool.map(lambda source: _compile(self, [source], **options), sources), [])
+
+CCompiler.compile = compile_side_by_side
+"""
+
+
+def site_folder() -> Path:
+    """Where it lies, to be put on PYTHONPATH, or would lie."""
+    key = "\0".join([VERSION, sys.version, str(find_toolkit()), _CONFIGURATION, *_NEEDS])
+    root = Path(os.environ.get("KSGEN_PYCUDA_FOLDER") or platformdirs.user_cache_path("ksgen-tests"))
+    return root / f"pycuda-{VERSION}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def build() -> Path:
+    folder = site_folder()
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        home, site = Path(scratch, "home"), Path(scratch, "site")
+        home.mkdir()
+        # It is linked to any library of that name, and takes the one that the process has.
+        empty = ["-shared", "-fPIC", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(home / "libcuda.so")]
+        toolkit = find_toolkit()
+        words = {"toolkit": str(toolkit), "include": str(toolkit / "include"), "library": str(home)}
+        (home / ".aksetup-defaults.py").write_text(_CONFIGURATION.format(**words), encoding="utf-8")
+        packages = ["--no-binary", "pycuda", f"pycuda=={VERSION}", *_NEEDS]
+        # No cache of pip's: it may hold a PyCUDA that was built otherwise.
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(site), *packages]
+        for command in ([compiler(), *empty], install):
+            done = subprocess.run(command, env=_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            if done.returncode != 0:
+                raise NotHereError(f"{' '.join(command)}\n{done.stdout[-4000:]}")
+        if not folder.exists():
+            site.rename(folder)
+    return folder
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """With another home folder, but the user's own settings of pip."""
+    settings = os.environ.get("PIP_CONFIG_FILE") or str(Path("~/.config/pip/pip.conf").expanduser())
+    return os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
