@@ -642,6 +642,7 @@ extern "C" __global__ void tell(long long *out, long long first, const long long
 
 
 @pytest.mark.gpu
+@pytest.mark.stand_in
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_a_gpu_runs_what_was_built_for_it(runtime):
     try:

@@ -100,7 +100,7 @@ class DriverDevice:
                 doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
                 self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
         loaded = _Kernel(function, entry)
-        weakref.finalize(loaded, cu.cuLibraryUnload, library).atexit = False
+        weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
@@ -166,8 +166,22 @@ class DriverDevice:
                     cu.cuEventDestroy(event)
 
     def _free(self, pointer: int) -> None:
-        with self._current():
+        with self._current(), self._beside_captures():
             self._cu.cuMemFree(pointer)  # unchecked: after a lost context there is nothing left to free
+
+    def _unload(self, library: Any) -> None:
+        with self._beside_captures():
+            self._cu.cuLibraryUnload(library)
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """What is collected as garbage while a graph is recorded does not spoil the recording."""
+        exchange = self._cu.cuThreadExchangeStreamCaptureMode
+        _, before = exchange(self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            yield
+        finally:
+            exchange(before)
 
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from tests.driver.build import NotHereError, find_toolkit
-from tests.simt.build import compiler
+from tests.driver.build import NotHereError, find_toolkit, library_folder
 
 VERSION = "2026.1"
 HINT = "make pycuda builds PyCUDA for the stand-in driver"
@@ -27,7 +26,7 @@ from distutils.ccompiler import CCompiler
 
 CUDA_ROOT, CUDA_INC_DIR, CUDADRV_LIB_DIR = {toolkit!r}, [{include!r}], [{library!r}]
 CUDA_ENABLE_CURAND = False
-CXXFLAGS, LDFLAGS = ["-w", "-O0", "-g0"], ["-Wl,--no-as-needed"]
+CXXFLAGS = ["-w", "-O1", "-g0"]
 
 _compile = CCompiler.compile
 
@@ -54,18 +53,16 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         home, site = Path(scratch, "home"), Path(scratch, "site")
         home.mkdir()
-        # It is linked to any library of that name, and takes the one that the process has.
-        empty = ["-shared", "-fPIC", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(home / "libcuda.so")]
+        (home / "libcuda.so").symlink_to(library_folder() / "libcuda.so.1")
         toolkit = find_toolkit()
         words = {"toolkit": str(toolkit), "include": str(toolkit / "include"), "library": str(home)}
         (home / ".aksetup-defaults.py").write_text(_CONFIGURATION.format(**words), encoding="utf-8")
         packages = ["--no-binary", "pycuda", f"pycuda=={VERSION}", *_NEEDS]
         # No cache of pip's: it may hold a PyCUDA that was built otherwise.
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(site), *packages]
-        for command in ([compiler(), *empty], install):
-            done = subprocess.run(command, env=_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-            if done.returncode != 0:
-                raise NotHereError(f"{' '.join(command)}\n{done.stdout[-4000:]}")
+        done = subprocess.run(install, env=_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            raise NotHereError(f"{' '.join(install)}\n{done.stdout[-4000:]}")
         if not folder.exists():
             site.rename(folder)
     return folder
