@@ -11,6 +11,7 @@ from typing import Any
 from ksgen.arguments import (
     agreed_stream,
     check_arrays,
+    check_context,
     check_memory,
     check_precision,
     check_range,
@@ -187,6 +188,7 @@ class Launcher:
             device, on = device_and_stream(self, fit.place, stream)
             if stream is not None:
                 wait_for_producers(device, stream_handle(stream), views)
+        check_context(self, device, views)
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
         plan = self._plan(fit, device, on)

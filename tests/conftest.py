@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """An item for the stand-in machine runs there, and is reported from here."""
     if not item.get_closest_marker("stand_in") or items.is_on_machine():
         return None
@@ -63,5 +63,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         reports = [pytest.TestReport(item.nodeid, item.location, {}, "skipped", (*item.location[:2], f"Skipped: {error}"), "setup")]
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
+    item.session._setupstate.teardown_exact(nextitem)  # what items before it left set up for their neighbours
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True

@@ -291,13 +291,13 @@ def captured(device: Any, stream: int) -> Iterator[Callable[[], None]]:
     graphs.append(executable)
 
 
-@on_driver
+@on_both
 def test_a_graph_replays_on_new_data(device: Any, ks: Launcher) -> None:
     x, weights = inputs()
     given, own, out = CudaArray(device, x), CudaArray(device, weights), CudaArray(device, out_like(), is_written=False)
     with new_stream(device) as stream:
         ks.prepare(given, own, out=out, stream=stream)
-        with captured(device, stream) as replay:
+        with captured(device, handle_of(stream)) as replay:
             ks(given, own, out=out, stream=stream)
         for factor in (1, 2):
             device.upload(given.memory, factor * x)
@@ -306,14 +306,14 @@ def test_a_graph_replays_on_new_data(device: Any, ks: Launcher) -> None:
             check(out.content(stream), factor * x, -factor * weights)
 
 
-@on_driver
+@on_both
 def test_a_first_use_is_refused_and_spoils_no_capture(device: Any, ks: Launcher) -> None:
     x, weights = inputs()
     given, own, out = CudaArray(device, x), CudaArray(device, weights), CudaArray(device, out_like())
     kept, other = ks.pack(own), [CudaArray(device, draw(*shape)) for shape in ((3, 20), (2, 9, 5, 2), (3, 36))]
     with new_stream(device) as stream:
         ks.prepare(given, kept, out=out, stream=stream)
-        with captured(device, stream) as replay:
+        with captured(device, handle_of(stream)) as replay:
             with pytest.raises(LaunchError, match="builds and loads its kernel"):
                 Launcher(2, 9, 5, 2)(other[0], other[1], out=other[2], stream=stream)
             with pytest.raises(LaunchError, match="packs its weights for the first time"):
@@ -325,7 +325,7 @@ def test_a_first_use_is_refused_and_spoils_no_capture(device: Any, ks: Launcher)
         check(out.content(stream), x, weights)
 
 
-@on_driver
+@on_both
 def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Launcher) -> None:
     """Memory and kernels may be collected as garbage at any time."""
     x, weights = inputs()
@@ -333,7 +333,7 @@ def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Lau
     with new_stream(device) as stream:
         plan = ks.prepare(given, kept, out=out, stream=stream).plan
         dropped = [CudaArray(device, x), ks.pack(weights), device.load(plan.binary, plan.source.entry, 0)]
-        with captured(device, stream) as replay:
+        with captured(device, handle_of(stream)) as replay:
             dropped.clear()
             gc.collect()
             ks(given, kept, out=out, stream=stream)

@@ -21,6 +21,7 @@ Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueu
 KernelHandle = Any  # what `load` returned
 
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
+LEGACY_STREAM = 1  # CUDA's default stream by its other name, beside 0: it cannot be captured, and asking it may be an error
 PORTABLE_SHARED_BYTES = 48 * 1024  # above this, a CUDA kernel must ask for its dynamic shared memory beforehand
 
 

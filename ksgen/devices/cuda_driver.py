@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    LEGACY_STREAM,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -28,6 +29,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
+from ksgen.devices.libcuda import beside_captures
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -46,7 +48,6 @@ _STICKY = {  # after these the context is lost, and with it the process's use of
     "CUDA_ERROR_LAUNCH_TIMEOUT",
     "CUDA_ERROR_MISALIGNED_ADDRESS",
 }
-_LEGACY_STREAM = 1  # the default stream's other name, beside 0
 
 
 def found() -> list[Found]:
@@ -141,7 +142,7 @@ class DriverDevice:
             self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
-        if stream in (None, 0, _LEGACY_STREAM):  # it cannot be captured, and asking it is an error while another is
+        if stream in (None, 0, LEGACY_STREAM):
             return False
         with self._current():
             status = self._call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
@@ -166,22 +167,12 @@ class DriverDevice:
                     cu.cuEventDestroy(event)
 
     def _free(self, pointer: int) -> None:
-        with self._current(), self._beside_captures():
+        with self._current(), beside_captures():
             self._cu.cuMemFree(pointer)  # unchecked: after a lost context there is nothing left to free
 
     def _unload(self, library: Any) -> None:
-        with self._beside_captures():
+        with beside_captures():
             self._cu.cuLibraryUnload(library)
-
-    @contextmanager
-    def _beside_captures(self) -> Iterator[None]:
-        """What is collected as garbage while a graph is recorded does not spoil the recording."""
-        exchange = self._cu.cuThreadExchangeStreamCaptureMode
-        _, before = exchange(self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
-            yield
-        finally:
-            exchange(before)
 
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    LEGACY_STREAM,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -27,6 +28,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
+from ksgen.devices.libcuda import beside_captures, is_capturing
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -140,7 +142,12 @@ class PyCudaDevice:
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
-        return False  # PyCUDA's own streams cannot capture
+        """PyCUDA records no graph itself, but others may on its streams."""
+        handle = getattr(stream, "handle", stream)
+        if handle in (None, 0, LEGACY_STREAM):
+            return False
+        with self._entered("asking whether the stream is captured"):
+            return is_capturing(handle)
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         own, event = self._own(stream), self._driver.Event
@@ -159,7 +166,7 @@ class PyCudaDevice:
 
     def _release(self, parts: list[Any]) -> None:
         """Drop what lives in the context while inside it: on another thread PyCUDA would leak it."""
-        with suppress(DeviceError), self._entered("releasing"):
+        with suppress(DeviceError), self._entered("releasing"), beside_captures():
             parts.clear()
 
     def _own(self, stream: Stream) -> Any:

@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from tests.driver.machine import ROOT, environment
+
+MOST_SECONDS = 120  # that an item takes
 
 _children: dict[str, "Child"] = {}
 
@@ -32,18 +35,16 @@ def is_on_machine() -> bool:
 
 def run_item(item: pytest.Item) -> list[pytest.TestReport]:
     """The reports of one item from the process of its parameter `runtime`, the driver's unless it has one."""
-    runtime = getattr(item, "callspec", None) and item.callspec.params.get("runtime") or "driver"  # type: ignore[attr-defined]
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    runtime = parameters.get("runtime", "driver")
     child = _children.get(runtime)
     if child is None or not child.is_alive:
         child = _children[runtime] = Child(runtime)
     told = child.run(item.nodeid)
     if told is None:
-        return [_died(item, child.words())]
+        words = f"the process on the stand-in machine ended, or took more than {MOST_SECONDS} s\n{child.words()}"
+        return [pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "call")]
     return [item.config.hook.pytest_report_from_serializable(config=item.config, data=data) for data in told]
-
-
-def _died(item: pytest.Item, words: str) -> pytest.TestReport:
-    return pytest.TestReport(item.nodeid, item.location, {}, "failed", f"the process on the stand-in machine died\n{words}", "call")
 
 
 class Child:
@@ -66,17 +67,16 @@ class Child:
         return self._process.poll() is None
 
     def run(self, name: str) -> list[dict[str, Any]] | None:
-        """What it reports; None where it died."""
+        """What it reports; None where it ended, or was ended because it hangs."""
         assert self._process.stdin
-        try:
+        line = ""
+        with suppress(BrokenPipeError):
             self._process.stdin.write(f"{name}\n")
             self._process.stdin.flush()
-            line = self._reports.readline()
-        except BrokenPipeError:
-            line = ""
-        except BaseException:  # a timeout, an interrupt: it may hang
+            if select.select([self._reports], [], [], MOST_SECONDS)[0]:
+                line = self._reports.readline()
+        if not line:
             self.kill()
-            raise
         return json.loads(line) if line else None
 
     def words(self) -> str:

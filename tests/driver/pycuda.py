@@ -72,4 +72,3 @@ def _environment(home: Path) -> dict[str, str]:
     """With another home folder, but the user's own settings of pip."""
     settings = os.environ.get("PIP_CONFIG_FILE") or str(Path("~/.config/pip/pip.conf").expanduser())
     return os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-

@@ -19,7 +19,11 @@ def register(cubin: bytes, source: str) -> None:
     """Let the stand-in driver play this binary by the text that it was compiled from."""
     kernels = read_kernels(cubin)
     built = [build(source, kernel.name, "none") for kernel in kernels]
-    lines = [str(built[0][0]), str(read_target(cubin)), *(_line(*each) for each in zip(kernels, (number for _, number in built), strict=True))]
+    lines = [
+        str(built[0][0]),
+        str(read_target(cubin)),
+        *(_line(*each) for each in zip(kernels, (number for _, number in built), strict=True)),
+    ]
     with tempfile.NamedTemporaryFile("w", dir=registry_folder(), delete=False) as aside:
         aside.write("\n".join(lines) + "\n")
     os.rename(aside.name, registry_folder() / hashlib.sha256(cubin).hexdigest())
