@@ -32,6 +32,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 SLOW = {  # files and tests, beyond a minute together on two cores
+    "test_faults.py",
     "test_fuzz.py",
     "test_fuzz_cli.py",
     "test_fuzz_files.py",

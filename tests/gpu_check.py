@@ -23,7 +23,7 @@ from ksgen.plan import PLANNER
 from ksgen.spec import KernelSpec
 from tests.kernels import PATTERNS, SERVED, kernel_of
 
-TESTS = ("tests/test_gpu.py", "tests/test_devices.py")
+TESTS = ("tests/test_gpu.py", "tests/test_devices.py", "tests/test_runtimes.py", "tests/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
 _PATTERN, _BATCH = PATTERNS["flat"], 65

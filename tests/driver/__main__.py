@@ -4,7 +4,10 @@ import sys
 
 from tests.driver import pycuda
 from tests.driver.build import NotHereError, library_folder
+from tests.driver.items import is_on_machine
 
+if is_on_machine():
+    sys.exit(print("the driver of a GPU is here, and the tests take that"))
 try:
     print(f"stand-in driver: {library_folder()}\nPyCUDA over it: {pycuda.build()}")
 except NotHereError as error:

@@ -15,8 +15,9 @@ import platformdirs
 from tests.driver.build import NotHereError, find_toolkit, library_folder
 
 VERSION = "2026.1"
-HINT = "make pycuda builds PyCUDA for the stand-in driver"
+HINT = "PyCUDA is not built for the stand-in driver; build it with: make pycuda"
 _NEEDS = ("pytools", "siphash24", "mako")  # beside what ksgen needs itself
+_PROFILER = "nvidia-cuda-profiler-api"  # a header of PyCUDA's that NVIDIA's packages have apart from nvcc
 
 # PyCUDA's build reads this file in the home folder. It compiles one source after the other unless it is told otherwise.
 _CONFIGURATION = """
@@ -24,7 +25,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from distutils.ccompiler import CCompiler
 
-CUDA_ROOT, CUDA_INC_DIR, CUDADRV_LIB_DIR = {toolkit!r}, [{include!r}], [{library!r}]
+CUDA_ROOT, CUDA_INC_DIR, CUDADRV_LIB_DIR = {toolkit!r}, {include!r}, [{library!r}]
 CUDA_ENABLE_CURAND = False
 CXXFLAGS = ["-w", "-O1", "-g0"]
 
@@ -53,22 +54,29 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         home, site = Path(scratch, "home"), Path(scratch, "site")
         home.mkdir()
-        (home / "libcuda.so").symlink_to(library_folder() / "libcuda.so.1")
-        toolkit = find_toolkit()
-        words = {"toolkit": str(toolkit), "include": str(toolkit / "include"), "library": str(home)}
-        (home / ".aksetup-defaults.py").write_text(_CONFIGURATION.format(**words), encoding="utf-8")
-        packages = ["--no-binary", "pycuda", f"pycuda=={VERSION}", *_NEEDS]
-        # No cache of pip's: it may hold a PyCUDA that was built otherwise.
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(site), *packages]
-        done = subprocess.run(install, env=_environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode != 0:
-            raise NotHereError(f"{' '.join(install)}\n{done.stdout[-4000:]}")
+        _configure(home)
+        _install(site, home, "--no-binary", "pycuda", f"pycuda=={VERSION}", *_NEEDS)
         if not folder.exists():
             site.rename(folder)
     return folder
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """With another home folder, but the user's own settings of pip."""
+def _configure(home: Path) -> None:
+    toolkit = find_toolkit()
+    include = [str(toolkit / "include")]
+    if not (toolkit / "include" / "cudaProfiler.h").exists():
+        _install(home, home, _PROFILER)
+        include += [str(found.parent) for found in home.rglob("cudaProfiler.h")]
+    (home / "libcuda.so").symlink_to(library_folder() / "libcuda.so.1")
+    text = _CONFIGURATION.format(toolkit=str(toolkit), include=include, library=str(home))
+    (home / ".aksetup-defaults.py").write_text(text, encoding="utf-8")
+
+
+def _install(target: Path, home: Path, *packages: str) -> None:
+    """With another home folder, but the user's own settings of pip; without pip's cache, which may hold another build of PyCUDA."""
     settings = os.environ.get("PIP_CONFIG_FILE") or str(Path("~/.config/pip/pip.conf").expanduser())
-    return os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    variables = os.environ | {"HOME": str(home), "PIP_CONFIG_FILE": settings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-deps", "--target", str(target), *packages]
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise NotHereError(f"{' '.join(command)}\n{done.stdout[-4000:]}")
