@@ -178,6 +178,14 @@ def test_a_launch_keeps_to_the_limits(cuda: Cuda) -> None:
     assert cuda.read(y) == 0
 
 
+def test_a_launch_by_its_configuration(cuda: Cuda) -> None:
+    config, y = cuda.cu.CUlaunchConfig(), cuda.ints()
+    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+    config.blockDimX = COUNT
+    cuda.cuLaunchKernelEx(config, cuda.add, ((y, 3), (ctypes.c_void_p, ctypes.c_int)), 0)
+    assert cuda.read(y) == 3
+
+
 def test_more_than_48_kb_of_shared_memory_is_asked_for_before(cuda: Cuda) -> None:
     y, attribute = cuda.ints(), cuda.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     with fails("INVALID_VALUE"):
@@ -211,8 +219,10 @@ def test_work_runs_when_it_is_waited_for(cuda: Cuda, stand_in: None) -> None:
     assert cuda.read(y) == 2
 
 
-def test_the_default_stream_and_blocking_ones_wait_for_each_other(cuda: Cuda) -> None:
-    y, one, other = cuda.ints(1), cuda.cuStreamCreate(0), cuda.cuStreamCreate(0)
+@pytest.mark.parametrize("is_of_thread", [False, True], ids=["made", "the thread's own"])
+def test_the_default_stream_and_blocking_ones_wait_for_each_other(cuda: Cuda, is_of_thread: bool) -> None:
+    y, one = cuda.ints(1), cuda.cuStreamCreate(0)
+    other = cuda.cu.CU_STREAM_PER_THREAD if is_of_thread else cuda.cuStreamCreate(0)
     cuda.launch(cuda.add, y, ONE, stream=one)
     cuda.cuMemsetD32Async(y, 10, COUNT, 0)
     cuda.launch(cuda.add, y, ONE, stream=other)

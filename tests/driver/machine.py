@@ -35,11 +35,12 @@ def environment(runtime: str = "driver") -> dict[str, str]:
     if own := os.environ.get("PYTHONPATH"):
         paths.append(own)
     return os.environ | {
-        "LD_LIBRARY_PATH": str(library_folder()),
+        "LD_LIBRARY_PATH": os.pathsep.join([str(library_folder()), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
         "PYTHONPATH": os.pathsep.join(paths),
         "KSGEN_NVCC": str(_nvcc()),
         "KSGEN_DEVICE": runtime,
         "KSGEN_CACHE_DIR": str(registry_folder() / "cache"),  # no binary from elsewhere: the driver would not know it
+        "KSGEN_CACHE_PATH": "",
         "KSGEN_WISDOM_DIR": str(registry_folder() / "wisdom"),
         "KSGEN_DRIVER_REGISTRY": str(registry_folder()),
         "KSGEN_SIMT_CACHE": str(cache_folder()),  # the same for compilers, which get a folder for temporary files of their own
@@ -47,9 +48,9 @@ def environment(runtime: str = "driver") -> dict[str, str]:
 
 
 def run(script: str, runtime: str = "driver", **variables: str) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own; one that does not end within a minute raises subprocess.TimeoutExpired."""
+    """A script in a process of its own; one that does not end within two minutes raises subprocess.TimeoutExpired."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120)
 
 
 @cache
