@@ -27,7 +27,7 @@ from tests.driver.machine import RUNTIMES
 BATCH = 64
 
 
-def microseconds(call: Callable[[], Any], rounds: int = 200, calls: int = 50) -> float:
+def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float:
     """The median over rounds of the mean over calls."""
     times = []
     for _ in range(rounds):
@@ -38,7 +38,7 @@ def microseconds(call: Callable[[], Any], rounds: int = 200, calls: int = 50) ->
     return median(times)
 
 
-def measure() -> dict[str, float]:
+def measure(rounds: int) -> dict[str, float]:
     """The parts, in microseconds, on the device that KSGEN_DEVICE names."""
     device, ks = find_device(), Launcher(1, 192, 48, 2)
     arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
@@ -61,7 +61,7 @@ def measure() -> dict[str, float]:
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
-    return {name: microseconds(part) for name, part in parts.items()}
+    return {name: microseconds(part, rounds) for name, part in parts.items()}
 
 
 def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
@@ -77,25 +77,30 @@ def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
     return lambda: launch(function, grid, 1, 1, block, 1, 1, shared_bytes, 0, address, 0)
 
 
-def measure_apart(runtime: str) -> dict[str, float] | str:
-    """In a process of the runtime's own; or why not."""
+def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
+    """In a process of the runtime's own; or why it is not here."""
     try:
         variables = dict(os.environ) | {"KSGEN_DEVICE": runtime} if is_on_machine() else environment(runtime) | {"KSGEN_DRIVER_IDLE": "1"}
     except NotHereError as error:
         return str(error)
-    done = subprocess.run([sys.executable, "-m", "benchmarks.launch_cost", "--apart"], env=variables, capture_output=True, text=True)
-    return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip()
+    command = [sys.executable, "-m", "benchmarks.launch_cost", "--apart", "--rounds", str(rounds)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"{runtime}: {done.stderr.strip()}")
+    parts: dict[str, float] = json.loads(done.stdout)
+    return parts
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--rounds", default=200, show_default=True, help="Of 50 calls each; their median is told.")
 @click.option("--apart", is_flag=True, hidden=True, help="Measure here, on KSGEN_DEVICE.")
-def main(as_json: bool, apart: bool) -> None:
+def main(as_json: bool, rounds: int, apart: bool) -> None:
     """Print the cost of a call by part, in microseconds."""
     if apart:
-        click.echo(json.dumps(measure()))
+        click.echo(json.dumps(measure(rounds)))
         return
-    found = {runtime: measure_apart(runtime) for runtime in RUNTIMES}
+    found = {runtime: measure_apart(runtime, rounds) for runtime in RUNTIMES}
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ksgen.errors import ToolchainError
 from ksgen.toolchain import Nvcc, find_compiler
-from tests.simt.build import cache_folder, compiler
+from tests.simt.build import cache_folder, compiler, put
 
 HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O1", "-g0", "-Wall", "-Wextra", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")
@@ -51,6 +51,5 @@ def library_folder() -> Path:
             done = subprocess.run([*command, "-o", str(built / "libcuda.so.1"), "-ldl"], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"the stand-in driver does not build: {done.stderr}")
-            if not folder.exists():
-                built.rename(folder)
+            put(built, folder)
     return folder

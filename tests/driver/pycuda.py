@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from tests.driver.build import NotHereError, find_toolkit, library_folder
+from tests.simt.build import put
 
 VERSION = "2026.1"
 HINT = "PyCUDA is not built for the stand-in driver; build it with: make pycuda"
@@ -56,8 +57,7 @@ def build() -> Path:
         home.mkdir()
         _configure(home)
         _install(site, home, "--no-binary", "pycuda", f"pycuda=={VERSION}", *_NEEDS)
-        if not folder.exists():
-            site.rename(folder)
+        put(site, folder)
     return folder
 
 

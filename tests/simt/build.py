@@ -64,7 +64,7 @@ def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
         runtime = _build_runtime(sanitize)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _build_kernels(source, sanitize, runtime, Path(scratch))
-            _put(Path(scratch, "entry"), folder)
+            put(Path(scratch, "entry"), folder)
     entries = (folder / "entries").read_text(encoding="utf-8").split()
     if entry not in entries:
         raise ValueError(f"entry={entry!r}; the text has {', '.join(entries) or 'no kernel'}")
@@ -183,11 +183,11 @@ def _build_runtime(sanitize: str) -> Path:
             entry.mkdir()
             defines = (f"-DSIMT_ADDRESS={int(sanitize == 'address')}", f"-DSIMT_RACE={int(sanitize == 'race')}")
             _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
-            _put(entry, folder)
+            put(entry, folder)
     return folder / "runtime.o"
 
 
-def _put(entry: Path, folder: Path) -> None:
+def put(entry: Path, folder: Path) -> None:
     """Renames a finished entry into its place; another process may have been first, with the same content."""
     try:
         entry.rename(folder)
