@@ -154,6 +154,7 @@ class Launcher:
             raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
         check_memory(self, {"x": found})
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
+        check_context(self, where, {"weights": found})
         return pack_in_place(found, self.pattern, where, on)
 
     def explain(

@@ -298,21 +298,25 @@ def test_pycudas_own_ways_to_a_context(how: str) -> None:
     assert script(IN_THEIR_CONTEXT.format(how=how), "pycuda") == ["right", "True"]
 
 
-@pytest.mark.parametrize(("device", "stream"), [("pycuda", "stream.handle"), ("driver", "None")])
-def test_arrays_in_a_context_of_pycudas_own_are_not_the_driver_runtimes(device: str, stream: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "call"),
+    [("pycuda", "(x, weights, stream=stream.handle)"), ("driver", "(x, weights)"), ("driver", ".pack(weights)")],
+)
+def test_arrays_in_a_context_of_pycudas_own_are_not_the_driver_runtimes(device: str, call: str) -> None:
     text = f"""
 import pycuda.autoinit
 from pycuda import driver, gpuarray
 x, weights = map(gpuarray.to_gpu, inputs())
 stream = driver.Stream()
 try:
-    Launcher(*SHAPE)(x, weights, stream={stream})
+    Launcher(*SHAPE){call}
 except KsgenError as error:
     print(error)
 """
+    name = "x" if call.startswith("(x") else "weights"
     (told,) = script(text, "pycuda", KSGEN_DEVICE=device)
     assert told == (
-        "Launcher(2, 9, 5, 3): x lies in a CUDA context of PyCUDA's own, and the driver runtime works in the primary one; "
+        f"Launcher(2, 9, 5, 3): {name} lies in a CUDA context of PyCUDA's own, and the driver runtime works in the primary one; "
         "import pycuda.autoprimaryctx in the place of pycuda.autoinit"
     )
 

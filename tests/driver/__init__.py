@@ -10,7 +10,11 @@ a script that registers each cubin with the driver (`registry.py`), so that the 
 - calls need a context current on their thread; after a kernel that failed, each returns that error for good;
 - binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's limits.
 
-Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`).
+Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels
+by their entries, so that one candidate of a search can hang, fail or be wrong; KSGEN_DRIVER_IDLE drops launches, for benchmarks.
+Events tell a time by a model (`library/launch.cpp`), the same at every run. KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
+
+`python -m tests.driver` builds all of it. Items marked `stand_in` run there (`items.py`); on a GPU's machine they run on the GPU.
 """
 
 from tests.driver.build import NotHereError

@@ -28,8 +28,7 @@ _children: dict[str, "Child"] = {}
 def is_on_machine() -> bool:
     """Whether this process has a driver already: the stand-in, or a real GPU's."""
     with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1")
-        return True
+        return bool(ctypes.CDLL("libcuda.so.1").cuInit(0) == 0)
     return False
 
 

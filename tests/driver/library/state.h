@@ -27,15 +27,15 @@ struct Capture;
 struct Context {
   CUdevice device;
   bool is_primary;
-  int users = 0;                   // of a primary context: how often it was retained
-  CUresult lost = CUDA_SUCCESS;    // the error that it never recovers from
-  std::vector<Stream*> streams = {};  // its legacy default stream first
+  int users = 0;                                       // of a primary context: how often it was retained
+  CUresult lost = CUDA_SUCCESS;                        // the error that it never recovers from
+  std::vector<Stream*> streams = {};                   // its legacy default stream first
   std::map<std::thread::id, Stream*> of_threads = {};  // the per-thread default streams
-  uint64_t clock_ns = 0;           // of its device's work, which takes time by a model
+  uint64_t clock_ns = 0;                               // of its device's work, which takes time by a model
 };
 
-Context* current();           // null where the thread has none
-Context* valid_current();     // throws what the call has to return where there is none, or where it is lost
+Context* current();        // null where the thread has none
+Context* valid_current();  // throws what the call has to return where there is none, or where it is lost
 void check_lost(const Context& context);
 void lose(Context& context, CUresult code);
 bool is_sticky(CUresult code);
@@ -69,7 +69,7 @@ struct Event {
 
 Stream* stream_of(CUstream handle);
 void enqueue(Stream& stream, std::function<CUresult()> run);  // or records it, where the stream is captured
-void run_through(Stream& stream, uint64_t number);           // throws Hang; what it ran may have lost the context
+void run_through(Stream& stream, uint64_t number);            // throws Hang; what it ran may have lost the context
 void finish(Stream& stream);                                  // everything in it; throws what the context was lost to
 void finish_all(Context& context);
 void run_now(Stream& stream, std::function<CUresult()> run);  // a blocking call: in the stream's order, complete on return
@@ -87,7 +87,7 @@ struct Capture {
   std::map<Stream*, size_t> joined = {};   // and when the work of the stream was last waited for
 };
 
-void refuse_in_capture();                      // of calls that no capture allows: throws, and invalidates the capture
+void refuse_in_capture();                         // of calls that no capture allows: throws, and invalidates the capture
 void refuse_legacy_in_capture(Context& context);  // the default stream waits for captured ones
 void invalidate(Capture& capture);
 
@@ -135,8 +135,5 @@ struct Function {
 // What the registry has for this code; null where it has nothing, or the code is damaged.
 std::shared_ptr<Image> find_image(const void* code);
 Function* function_of(const void* handle);
-
-// ---- devices
-
 
 }  // namespace driver
