@@ -4,12 +4,13 @@ BIN := .venv/bin/python
 # A GPU with a toolkit: pycuda. A GPU alone: cuda. Otherwise the processor, through OpenCL.
 DEVICE ?= $(shell if nvidia-smi >/dev/null 2>&1; then if command -v nvcc >/dev/null 2>&1; then echo pycuda,cuda; else echo cuda; fi; else echo cpu; fi)
 
-.PHONY: demo test quick check lint types matrix gpu-check setup clean
+.PHONY: demo test quick check lint types pycuda matrix gpu-check setup clean
 
 demo: .venv/.ready
 	@$(BIN) -m ksgen demo
 
 test: .venv/.ready-dev
+	-@$(BIN) -m tests.driver
 	@$(BIN) -m pytest -n auto
 
 quick: .venv/.ready-dev
@@ -23,6 +24,10 @@ lint: .venv/.ready-dev
 
 types: .venv/.ready-dev
 	@$(BIN) -m mypy
+
+# For the tests of the CUDA runtimes: a stand-in driver, and PyCUDA from its source, kept in the user's cache. A minute, once.
+pycuda: .venv/.ready-dev
+	@$(BIN) -m tests.driver
 
 # Every family's defaults compiled for every target: minutes, and no GPU.
 matrix: .venv/.ready-dev

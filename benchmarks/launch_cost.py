@@ -1,72 +1,33 @@
-"""What a call costs on the host, by part, over a device whose launches do nothing: `python benchmarks/launch_cost.py`.
+"""What a call costs on the host, by part, through both CUDA runtimes: `python -m benchmarks.launch_cost`.
 
-The arrays are stand-ins with `__cuda_array_interface__`, whose launches need neither a GPU nor a driver.
+On a machine without a GPU it runs over the stand-in driver (tests/driver), whose launches are checked and then dropped.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
 import click
+import numpy as np
 
-from ksgen import arguments
-from ksgen.arguments import check_memory
+from ksgen.arguments import check_context, check_memory, device_and_stream
 from ksgen.arrays import view
-from ksgen.devices.base import Limits
+from ksgen.devices import find_device
 from ksgen.launcher import Launcher
-from ksgen.resources import Binary, Resources
+from tests.device_arrays import CudaArray
+from tests.driver import NotHereError, environment
+from tests.driver.items import is_on_machine
+from tests.driver.machine import RUNTIMES
+
+BATCH = 64
 
 
-@dataclass(frozen=True)
-class _Compiler:
-    name: str = "null"
-    version: str = "1"
-
-    def options(self, target: str) -> tuple[str, ...]:
-        return ()
-
-    def compile(self, text: str, entry: str, target: str) -> Binary:
-        return Binary(b"null", entry, target, Resources(), {})
-
-
-class NullDevice:
-    """Does nothing, at once."""
-
-    kind, runtime, dialect, index, name, target, driver_version = "opencl", "opencl", "cuda", 0, "null", "null", "0"
-    supports_foreign_streams = True
-    limits = Limits(227 * 1024, 1024, 132)
-
-    def compiler(self) -> _Compiler:
-        return _Compiler()
-
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> str:
-        return entry
-
-    def launch(self, *arguments: Any) -> None:
-        pass
-
-    def allocate(self, nbytes: int) -> int:
-        return 1 << 40
-
-    def synchronize(self, stream: Any = None) -> None:
-        pass
-
-    def is_capturing(self, stream: Any) -> bool:
-        return False
-
-
-class Array:
-    """A CUDA array of another library."""
-
-    def __init__(self, address: int, *shape: int) -> None:
-        described = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3, "stream": None}
-        self.__cuda_array_interface__ = described
-
-
-def microseconds(call: Callable[[], Any], rounds: int = 200, calls: int = 50) -> float:
+def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float:
     """The median over rounds of the mean over calls."""
     times = []
     for _ in range(rounds):
@@ -77,33 +38,79 @@ def microseconds(call: Callable[[], Any], rounds: int = 200, calls: int = 50) ->
     return median(times)
 
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def main(as_json: bool) -> None:
-    """Print the cost of a call by part, in microseconds."""
-    device = NullDevice()
-    arguments.device_for = lambda place: device  # type: ignore[assignment]
-    ks = Launcher(1, 192, 48, 2)
-    x, weights, out = Array(1 << 20, 25088, 96), Array(1 << 30, 1, 192, 48, 2), Array(1 << 34, 25088, 384)
+def measure(rounds: int) -> dict[str, float]:
+    """The parts, in microseconds, on the device that KSGEN_DEVICE names."""
+    device, ks = find_device(), Launcher(1, 192, 48, 2)
+    arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
+    x, weights, out = (CudaArray(device, array) for array in arrays)
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._fit("bsf", "none", views, None)
+    kernel = plan.multiply
     parts = {
-        "a prepared call": microseconds(call),
-        "an ordinary call, packed weights": microseconds(lambda: ks(x, kept, out=out)),
-        "  reading an array": microseconds(lambda: view(x, "x")),
-        "  finding what fits shapes like these": microseconds(lambda: ks._fit("bsf", "none", views, None)),
-        "  checking the memory": microseconds(lambda: check_memory(ks, views)),
-        "  selecting the binary": microseconds(lambda: ks._plan(fit, device, None)),
-        "  packed weights": microseconds(lambda: kept.packed_for(plan, None)),
-        "an ordinary call, weights packed anew": microseconds(lambda: ks(x, weights, out=out)),
+        "a prepared call": call,
+        "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
+        "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
+        "  reading an array, each": lambda: view(x, "x"),
+        "  what fits shapes like these": lambda: ks._fit("bsf", "none", views, None),
+        "  checking the memory": lambda: (check_memory(ks, views), check_context(ks, device, views)),
+        "  device and stream": lambda: device_and_stream(ks, fit.place, None),
+        "  selecting the binary": lambda: ks._plan(fit, device, None),
+        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
+        "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
-    if as_json:
-        click.echo(json.dumps({name.strip(): round(value, 3) for name, value in parts.items()}, indent=1))
+    return {name: microseconds(part, rounds) for name, part in parts.items()}
+
+
+def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    """The runtime's own launch, with everything ready for it."""
+    grid, block, shared_bytes, kernel = plan.grid, plan.block, plan.shared_bytes, plan.multiply
+    if device.runtime == "pycuda":
+        device._context.push()
+        values = [int(argument) for argument in arguments]
+        kernel.prepare(len(values))
+        launch = kernel.parts[0].prepared_async_call
+        return lambda: launch((grid, 1), (block, 1, 1), None, *values, shared_size=shared_bytes)
+    launch, function, address = device._cu.cuLaunchKernel, kernel.function, kernel.pack(arguments)
+    return lambda: launch(function, grid, 1, 1, block, 1, 1, shared_bytes, 0, address, 0)
+
+
+def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
+    """In a process of the runtime's own; or why it is not here."""
+    try:
+        variables = dict(os.environ) | {"KSGEN_DEVICE": runtime} if is_on_machine() else environment(runtime) | {"KSGEN_DRIVER_IDLE": "1"}
+    except NotHereError as error:
+        return str(error)
+    command = [sys.executable, "-m", "benchmarks.launch_cost", "--apart", "--rounds", str(rounds)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"{runtime}: {done.stderr.strip()}")
+    parts: dict[str, float] = json.loads(done.stdout)
+    return parts
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--rounds", default=200, show_default=True, help="Of 50 calls each; their median is told.")
+@click.option("--apart", is_flag=True, hidden=True, help="Measure here, on KSGEN_DEVICE.")
+def main(as_json: bool, rounds: int, apart: bool) -> None:
+    """Print the cost of a call by part, in microseconds."""
+    if apart:
+        click.echo(json.dumps(measure(rounds)))
         return
-    for name, value in parts.items():
-        click.echo(f"{name:40} {value:7.2f} us")
+    found = {runtime: measure_apart(runtime, rounds) for runtime in RUNTIMES}
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for runtime, parts in found.items():
+        if isinstance(parts, str):
+            click.echo(f"{runtime}: not measured: {parts}")
+            continue
+        click.echo(f"{runtime}, us")
+        for name, value in parts.items():
+            click.echo(f"  {name:44} {value:7.2f}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from ksgen.arrays import ArrayView, Place, is_same_stream, stream_handle, view
 from ksgen.devices import device_for, find_device
 from ksgen.devices.base import Device, Stream
+from ksgen.devices.libcuda import is_in_primary_context
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.memory import size_of
 from ksgen.pattern import Pattern
@@ -161,6 +162,14 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
         refuse_capture(device, handle, "waits for arrays of another stream")
         where = device if device.kind == "opencl" or device.supports_foreign_streams else _driver_runtime(device)
         where.synchronize(found.stream)
+
+
+def check_context(caller: object, device: Device, views: Views) -> None:
+    """Raise `LaunchError` on PyCUDA's arrays in a context of PyCUDA's own, where the driver runtime does not work."""
+    for name, found in views.items():
+        if found.kind == "pycuda" and device.runtime == "driver" and not is_in_primary_context(found.pointer, device.index):
+            other = "the driver runtime works in the primary one; import pycuda.autoprimaryctx in the place of pycuda.autoinit"
+            raise LaunchError(f"{caller!r}: {name} lies in a CUDA context of PyCUDA's own, and {other}")
 
 
 def _driver_runtime(device: Device) -> Device:

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ksgen.dlpack import LEGACY_STREAM, PLACES, Managed, element_type
+from ksgen.devices.base import LEGACY_STREAM
+from ksgen.devices.libcuda import device_of
+from ksgen.dlpack import PLACES, Managed, element_type
 from ksgen.errors import LaunchError
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -144,7 +146,7 @@ def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
     contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", None), None, array, None, True)
+    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", device_of(pointer)), None, array, None, True)
 
 
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -176,7 +178,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     steps = described.get("strides")
     contiguous = steps is None or _is_row_major(shape, [step / width for step in steps])
     current = described.get("stream")
-    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", None), current, array, None, not read_only)
+    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, None, not read_only)
 
 
 def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -184,7 +186,7 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     if device_type not in PLACES:
         raise LaunchError(f"{name} lies on DLPack device type {device_type}; give one on a CUDA device or the host")
     place: Place = "host" if PLACES[device_type] == "host" else ("cuda", index)
-    consumer = None if place == "host" else stream or LEGACY_STREAM
+    consumer = None if place == "host" else stream or LEGACY_STREAM  # the protocol forbids 0
     try:
         try:
             capsule = array.__dlpack__(stream=consumer, max_version=(1, 0))

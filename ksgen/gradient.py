@@ -5,7 +5,7 @@ Never knows how it is computed, and records no gradients of its own: `ksgen.torc
 
 from typing import Any
 
-from ksgen.arguments import check_memory, views_of, where_to_work
+from ksgen.arguments import check_context, check_memory, views_of, where_to_work
 from ksgen.arrays import ArrayView, stream_handle, view
 from ksgen.devices.base import Buffer, Stream
 from ksgen.fits import Fits
@@ -23,6 +23,7 @@ def weight_gradient(caller: object, fits: Fits, x: Any, grad_y: Any, layout: str
     fit = fits.find(caller, layout, "none", views, precision)
     check_memory(caller, views)
     device, on, views = where_to_work(caller, fit.place, arrays, views, stream)
+    check_context(caller, device, views)
     plan = fits.plan(fit, device, on)
     return _on_host(plan, views, out, on) if fit.place == "host" else _on_device(plan, views, out, on)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ksgen.arguments import (
     check_arrays,
+    check_context,
     check_memory,
     check_precision,
     check_range,
@@ -152,6 +153,7 @@ class Launcher:
             raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
         check_memory(self, {"x": found})
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
+        check_context(self, where, {"weights": found})
         return pack_in_place(found, self.pattern, where, on)
 
     def explain(
@@ -182,6 +184,7 @@ class Launcher:
             device, on = stream_on(self, packed.device, stream)
         else:
             device, on, views = where_to_work(self, fit.place, arrays, views, stream)
+        check_context(self, device, views)
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
         plan = self._fits.plan(fit, device, on, fit.place == "host" or are_aligned(views))

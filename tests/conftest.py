@@ -1,10 +1,15 @@
-"""Every test has a cache of its own session, Hypothesis never times, and what `make quick` leaves out is listed."""
+"""Every test has a cache of its own session, Hypothesis never times, what `make quick` leaves out is listed, and tests marked
+`stand_in` run on the stand-in machine where there is no GPU.
+"""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.driver import NotHereError, items
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -12,7 +17,10 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's cache and wisdom are neither read nor written."""
+    """The user's cache and wisdom are neither read nor written; the stand-in machine has its own."""
+    if "KSGEN_DRIVER_REGISTRY" in os.environ:
+        yield
+        return
     patch = pytest.MonkeyPatch()
     folder: Path = tmp_path_factory.mktemp("ksgen")
     patch.setenv("KSGEN_CACHE_DIR", str(folder / "cache"))
@@ -24,6 +32,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 SLOW = {  # files and tests, beyond a minute together on two cores
+    "test_faults.py",
     "test_fuzz.py",
     "test_fuzz_cli.py",
     "test_fuzz_files.py",
@@ -55,3 +64,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_slow(item):
             item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """An item for the stand-in machine runs there, and is reported from here."""
+    if not item.get_closest_marker("stand_in") or items.is_on_machine():
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    try:
+        reports = items.run_item(item)
+    except NotHereError as error:
+        reports = [pytest.TestReport(item.nodeid, item.location, {}, "skipped", (*item.location[:2], f"Skipped: {error}"), "setup")]
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.session._setupstate.teardown_exact(nextitem)  # what items before it left set up for their neighbours
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True

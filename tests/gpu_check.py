@@ -24,7 +24,7 @@ from ksgen.plan import limits_of
 from ksgen.spec import KernelSpec
 from tests.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
-TESTS = ("tests/test_gpu.py", "tests/test_devices.py")
+TESTS = ("tests/test_gpu.py", "tests/test_devices.py", "tests/test_runtimes.py", "tests/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"

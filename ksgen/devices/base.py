@@ -24,6 +24,7 @@ KernelHandle = Any  # what `load` returned
 GPU_BATCH, CPU_BATCH = 25088, 1568  # what is measured unless a batch is named: 128 sequences of 196 tokens, and 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # of an encoded tensor map
+LEGACY_STREAM = 1  # CUDA's default stream by its other name, beside 0: it cannot be captured, and asking it may be an error
 PORTABLE_SHARED_BYTES = 48 * 1024  # above this, a CUDA kernel must ask for its dynamic shared memory beforehand
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    LEGACY_STREAM,
     MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
@@ -29,6 +30,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
+from ksgen.devices.libcuda import beside_captures, encode_map
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -48,7 +50,6 @@ _STICKY = {  # after these the context is lost, and with it the process's use of
     "CUDA_ERROR_LAUNCH_TIMEOUT",
     "CUDA_ERROR_MISALIGNED_ADDRESS",
 }
-_LEGACY_STREAM = 1  # the default stream's other name, beside 0
 _MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included
 
 
@@ -103,7 +104,7 @@ class DriverDevice:
                 doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
                 self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
         loaded = _Kernel(function, entry)
-        weakref.finalize(loaded, cu.cuLibraryUnload, library).atexit = False
+        weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
@@ -119,7 +120,8 @@ class DriverDevice:
         return None
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        return encode_map(described, pointer)
+        with self._current():
+            return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
         with self._current():
@@ -147,7 +149,7 @@ class DriverDevice:
             self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
-        if stream in (None, 0, _LEGACY_STREAM):  # it cannot be captured, and asking it is an error while another is
+        if stream in (None, 0, LEGACY_STREAM):
             return False
         with self._current():
             status = self._call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
@@ -172,8 +174,12 @@ class DriverDevice:
                     cu.cuEventDestroy(event)
 
     def _free(self, pointer: int) -> None:
-        with self._current():
+        with self._current(), beside_captures():
             self._cu.cuMemFree(pointer)  # unchecked: after a lost context there is nothing left to free
+
+    def _unload(self, library: Any) -> None:
+        with beside_captures():
+            self._cu.cuLibraryUnload(library)
 
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()
@@ -226,34 +232,6 @@ class _Kernel:
         addresses = (ctypes.c_void_p * self._arity)(*(first + offset for offset in offsets))
         self._pointers = (addresses, ctypes.addressof(addresses))
         self._pack = struct.Struct(f"{MAP_BYTES}s" * maps + f"{numbers}q").pack_into
-
-
-def encode_map(described: TensorMap, pointer: int) -> bytes:
-    """The 128 bytes that a kernel takes as a tensor map; needs no context. PyCUDA's devices come here too."""
-    cu = _driver()
-    kinds, swizzles = cu.CUtensorMapDataType, cu.CUtensorMapSwizzle
-    element = {
-        2: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16,  # bits are moved, never converted
-        4: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32,
-    }[described.item_bytes]
-    swizzle = {
-        0: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-        32: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
-        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
-        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-    }[described.swizzle]
-    rank = len(described.sizes)
-    encoded = _call(
-        cu, f"describing {described} at {pointer:#x}", cu.cuTensorMapEncodeTiled, element, rank, pointer,
-        [cu.cuuint64_t(size) for size in described.sizes],
-        [cu.cuuint64_t(stride) for stride in described.strides],
-        [cu.cuuint32_t(size) for size in described.box],
-        [cu.cuuint32_t(1)] * rank,  # every element
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )  # fmt: skip
-    return ctypes.string_at(encoded.getPtr(), MAP_BYTES)
 
 
 @cache

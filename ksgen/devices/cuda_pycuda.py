@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
+    LEGACY_STREAM,
     MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
@@ -28,6 +29,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
+from ksgen.devices.libcuda import beside_captures, encode_map, is_capturing
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -118,9 +120,8 @@ class PyCudaDevice:
             raise self._error(doing, error) from error
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        from ksgen.devices.cuda_driver import encode_map  # which PyCUDA does not wrap
-
-        return encode_map(described, pointer)
+        with self._entered(f"describing {described}"):
+            return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
         with self._entered(f"allocating {nbytes} bytes"):
@@ -147,7 +148,12 @@ class PyCudaDevice:
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
-        return False  # PyCUDA's own streams cannot capture
+        """PyCUDA records no graph itself, but others may on its streams."""
+        handle = getattr(stream, "handle", stream)
+        if handle in (None, 0, LEGACY_STREAM):
+            return False
+        with self._entered("asking whether the stream is captured"):
+            return is_capturing(handle)
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         own, event = self._own(stream), self._driver.Event
@@ -166,7 +172,7 @@ class PyCudaDevice:
 
     def _release(self, parts: list[Any]) -> None:
         """Drop what lives in the context while inside it: on another thread PyCUDA would leak it."""
-        with suppress(DeviceError), self._entered("releasing"):
+        with suppress(DeviceError), self._entered("releasing"), beside_captures():
             parts.clear()
 
     def _own(self, stream: Stream) -> Any:

@@ -48,7 +48,7 @@ def is_installed(sanitize: str) -> bool:
     """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "empty.cpp").write_text("int main() {}\n", encoding="utf-8")
-        command = [_compiler(), *_SANITIZERS[sanitize], "empty.cpp"]
+        command = [compiler(), *_SANITIZERS[sanitize], "empty.cpp"]
         try:
             return subprocess.run(command, cwd=scratch, capture_output=True, check=False).returncode == 0
         except FileNotFoundError:
@@ -59,12 +59,12 @@ def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
     """The executable for a text, from the cache or compiled now, and the number under which it knows the entry."""
     if sanitize not in _SANITIZERS:
         raise ValueError(f"sanitize={sanitize!r}; accepted are {', '.join(map(repr, _SANITIZERS))}")
-    folder = _cache_folder() / _digest(source, sanitize)
+    folder = cache_folder() / _digest(source, sanitize)
     if not folder.exists():
         runtime = _build_runtime(sanitize)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _build_kernels(source, sanitize, runtime, Path(scratch))
-            _put(Path(scratch, "entry"), folder)
+            put(Path(scratch, "entry"), folder)
     entries = (folder / "entries").read_text(encoding="utf-8").split()
     if entry not in entries:
         raise ValueError(f"entry={entry!r}; the text has {', '.join(entries) or 'no kernel'}")
@@ -176,18 +176,18 @@ def _refuse_shared_in_templates(scratch: Path) -> None:
 
 
 def _build_runtime(sanitize: str) -> Path:
-    folder = _cache_folder() / f"runtime-{_digest('', sanitize)}"
+    folder = cache_folder() / f"runtime-{_digest('', sanitize)}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             entry = Path(scratch, "entry")
             entry.mkdir()
             defines = (f"-DSIMT_ADDRESS={int(sanitize == 'address')}", f"-DSIMT_RACE={int(sanitize == 'race')}")
             _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
-            _put(entry, folder)
+            put(entry, folder)
     return folder / "runtime.o"
 
 
-def _put(entry: Path, folder: Path) -> None:
+def put(entry: Path, folder: Path) -> None:
     """Renames a finished entry into its place; another process may have been first, with the same content."""
     try:
         entry.rename(folder)
@@ -197,17 +197,17 @@ def _put(entry: Path, folder: Path) -> None:
 
 
 def _compile(folder: Path, *arguments: str) -> None:
-    result = subprocess.run([_compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    result = subprocess.run([compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         found = re.search(rf"{re.escape(KERNEL_FILE)}:(\d+):\d+: (?:fatal )?error: ", result.stderr)
         raise SimtError("compile", result.stderr.strip(), int(found[1]) if found else None)
 
 
-def _compiler() -> str:
+def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     named = os.environ.get("KSGEN_SIMT_CACHE")
     folder = Path(named) if named else Path(tempfile.gettempdir(), f"ksgen-simt-{os.getuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,14 +215,14 @@ def _cache_folder() -> Path:
 
 
 def _digest(source: str, sanitize: str) -> str:
-    parts = (_tools_digest(), *_machine_flags(), sanitize, source)
+    parts = (tools_digest(), *_machine_flags(), sanitize, source)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def _tools_digest() -> str:
+def tools_digest() -> str:
     """Stands for the compiler, its flags (all in this module) and every header."""
-    version = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     digest = hashlib.sha256(version.encode())
     for path in sorted(p for p in _HERE.rglob("*") if p.suffix in (".h", ".cpp") or p.name == "build.py"):
         digest.update(path.read_bytes())

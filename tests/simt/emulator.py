@@ -24,7 +24,7 @@ Argument = Array | TensorMap | np.generic | int | None
 MAX_SHARED_BYTES = 227 << 10  # what a block may have on compute capability 9.0
 MAX_THREADS = 1024
 MOST_BLOCKS = 8  # of a cluster, on every GPU that has them
-_VALUE, _BUFFER, _NULL, _TENSOR_MAP = range(4)
+_VALUE, _BUFFER, _NULL, _TENSOR_MAP = range(4)  # a fifth kind is tests/driver's: bytes with the device's own addresses
 ACCUMULATION = ("cut off", "rounded")
 _EXIT_CAUGHT = 3
 # Where the system scatters mappings widely, an older ThreadSanitizer refuses to start.

@@ -34,9 +34,21 @@ inline std::vector<unsigned char> encode_map(Job& job, const Buffer& buffer) {
     fail("tensor-map", "the map takes in %llu bytes of argument %d, which has %zu", map.extent(), buffer.argument(),
          buffer.bytes());
   }
-  std::vector<unsigned char> bytes(128);
+  std::vector<unsigned char> bytes(TensorMap::BYTES);
   memcpy(bytes.data(), &map, sizeof(map));
   return bytes;
+}
+
+// A map that holds the caller's address of an array, if that is what the bytes are.
+inline void translate_map(std::vector<unsigned char>& bytes, unsigned char* translate(unsigned char*)) {
+  TensorMap map;
+  memcpy(&map, bytes.data(), sizeof(map));
+  if (map.magic != TensorMap::MAGIC) return;
+  map.base = translate(map.base);
+  if (!is_in_a_buffer(map.base, map.extent())) {
+    fail("tensor-map", "the map takes in %llu bytes at %s", map.extent(), describe(map.base).c_str());
+  }
+  memcpy(bytes.data(), &map, sizeof(map));
 }
 
 }  // namespace simt

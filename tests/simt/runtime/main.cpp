@@ -66,11 +66,33 @@ void fence_proxy_async() {
 struct Argument {
   bool is_pointer;
   std::vector<unsigned char> bytes;
+  bool is_of_caller = false;  // addresses in it are the caller's, and only the kernel knows whether it is one
 };
 
 static std::vector<Argument> arguments;
 
+// Where the caller's address lies here; as it is where it lies in no buffer, and nothing lies here either.
+static unsigned char* translate(unsigned char* address) {
+  for (const Buffer& buffer : buffers) {
+    if (unsigned char* here = buffer.at(reinterpret_cast<size_t>(address))) return here;
+  }
+  return address;
+}
+
+static Argument translate(Argument given, bool is_pointer) {
+  unsigned char* address;
+  if (is_pointer && given.bytes.size() == sizeof(address)) {
+    memcpy(&address, given.bytes.data(), sizeof(address));
+    address = translate(address);
+    memcpy(given.bytes.data(), &address, sizeof(address));
+  } else if (given.bytes.size() == TensorMap::BYTES) {
+    translate_map(given.bytes, translate);
+  }
+  return {is_pointer, given.bytes};
+}
+
 const void* argument(int index, int bytes, bool is_pointer) {
+  if (arguments[index].is_of_caller) arguments[index] = translate(arguments[index], is_pointer);
   const Argument& given = arguments[index];
   if (given.is_pointer != is_pointer || int(given.bytes.size()) != bytes) {
     fail("argument", "argument %d: the kernel takes a %d-byte %s, given is a %zu-byte %s", index, bytes,
@@ -117,12 +139,12 @@ static dim3 read_size(Job& job) {
 }
 
 static Argument read_argument(Job& job) {
-  enum Kind { VALUE, BUFFER, NULL_POINTER, TENSOR_MAP };
+  enum Kind { VALUE, BUFFER, NULL_POINTER, TENSOR_MAP, AS_A_DRIVER_HAS_IT };
   const Kind kind = Kind(job.number());
   const long long detail = job.number();  // bytes of a value, or which buffer
-  if (kind == VALUE) {
+  if (kind == VALUE || kind == AS_A_DRIVER_HAS_IT) {
     const unsigned char* begin = job.bytes(detail);
-    return {false, {begin, begin + detail}};
+    return {false, {begin, begin + detail}, kind == AS_A_DRIVER_HAS_IT};
   }
   if (kind == TENSOR_MAP) return {false, encode_map(job, buffers[detail])};
   const void* data = kind == BUFFER ? buffers[detail].data() : nullptr;

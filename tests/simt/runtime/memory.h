@@ -58,7 +58,7 @@ inline unsigned char* map(size_t bytes, int protection) {
 class Buffer {
  public:
   Buffer(int argument, const unsigned char* content, size_t bytes, size_t address, bool writable)
-      : argument_(argument), bytes_(bytes) {
+      : argument_(argument), address_(address), bytes_(bytes) {
     const size_t pages = round_up(bytes + 15, PAGE);
     mapped_ = map(pages + 2 * FENCE, PROT_NONE) + FENCE;
     mprotect(mapped_, pages, PROT_READ | PROT_WRITE);
@@ -76,6 +76,8 @@ class Buffer {
   unsigned char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   int argument() const { return argument_; }
+  // What lies at an address of the caller's, its end included; null outside.
+  unsigned char* at(size_t address) const { return address - address_ <= bytes_ ? data_ + (address - address_) : nullptr; }
   bool holds(const void* address, size_t bytes) const {
     const size_t offset = static_cast<const unsigned char*>(address) - data_;
     return offset <= bytes_ && bytes <= bytes_ - offset;
@@ -90,7 +92,7 @@ class Buffer {
 
  private:
   int argument_;
-  size_t bytes_, before_ = 0, after_ = 0;
+  size_t address_, bytes_, before_ = 0, after_ = 0;
   unsigned char *mapped_, *data_;
 };
 
@@ -196,7 +198,7 @@ inline bool is_shared(const void* address, size_t bytes) {
   return is_static_shared(address, bytes) || shared_memory_of(address, bytes) != nullptr;
 }
 
-inline bool is_in_a_buffer(const void* address, int bytes) {
+inline bool is_in_a_buffer(const void* address, size_t bytes) {
   for (const Buffer& buffer : buffers) {
     if (buffer.holds(address, bytes)) return true;
   }

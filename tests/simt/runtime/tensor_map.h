@@ -8,7 +8,7 @@
 namespace simt {
 
 struct TensorMap {
-  static constexpr int MOST_DIMENSIONS = 5;
+  static constexpr int MOST_DIMENSIONS = 5, BYTES = 128;
   static constexpr unsigned MOST_BOX = 256;
   static constexpr unsigned long long MAGIC = 0x70616d726f736e74;
   enum Swizzle : unsigned char { NONE, BYTES_32, BYTES_64, BYTES_128 };
@@ -67,6 +67,6 @@ struct TensorMap {
   }
 };
 
-static_assert(sizeof(TensorMap) <= 128);
+static_assert(sizeof(TensorMap) <= TensorMap::BYTES);
 
 }  // namespace simt

@@ -1,0 +1,23 @@
+"""A machine with GPUs for tests: a libcuda.so.1 whose kernels run in the emulator, under PyCUDA and cuda-bindings unchanged.
+
+`run(script)` runs Python in a process of its own on that machine; `environment()` is what such a process needs. There nvcc is
+a script that registers each cubin with the driver (`registry.py`), so that the driver plays it by the text that it came from.
+`library/` is the driver. What a real one leaves open, it does in the worst way that is legal:
+
+- streams run late: when they are waited for, asked whether they are done, or the host copies and waits; legacy default
+  stream, blocking and non-blocking streams, events and captures order as CUDA says and no more;
+- device memory starts as NaN, is of exact size, and faults where the host touches it; a freed address is never used again;
+- calls need a context current on their thread; after a kernel that failed, each returns that error for good;
+- binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's limits.
+
+Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels
+by their entries, so that one candidate of a search can hang, fail or be wrong; KSGEN_DRIVER_IDLE drops launches, for benchmarks.
+Events tell a time by a model (`library/launch.cpp`), the same at every run. KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
+
+`python -m tests.driver` builds all of it. Items marked `stand_in` run there (`items.py`); on a GPU's machine they run on the GPU.
+"""
+
+from tests.driver.build import NotHereError
+from tests.driver.machine import environment, run
+
+__all__ = ["NotHereError", "environment", "run"]

@@ -1,0 +1,148 @@
+// Launches: what a driver checks when it is asked for one, and what runs it later: the emulator, in a process of its own.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "call.h"
+#include "devices.h"
+#include "emulator.h"
+
+namespace driver {
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+// For benchmarks of what happens on the host: launches are checked, and then dropped.
+const bool is_idle = getenv("KSGEN_DRIVER_IDLE") != nullptr;
+
+// The arguments as one block, from an array of pointers to each or from a block that the caller laid out.
+Bytes take_arguments(const Kernel& kernel, void** pointers, void** extra) {
+  Bytes block(kernel.parameter_bytes());
+  if (extra != nullptr) {
+    const void* given = nullptr;
+    size_t bytes = 0;
+    for (void** each = extra; *each != CU_LAUNCH_PARAM_END; each += 2) {
+      if (*each == CU_LAUNCH_PARAM_BUFFER_POINTER) given = each[1];
+      if (*each == CU_LAUNCH_PARAM_BUFFER_SIZE) bytes = *static_cast<size_t*>(each[1]);
+    }
+    need(bytes == block.size() && (given != nullptr || bytes == 0));
+    if (bytes != 0) memcpy(block.data(), given, bytes);
+    return block;
+  }
+  need(pointers != nullptr || kernel.parameters.empty());
+  for (size_t i = 0; i < kernel.parameters.size(); ++i) {
+    memcpy(block.data() + kernel.parameters[i].offset, pointers[i], kernel.parameters[i].bytes);
+  }
+  return block;
+}
+
+int cluster_of(const CUlaunchConfig& config, const Function& function) {
+  int cluster = std::max(function.kernel.cluster, 1);
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const CUlaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+    const auto& size = attribute.value.clusterDim;
+    need(size.y == 1 && size.z == 1, CUDA_ERROR_NOT_SUPPORTED);  // here
+    need(function.kernel.cluster == 0 || int(size.x) == function.kernel.cluster);
+    cluster = size.x;
+  }
+  return cluster;
+}
+
+void check_sizes(const CUlaunchConfig& config, const Function& function, const Gpu& gpu, int cluster) {
+  const unsigned blocks[] = {config.gridDimX, config.gridDimY, config.gridDimZ};
+  const unsigned threads[] = {config.blockDimX, config.blockDimY, config.blockDimZ};
+  need(*std::min_element(blocks, blocks + 3) > 0 && *std::min_element(threads, threads + 3) > 0);
+  need(blocks[0] <= 0x7fffffff && blocks[1] <= 65535 && blocks[2] <= 65535);
+  need(threads[0] <= 1024 && threads[1] <= 1024 && threads[2] <= 64);
+  const unsigned long long all = 1ull * threads[0] * threads[1] * threads[2];
+  need(all <= 1024 && (function.kernel.most_threads == 0 || all <= unsigned(function.kernel.most_threads)));
+  const unsigned warps = (all + 31) / 32, registers = (function.kernel.registers + 7) / 8 * 8;
+  need(warps * 32 * registers <= 64 << 10, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  need(int(config.sharedMemBytes) >= 0 && int(config.sharedMemBytes) <= function.most_dynamic_bytes);
+  need(int(config.sharedMemBytes) + function.kernel.shared_bytes <= gpu.optin_shared_bytes());
+  need(cluster == 1 || gpu.has_clusters(), CUDA_ERROR_NOT_SUPPORTED);
+  need(cluster <= 8 && blocks[0] % cluster == 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
+}
+
+// By a model: what is launched, the threads that run side by side, a microsecond for each round of them.
+uint64_t duration_ns(const CUlaunchConfig& config, const Gpu& gpu) {
+  const double blocks = 1.0 * config.gridDimX * config.gridDimY * config.gridDimZ;
+  const double threads = blocks * config.blockDimX * config.blockDimY * config.blockDimZ;
+  return 2000 + uint64_t(1000 * threads / (1.0 * gpu.multiprocessors * gpu.threads_per_multiprocessor));
+}
+
+// As a kernel that is wrong would: everything that it wrote is something else.
+void spoil(const std::vector<Bytes>& before, const std::vector<std::shared_ptr<Allocation>>& after) {
+  for (size_t i = 0; i < after.size(); ++i) {
+    Bytes& content = after[i]->content;
+    for (size_t at = 0; at < content.size(); ++at) {
+      if (content[at] != before[i][at]) content[at] ^= 0x5a;
+    }
+  }
+}
+
+struct Launch {
+  CUlaunchConfig config;
+  const Function* function;
+  int cluster;
+  Bytes arguments;
+  Context* context;
+
+  // The allocations that the arguments point into: what else a kernel reaches for is not there.
+  std::vector<std::shared_ptr<Allocation>> allocations() const {
+    std::vector<std::shared_ptr<Allocation>> found;
+    for (size_t at = 0; at + 8 <= arguments.size(); at += 8) {
+      CUdeviceptr word;
+      memcpy(&word, arguments.data() + at, 8);
+      const auto each = allocation_at(word, 0);
+      if (each == nullptr || each->context != context) continue;
+      if (std::find(found.begin(), found.end(), each) == found.end()) found.push_back(each);
+    }
+    return found;
+  }
+
+  CUresult run() const {
+    const KernelFault fault = fault_of_kernel(function->kernel.name);
+    if (fault.hangs) throw Hang();
+    if (fault.code != CUDA_SUCCESS) return fault.code;
+    if (!function->is_loaded) return CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    const auto memory = allocations();
+    std::vector<Bytes> before;
+    for (const auto& each : memory) before.push_back(each->content);
+    const CUresult code = emulate(*function, config, cluster, arguments, memory);
+    if (fault.is_wrong) spoil(before, memory);
+    context->clock_ns += duration_ns(config, gpu_of(context->device));
+    return code;
+  }
+};
+
+CUresult launch(const char* name, const CUlaunchConfig& config, CUfunction handle, void** pointers, void** extra) {
+  return call(name, IN_CONTEXT, [&] {
+    const Function* function = function_of(handle);
+    Stream* stream = stream_of(config.hStream);
+    const int cluster = cluster_of(config, *function);
+    check_sizes(config, *function, gpu_of(current()->device), cluster);
+    const Launch made = {config, function, cluster, take_arguments(function->kernel, pointers, extra), current()};
+    if (is_idle) return;
+    enqueue(*stream, [made] { return made.run(); });
+  });
+}
+
+}  // namespace
+
+}  // namespace driver
+
+using namespace driver;
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+                        unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void** pointers,
+                        void** extra) {
+  const CUlaunchConfig config = {grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, nullptr, 0};
+  return launch("cuLaunchKernel", config, function, pointers, extra);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** pointers, void** extra) {
+  return launch("cuLaunchKernelEx", *config, function, pointers, extra);
+}

@@ -1,0 +1,28 @@
+"""What stands in for nvcc on the stand-in machine: the real one, whose every cubin is registered with the driver.
+
+python -m tests.driver.nvcc NVCC ARGUMENT...
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.driver.registry import register
+from tests.simt.errors import SimtError
+
+
+def main(nvcc: str, *arguments: str) -> int:
+    done = subprocess.run([nvcc, *arguments], check=False)
+    if done.returncode == 0 and "-cubin" in arguments:
+        source = next(argument for argument in arguments if argument.endswith(".cu"))
+        binary = arguments[arguments.index("-o") + 1]
+        try:
+            register(Path(binary).read_bytes(), Path(source).read_text(encoding="utf-8"))
+        except SimtError as error:
+            print(f"{source}: error: the emulator does not take it: {error}", file=sys.stderr)
+            return 1
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

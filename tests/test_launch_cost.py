@@ -1,0 +1,19 @@
+"""The benchmark of a launch's cost on the host runs over every runtime there is, and measures every part."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.launch_cost import main
+
+
+def test_every_part_is_measured() -> None:
+    told = CliRunner().invoke(main, ["--json", "--rounds", "1"])
+    assert told.exit_code == 0, told.output
+    measured = {runtime: parts for runtime, parts in json.loads(told.output).items() if isinstance(parts, dict)}
+    if not measured:
+        pytest.skip(f"no CUDA runtime here, nor the stand-in: {told.output}")
+    for parts in measured.values():
+        assert len(parts) == 11
+        assert all(microseconds > 0 for microseconds in parts.values())
