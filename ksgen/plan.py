@@ -102,7 +102,7 @@ def _check_fit(found: Entry, kernel: KernelSpec, limits: Limits) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Loaded:
+class Loaded:
     """One source on one device. It serves every batch that its constants were chosen for."""
 
     source: Source
@@ -111,13 +111,39 @@ class _Loaded:
     pack: KernelHandle
 
 
+def load(device: Device, source: Source, binary: Binary) -> Loaded:
+    """A source's binary on the device, with the shared memory that its constants ask for."""
+    shared_bytes = family_named(source.family).shared_bytes(source.kernel, source.constants)
+    multiply = device.load(binary, source.entry, shared_bytes)
+    return Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+
+
+def check_grid(kernel: KernelSpec, family: str, constants: Any, batch: int) -> None:
+    """Raise `LaunchError` where one launch cannot have as many blocks as the batch needs."""
+    if (grid := family_named(family).geometry(kernel, constants, batch).grid) > MOST_BLOCKS:
+        raise LaunchError(f"{kernel.name}: a batch of {batch} needs {grid} blocks; a launch has at most {MOST_BLOCKS}")
+
+
+def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, loaded: Loaded) -> Plan:
+    """What launching a loaded kernel at a batch takes."""
+    family = family_named(choice.family)
+    geometry = family.geometry(kernel, choice.constants, batch)
+    packing = family.pack_geometry(kernel, choice.constants)
+    return Plan(
+        device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
+        geometry.grid, geometry.block, geometry.shared_bytes,
+        packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
+        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+    )  # fmt: skip
+
+
 class Planner:
     """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
 
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
         self._plans: dict[tuple[Device, KernelSpec, int], Plan] = {}
-        self._loaded: dict[tuple[Device, KernelSpec, str, Any], _Loaded] = {}
+        self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
         self._guard = threading.RLock()
@@ -127,6 +153,11 @@ class Planner:
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
+            self.forget()
+
+    def forget(self) -> None:
+        """Read wisdom again, from now on: a search has found more."""
+        with self._guard:
             self._plans.clear()
             self._wisdom.clear()
             self.generation += 1
@@ -162,29 +193,16 @@ class Planner:
 
     def _make(self, device: Device, kernel: KernelSpec, batch: int) -> Plan:
         choice = self.choice(device, kernel, batch)
-        family = family_named(choice.family)
-        geometry = family.geometry(kernel, choice.constants, batch)
-        if geometry.grid > MOST_BLOCKS:
-            raise LaunchError(f"{kernel.name}: a batch of {batch} needs {geometry.grid} blocks; a launch has at most {MOST_BLOCKS}")
-        packing = family.pack_geometry(kernel, choice.constants)
-        loaded = self._load(device, kernel, choice)
-        return Plan(
-            device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
-            geometry.grid, geometry.block, geometry.shared_bytes,
-            packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
-            f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
-        )  # fmt: skip
+        check_grid(kernel, choice.family, choice.constants, batch)
+        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
 
-    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> _Loaded:
+    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> Loaded:
         key = (device, kernel, choice.family, choice.constants)
         if key not in self._loaded:
             if choice.misfit:
                 _log.warning("%s: %s", kernel.name, choice.why)
             source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
-            binary = self._binary(device, source)
-            shared_bytes = family_named(choice.family).shared_bytes(kernel, choice.constants)
-            multiply = device.load(binary, source.entry, shared_bytes)
-            self._loaded[key] = _Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+            self._loaded[key] = load(device, source, self._binary(device, source))
         return self._loaded[key]
 
     def _binary(self, device: Device, source: Source) -> Binary:
