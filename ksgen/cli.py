@@ -18,6 +18,7 @@ COMMANDS = {
     "bundle": "Pack sources, binaries and wisdom into one file.",
     "run": "Check and time one kernel.",
     "demo": "Emit, build, check and time a whole spec.",
+    "bench": "Measure beside other libraries, and report what was found.",
     "show": "Say what a pattern is, with a picture.",
     "doctor": "Say what was found, what is missing, and how to get it.",
     "cache": "Look after the cache of binaries.",

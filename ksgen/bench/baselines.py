@@ -26,12 +26,13 @@ class UnsupportedError(KsgenError):
 
 @dataclass(frozen=True)
 class Baseline:
-    """One way, what it is in a few words, and the bytes of its largest operand beside X and Y, as elements of weights."""
+    """One way: its name, what it is in a few words, how it is made ready, and what it costs."""
 
     name: str
     says: str
     prepare: Callable[[Pattern, str, Tensor], Product]
-    elements: Callable[[Pattern], int]
+    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # of its own weight format
+    multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # for each batch entry
 
 
 def by_matrix(weights: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ def bsr(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         return (matrix @ columns).unflatten(0, (a, d, b)).permute(3, 0, 2, 1).reshape(-1, a * b * d)
 
     def last(x: Tensor) -> Tensor:
-        columns = to_blocks(pattern, layout, x).view(count * c, -1)
+        columns = to_blocks(pattern, layout, x).reshape(count * c, -1)
         return (matrix @ columns).unflatten(0, (a, d, b)).permute(0, 2, 1, 3).reshape(a * b * d, -1)
 
     return first if layout == "bsf" else last
@@ -205,28 +206,28 @@ def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return strided(Pattern(a, b * d, c * d, 1), layout, wide.view(a, b * d, c * d, 1))
 
 
-def _weights(pattern: Pattern) -> int:
-    return pattern.weight_count
+def _densified_count(pattern: Pattern) -> int:
+    return pattern.d * pattern.weight_count
 
 
-def _index_and_value(pattern: Pattern) -> int:
-    """A column index of 64 bits beside each value, and again while it is made."""
-    return 12 * pattern.weight_count
+def _dense_count(pattern: Pattern) -> int:
+    return pattern.in_features * pattern.out_features
 
 
 BASELINES = {
     each.name: each
     for each in (
-        Baseline("bmm", "permute, torch.bmm, permute back", bmm, _weights),
-        Baseline("bsr", "the same with PyTorch's block-sparse rows", bsr, _weights),
-        Baseline("einsum", "torch.einsum on the 4-D tensors", einsum, _weights),
-        Baseline("dense", "one product with the whole matrix", dense, lambda pattern: pattern.in_features * pattern.out_features),
-        Baseline("sparse", "PyTorch's compressed sparse rows", sparse, _index_and_value),
-        Baseline("strided", "zero-copy batched products on views of X and Y", strided, _weights),
-        Baseline("three_passes", "permute, torch.bmm, permute back into memory that is there already", three_passes, _weights),
-        Baseline("densified", "zero-copy batched product with zeros between", densified, lambda pattern: pattern.d * pattern.weight_count),
-        Baseline("compiled", "torch.compile of the einsum", compiled, _weights),
-        Baseline("rewriting", "the permutations of bmm alone: no product", rewriting, lambda pattern: 0),
+        Baseline("bmm", "permute, torch.bmm, permute back", bmm),
+        Baseline("bsr", "the same with PyTorch's block-sparse rows", bsr),
+        Baseline("einsum", "torch.einsum on the 4-D tensors", einsum),
+        Baseline("dense", "one product with the whole matrix", dense, _dense_count, _dense_count),
+        # A column index of 64 bits beside each value, and as much again while it is made.
+        Baseline("sparse", "PyTorch's compressed sparse rows", sparse, lambda pattern: 12 * pattern.weight_count),
+        Baseline("strided", "zero-copy batched products on views of X and Y", strided),
+        Baseline("three_passes", "permute, torch.bmm, permute back, into memory that is there already", three_passes),
+        Baseline("densified", "one zero-copy batched product with zeros in between", densified, _densified_count, _densified_count),
+        Baseline("compiled", "torch.compile of the einsum", compiled),
+        Baseline("rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0),
     )
 }
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")

@@ -1,0 +1,234 @@
+"""Runs jobs: every contender of a job checked, then measured in turn, each measurement written down as soon as it is made.
+
+Goes on where a log ends. What cannot run becomes a line with its reason. Never says what the numbers mean.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from statistics import median
+from time import monotonic
+from typing import Any
+
+import torch
+
+from ksgen.bench.baselines import UnsupportedError
+from ksgen.bench.contenders import Contender, Ready, contenders, torch_device
+from ksgen.bench.log import Facts, Log
+from ksgen.bench.problem import Comparison, Job, Problem
+from ksgen.bench.rows import OK
+from ksgen.build import Request, build_many
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError, KsgenError
+from ksgen.families import family_for
+from ksgen.plan import limits_of
+from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.verify import tolerance
+
+ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
+_BUILT_AHEAD = 32  # jobs whose kernels are compiled together
+
+Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How much is measured."""
+
+    names: tuple[str, ...]  # of contenders
+    measurements: int = 10
+    runs: int = 10  # in one measurement
+    most_seconds: float = 2.0  # of one contender in one job: slower ones are measured less often, as their rows say
+    seed: int = 0
+
+
+class Runner:
+    """One process's measurements of one device."""
+
+    def __init__(self, log: Log, device: Device, protocol: Protocol, facts: Facts, deadline: float, report: Report) -> None:
+        self.log, self.device, self.protocol, self.deadline, self.report = log, device, protocol, deadline, report
+        self.where = torch_device(device)
+        before = log.content.run.get("device", device.name)
+        if before != device.name:
+            raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
+        log.append("run", facts)
+
+    def run(self, jobs: Sequence[Job]) -> int:
+        """How many jobs are complete: all of them, or those that fit into the time."""
+        waiting = iter(jobs)
+        done = 0
+        while chunk := list(islice(waiting, _BUILT_AHEAD)):
+            todo = {job: self._undone(job) for job in chunk}
+            self._build([each for some in todo.values() for each in some], done, len(jobs))
+            for job in chunk:
+                self.report(done, len(jobs), job.key)
+                if todo[job] and not (self._in_time() and self._measure(job, todo[job])):
+                    return done
+                done += 1
+        return done
+
+    def _in_time(self) -> bool:
+        return monotonic() < self.deadline
+
+    def _undone(self, job: Job) -> list[Contender]:
+        return [each for each in contenders(job, self.device, self.protocol.names) if self._missing(each)]
+
+    def _missing(self, contender: Contender) -> int:
+        """Measurements that are still to be made."""
+        known = self.log.content.contenders.get(contender.key)
+        if known is None or known.facts["identity"] != contender.identity:
+            return self.protocol.measurements
+        if known.facts["status"] != OK:
+            return 0
+        wanted = min(self.protocol.measurements, known.facts["most_measurements"])
+        return max(0, wanted - sum("us" in each for each in known.measurements))
+
+    def _build(self, wanted: list[Contender], done: int, total: int) -> None:
+        """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
+        sources = [each.source() for each in wanted if each.source and self._in_time()]
+        if sources:
+            self.report(done, total, f"compiling {len(sources)} kernels")
+            compiler = self.device.compiler() if self.device.kind == "opencl" else None
+            requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
+            build_many(requests, compiler)
+
+    def _measure(self, job: Job, todo: list[Contender]) -> bool:
+        """Whether it was done to the end."""
+        ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
+        if why := self._too_large(2 * job.bytes):
+            for each in todo:
+                self._say(each, ceilings, "out of memory", why)
+            return True
+        with _allowing(job.comparison), torch.no_grad():
+            problem = Problem(job, self.where, self.protocol.seed)
+            ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings))]
+            return self._in_turn(ready, len(problem.sets))
+
+    def _in_turn(self, ready: list[tuple[Contender, "_Timed"]], sets: int) -> bool:
+        """One measurement of each contender, then the next of each."""
+        for _ in range(self.protocol.measurements):
+            if not self._in_time():
+                return False
+            for contender, timed in ready:
+                if self._missing(contender):
+                    microseconds = timed.seconds() * 1e6
+                    self.log.append("measurement", {"key": contender.key, "us": microseconds, "runs": timed.runs})
+        return True
+
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: dict[str, Ceilings]) -> "_Timed | None":
+        """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
+        floor_s = ceilings[contender.arithmetic].floor_s(problem.job.kernel(contender.arithmetic), problem.job.batch)
+        if why := self._too_large(contender.extra_bytes):
+            return self._say(contender, ceilings, "out of memory", why)
+        least_s = 2 * contender.multiplications * problem.job.batch / ceilings[contender.arithmetic].flops_per_s
+        if least_s > self.protocol.most_seconds:
+            return self._say(contender, ceilings, "too slow", f"its multiplications alone take {least_s:.1f} s a run")
+        try:
+            ready = contender.prepare(problem)
+            error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
+            timed = _Timed(ready, len(problem.sets), self.protocol)
+        except UnsupportedError as refused:
+            return self._say(contender, ceilings, "unsupported", str(refused))
+        except torch.OutOfMemoryError as refused:
+            torch.cuda.empty_cache()
+            return self._say(contender, ceilings, "out of memory", _one_line(refused))
+        except (KsgenError, RuntimeError, NotImplementedError, MemoryError) as refused:
+            self._check_alive(refused)
+            return self._say(contender, ceilings, "failed", f"{type(refused).__name__}: {_one_line(refused)}")
+        facts = {
+            "error": error,
+            "tolerance": None if contender.is_part else ACCEPTED * tolerance(contender.arithmetic, problem.job.pattern.c),
+            "checked": 0 if contender.is_part else problem.checked,
+            "floor_us": None if contender.is_part else floor_s * 1e6,
+            "most_measurements": timed.measurements,
+        }
+        self._say(contender, ceilings, OK, "", **facts)
+        return timed
+
+    def _say(self, contender: Contender, ceilings: dict[str, Ceilings], status: str, reason: str, **facts: Any) -> None:
+        found = ceilings[contender.arithmetic]
+        told = {"ceiling_byte_per_s": found.bytes_per_s, "ceiling_flop_per_s": found.flops_per_s}
+        self.log.append("contender", {**contender.facts, **told, "status": status, "reason": reason, **facts})
+
+    def _check_alive(self, error: Exception) -> None:
+        """A lost context would fail everything that follows."""
+        if self.where.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.where)
+            except RuntimeError:
+                raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
+
+    def _too_large(self, need: int) -> str:
+        """Why so many more bytes cannot be had; a processor's memory has no error to catch."""
+        free = torch.cuda.mem_get_info(self.where)[0] if self.where.type == "cuda" else _free_memory()
+        return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
+
+    def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
+        """Of this process: measured when first asked for, by the instructions of the family that serves it best."""
+        known = self.log.content.ceilings.get(arithmetic)
+        if known is None:
+            kernel, limits = job.kernel(arithmetic), limits_of(self.device)
+            family = family_for(kernel, limits)
+            operand = family.words(kernel, family.default(kernel, limits)).get("operand")
+            found = measure_ceilings(self.device, arithmetic, operand)
+            known = {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s}
+            self.log.append("ceilings", known)
+        return Ceilings(known["bytes_per_s"], known["flops_per_s"])
+
+
+class _Timed:
+    """A warm contender, and how often it is run: as often as the protocol says, less where that takes too long."""
+
+    def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
+        self._ready, self._sets, self._next = ready, sets, count()
+        self.runs = 1
+        once = self.seconds()
+        if once < protocol.most_seconds / 10:
+            once = median(self.seconds() for _ in range(3))
+        allowed = int(protocol.most_seconds / once)
+        self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
+        self.measurements = max(1, min(protocol.measurements, allowed // self.runs))
+
+    def seconds(self) -> float:
+        """Of one run, on average over a measurement's."""
+        return self._ready.clock(self._run) / self.runs
+
+    def _run(self) -> None:
+        for _ in range(self.runs):
+            self._ready.run(next(self._next) % self._sets)
+
+
+@contextmanager
+def _allowing(comparison: Comparison) -> Iterator[None]:
+    """PyTorch's own products by the comparison's rules: with TF32 or without, and 16-bit sums in float32 always."""
+    matmul = torch.backends.cuda.matmul
+    names = {
+        "allow_tf32": comparison.allows_tf32,
+        "allow_fp16_reduced_precision_reduction": False,
+        "allow_bf16_reduced_precision_reduction": False,
+    }
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(matmul, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+def _free_memory() -> int:
+    """What Linux says is available; elsewhere no limit is known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else 2**63
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,0 +1,143 @@
+"""What the subcommands of `ksgen bench` that measure share: their options, the jobs that these name, the log, the bar."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.commands.common import console, find_spec
+from ksgen.errors import KsgenError, PatternError, SpecError
+from ksgen.pattern import Pattern, excerpt
+from ksgen.spec import LAYOUTS
+from ksgen.spec.kernel import hint
+
+if TYPE_CHECKING:
+    from ksgen.bench.problem import Job
+    from ksgen.bench.runner import Report
+    from ksgen.devices.base import Device
+
+GPU_BATCH, CPU_BATCH = 25088, 1568  # 128 sequences of 196 tokens, and 8 of them
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def duration(text: str) -> float:
+    """Seconds, of 90, 90s, 8m, 1.5h or 1h30m: a type for click."""
+    parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text or any(not unit for _, unit in parts[:-1]):
+        raise KsgenError(f"time {excerpt(text)}; accepted: 90s, 8m, 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def words_from(known: Callable[[], Sequence[str]], what: str) -> Callable[[str], tuple[str, ...]]:
+    """A type for click: some of the known words, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+        for word in found:
+            if word not in known():
+                raise SpecError(f"{what} {excerpt(word)}; {hint(word, known())}")
+        return found
+
+    return parse
+
+
+def _precisions() -> Sequence[str]:
+    from ksgen.bench.problem import COMPARISONS
+
+    return tuple(COMPARISONS)
+
+
+def _contenders() -> Sequence[str]:
+    from ksgen.bench.contenders import NAMES
+
+    return NAMES
+
+
+_OPTIONS = (
+    click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("paper.jsonl"), show_default=True, help="The log; its rows go to a .csv beside it."),
+    click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
+    click.option("--patterns", "named", metavar="PATTERNS", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
+    click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor."),
+    click.option("--precision", "precisions", type=words_from(_precisions, "precision"), metavar="WORDS", help="Such as float32,float16; all four unless named."),
+    click.option("--layout", "layouts", type=words_from(lambda: LAYOUTS, "layout"), default=",".join(LAYOUTS), show_default=True, metavar="WORDS"),
+    click.option("--contenders", "names", type=words_from(_contenders, "contender"), metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
+    click.option("--without", type=words_from(_contenders, "contender"), metavar="WORDS", help="Contenders to leave out, such as compiled."),
+    click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Do what fits into 90s, 8m or 1h."),
+    click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
+)  # fmt: skip
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what is measured and where it goes."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def check_library(name: str, needed_for: str, install: str) -> None:
+    from importlib.util import find_spec as find_module
+
+    if find_module(name) is None:
+        raise KsgenError(f"{needed_for} needs {name}: {install}")
+
+
+def patterns_named(named: str | None, subset: int | None) -> list[Pattern]:
+    """Without a name: `subset` of the paper's patterns, in the order that tells most first."""
+    from ksgen.bench.published import published_patterns
+    from ksgen.spec import load, paper_patterns, stratified
+
+    if named is None or named == "paper":
+        return stratified(subset or len(paper_patterns()))
+    if named == "published":
+        found = published_patterns()
+    elif named.endswith((".yaml", ".yml")):
+        found = list(dict.fromkeys(kernel.pattern for kernel in load(find_spec(Path(named))).kernels))
+    else:
+        found = [Pattern.parse(word) for word in named.split()]
+        if not found:
+            raise PatternError(f"--patterns {named!r}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
+    return found[:subset]
+
+
+def jobs_of(patterns: Sequence[Pattern], precisions: Sequence[str], layouts: Sequence[str], batch: int) -> list["Job"]:
+    """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
+    from ksgen.bench.problem import Job
+
+    return [Job(pattern, precision, layout, batch) for pattern in patterns for precision in precisions for layout in layouts]
+
+
+def contenders_named(names: tuple[str, ...] | None, without: tuple[str, ...] | None) -> tuple[str, ...]:
+    left = tuple(name for name in names or _contenders() if name not in (without or ()))
+    if not left:
+        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+    return left
+
+
+def default_batch(device: "Device") -> int:
+    return CPU_BATCH if device.limits.is_cpu else GPU_BATCH
+
+
+def write_rows(log: Path) -> list[Path]:
+    """The log's rows as CSV, and as Parquet where pyarrow is there, beside it."""
+    from ksgen.bench.rows import read_rows, write_csv, write_parquet
+
+    rows = read_rows(log)
+    csv, parquet = log.with_suffix(".csv"), log.with_suffix(".parquet")
+    write_csv(rows, csv)
+    return [csv, *([parquet] if write_parquet(rows, parquet) else [])]
+
+
+@contextmanager
+def bar() -> Iterator["Report"]:
+    """Jobs done, time spent and time left, and what is measured now; nothing where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    screen = console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("", total=None, now="")
+        yield lambda done, total, now: progress.update(task, completed=done, total=total, now=now)
