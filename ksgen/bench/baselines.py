@@ -230,6 +230,3 @@ BASELINES = {
         Baseline("rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0),
     )
 }
-PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
-EXPERTS = ("strided", "three_passes", "densified", "compiled")
-PARTS = ("rewriting",)  # no products: neither checked nor compared

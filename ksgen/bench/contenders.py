@@ -9,18 +9,16 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, PARTS, Baseline
+from ksgen.bench.baselines import BASELINES, Baseline
 from ksgen.bench.clock import Clock, CudaClock, host_clock, opencl_clock
 from ksgen.bench.problem import Job, Problem
+from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
 from ksgen.devices.base import Buffer, Device
 from ksgen.emit import Source, render, template_digest
 from ksgen.families import FAMILIES
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
-
-OURS = "ksgen"
-NAMES = (OURS, *BASELINES)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ksgen.bench.roster import COMPARISONS, Comparison
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
@@ -16,30 +17,6 @@ from ksgen.verify import CPU_CACHE_BYTES, GPU_CACHE_BYTES
 
 MOST_SETS = 64  # of X and Y that runs take in turn
 _ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One row of rules for who may multiply in what: every contender of a job obeys the same."""
-
-    name: str
-    says: str
-    ours: tuple[str, ...]  # precisions of our kernels
-    baselines: str
-    allows_tf32: bool = False
-
-
-COMPARISONS = {
-    each.name: each
-    for each in (
-        Comparison("float32", "float32's accuracy: TF32 is off for the baselines", ("float32", "tf32x3"), "float32"),
-        Comparison("tf32", "float32 arrays with TF32 allowed on both sides", ("tf32",), "tf32", allows_tf32=True),
-        Comparison("float16", "float16, summed in float32", ("float16",), "float16"),
-        Comparison("bfloat16", "bfloat16, summed in float32", ("bfloat16",), "bfloat16"),
-        Comparison("fp16x3", "float32's accuracy in float16's range, beside float32 baselines", ("fp16x3",), "float32"),
-    )
-}
-USUAL = ("float32", "float16", "tf32", "bfloat16")  # the most telling first
 
 
 @dataclass(frozen=True)

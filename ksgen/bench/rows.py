@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_type_hints
 
-from ksgen.bench.log import Contender, read_log
+from ksgen.bench.log import Contender, Facts, read_log
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern, excerpt
 
@@ -86,7 +86,7 @@ def row_of(contender: Contender) -> Row:
     joules = [each["joule"] for each in contender.measurements if "joule" in each]
     idle = [each["idle_watt"] for each in contender.measurements if "idle_watt" in each]
     floor, middle = facts.get("floor_us"), median(times) if times else None
-    derived = {
+    derived: Facts = {
         "measurements": len(times),
         "runs": max((each["runs"] for each in contender.measurements if "us" in each), default=0),
         "median_us": middle,
@@ -99,7 +99,7 @@ def row_of(contender: Contender) -> Row:
         "joule": median(joules) if joules else None,
         "idle_watt": median(idle) if idle else None,
     }
-    return Row(**{name: derived[name] if name in derived else facts.get(name, _absent(name)) for name in COLUMNS})
+    return Row(**{name: derived[name] if name in derived else facts.get(name, absent(name)) for name in COLUMNS})
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -188,7 +188,7 @@ def _kind(name: str) -> type:
     return _TYPES[name] if _TYPES[name] in (str, int) else float
 
 
-def _absent(name: str) -> Any:
+def absent(name: str) -> Any:
     return {str: "", int: 0, float: None}[_kind(name)]
 
 

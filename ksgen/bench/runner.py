@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import count, islice
 from statistics import median
 from time import monotonic
-from typing import Any
 
 import torch
 
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, Ready, contenders, torch_device
 from ksgen.bench.log import Facts, Log
-from ksgen.bench.problem import Comparison, Job, Problem
+from ksgen.bench.problem import Job, Problem
+from ksgen.bench.roster import Comparison
 from ksgen.bench.rows import OK
 from ksgen.build import Request, build_many
 from ksgen.devices.base import Device
@@ -82,7 +82,7 @@ class Runner:
             return self.protocol.measurements
         if known.facts["status"] != OK:
             return 0
-        wanted = min(self.protocol.measurements, known.facts["most_measurements"])
+        wanted: int = min(self.protocol.measurements, known.facts["most_measurements"])
         return max(0, wanted - sum("us" in each for each in known.measurements))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
@@ -99,11 +99,11 @@ class Runner:
         ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
         if why := self._too_large(2 * job.bytes):
             for each in todo:
-                self._say(each, ceilings, "out of memory", why)
+                self._say(each, ceilings[each.arithmetic], _refusal("out of memory", why))
             return True
         with _allowing(job.comparison), torch.no_grad():
             problem = Problem(job, self.where, self.protocol.seed)
-            ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings))]
+            ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings[each.arithmetic]))]
             return self._in_turn(ready, len(problem.sets))
 
     def _in_turn(self, ready: list[tuple[Contender, "_Timed"]], sets: int) -> bool:
@@ -117,40 +117,44 @@ class Runner:
                     self.log.append("measurement", {"key": contender.key, "us": microseconds, "runs": timed.runs})
         return True
 
-    def _prepare(self, contender: Contender, problem: Problem, ceilings: dict[str, Ceilings]) -> "_Timed | None":
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> "_Timed | None":
         """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
-        floor_s = ceilings[contender.arithmetic].floor_s(problem.job.kernel(contender.arithmetic), problem.job.batch)
+        timed, facts = self._attempt(contender, problem, ceilings)
+        self._say(contender, ceilings, facts)
+        return timed
+
+    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple["_Timed | None", Facts]:
+        job = problem.job
         if why := self._too_large(contender.extra_bytes):
-            return self._say(contender, ceilings, "out of memory", why)
-        least_s = 2 * contender.multiplications * problem.job.batch / ceilings[contender.arithmetic].flops_per_s
+            return None, _refusal("out of memory", why)
+        least_s = 2 * contender.multiplications * job.batch / ceilings.flops_per_s
         if least_s > self.protocol.most_seconds:
-            return self._say(contender, ceilings, "too slow", f"its multiplications alone take {least_s:.1f} s a run")
+            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
         try:
             ready = contender.prepare(problem)
             error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
             timed = _Timed(ready, len(problem.sets), self.protocol)
         except UnsupportedError as refused:
-            return self._say(contender, ceilings, "unsupported", str(refused))
+            return None, _refusal("unsupported", str(refused))
         except torch.OutOfMemoryError as refused:
             torch.cuda.empty_cache()
-            return self._say(contender, ceilings, "out of memory", _one_line(refused))
+            return None, _refusal("out of memory", _one_line(refused))
         except (KsgenError, RuntimeError, NotImplementedError, MemoryError) as refused:
             self._check_alive(refused)
-            return self._say(contender, ceilings, "failed", f"{type(refused).__name__}: {_one_line(refused)}")
-        facts = {
-            "error": error,
-            "tolerance": None if contender.is_part else ACCEPTED * tolerance(contender.arithmetic, problem.job.pattern.c),
-            "checked": 0 if contender.is_part else problem.checked,
-            "floor_us": None if contender.is_part else floor_s * 1e6,
-            "most_measurements": timed.measurements,
-        }
-        self._say(contender, ceilings, OK, "", **facts)
-        return timed
+            return None, _refusal("failed", f"{type(refused).__name__}: {_one_line(refused)}")
+        facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.measurements}
+        if not contender.is_part:
+            facts |= {
+                "error": error,
+                "tolerance": ACCEPTED * tolerance(contender.arithmetic, job.pattern.c),
+                "checked": problem.checked,
+                "floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6,
+            }
+        return timed, facts
 
-    def _say(self, contender: Contender, ceilings: dict[str, Ceilings], status: str, reason: str, **facts: Any) -> None:
-        found = ceilings[contender.arithmetic]
-        told = {"ceiling_byte_per_s": found.bytes_per_s, "ceiling_flop_per_s": found.flops_per_s}
-        self.log.append("contender", {**contender.facts, **told, "status": status, "reason": reason, **facts})
+    def _say(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
+        told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
+        self.log.append("contender", {**contender.facts, **told, **facts})
 
     def _check_alive(self, error: Exception) -> None:
         """A lost context would fail everything that follows."""
@@ -227,6 +231,10 @@ def _free_memory() -> int:
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else 2**63
+
+
+def _refusal(status: str, reason: str) -> Facts:
+    return {"status": status, "reason": reason}
 
 
 def _one_line(error: Exception) -> str:

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ksgen.bench.baselines import EXPERTS, PAPERS
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, group_by, precisions_of
-from ksgen.bench.contenders import OURS
 from ksgen.bench.published import Claim, claim, published, published_us
+from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
 from ksgen.spec import LAYOUTS
 
@@ -36,14 +35,14 @@ def overview(rows: Sequence[Row]) -> Table:
     for precision in precisions_of(rows):
         results = Results(rows, precision)
         for layout in LAYOUTS:
-            papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, PAPERS + EXPERTS))
+            papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, OTHERS))
             shares = [row.share_of_floor for row in results.best_rows(OURS, layout).values() if row.share_of_floor]
             if all_others.patterns:
                 floor = percent(median(shares)) if shares else "-"
                 lines.append((precision, layout, str(all_others.patterns), *_beats(papers), *_beats(all_others), floor))
     columns = ("precision", "layout", "patterns", "beats the paper's five", "median", "beats everyone", "median", "of the floor")
     note = "Ours against the fastest of the others. The median is over all patterns: above 1 ours is faster."
-    return Table("Overview", columns, tuple(lines), note)
+    return Table("Ours beside the others", columns, tuple(lines), note)
 
 
 def setting(rows: Sequence[Row]) -> Table:
@@ -63,7 +62,7 @@ def table3(rows: Sequence[Row], precision: str) -> Table:
         _line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), _claim("kernel_beats_all", precision)),
         _line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
         _line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
-        _line("ksgen faster than everyone", results.duel(OURS, PAPERS + EXPERTS, BEST)),
+        _line("ksgen faster than everyone", results.duel(OURS, OTHERS, BEST)),
     ]
     if precision == "float16":
         lines.append(
@@ -108,11 +107,13 @@ def layouts(rows: Sequence[Row], precision: str) -> Table:
     by_name = {name: group_by(results.layouts_ratio(name), lambda pattern: pattern.d) for name in names}
     every_d = sorted({d for groups in by_name.values() for d in groups})
     lines = [
-        (str(d), *(number(median(groups[d])) if d in groups else "-" for groups in by_name.values()), number(theirs.get(d))) for d in every_d
+        (str(d), *(number(median(groups[d])) if d in groups else "-" for groups in by_name.values()), number(theirs.get(d)))
+        for d in every_d
     ]
+    paper = _claim("bsf_over_bsl", precision)
     if names:
         whole = (number(median(ratio for _, ratio in results.layouts_ratio(name))) for name in names)
-        lines.append(("all", *whole, number(_claim("bsf_over_bsl", precision) and claim("bsf_over_bsl").factor)))
+        lines.append(("all", *whole, number(paper.factor if paper else None)))
     note = "Median of the time in batch-size-first over that in batch-size-last."
     return Table(f"Layouts, {precision}", ("d", *names, "the authors' kernel"), tuple(lines), note)
 
@@ -135,7 +136,7 @@ def energy(rows: Sequence[Row]) -> Table:
     lines = []
     for precision in precisions_of(rows):
         theirs = published()["energy_recomputed"].get(precision)
-        for label, others in (("bmm and einsum", ("bmm", "einsum")), ("everyone", PAPERS + EXPERTS)):
+        for label, others in (("bmm and einsum", ("bmm", "einsum")), ("everyone", OTHERS)):
             ratios = [ratio for _, ratio in Results(rows, precision).energy_ratios(OURS, others)]
             if ratios:
                 paper = f"x{theirs['ratio']:.2f}, {percent(theirs['share'])}" if theirs and label != "everyone" else ""
@@ -156,7 +157,7 @@ def authors(rows: Sequence[Row]) -> Table:
             for pattern, times in results.times(layout).items():
                 theirs = published_us(pattern, precision, layout)
                 if theirs and pattern in ours:
-                    others = min((times[name] for name in PAPERS + EXPERTS if name in times), default=None)
+                    others = min((times[name] for name in OTHERS if name in times), default=None)
                     figures = (number(times[OURS]), number(others), number(theirs), f"x{theirs / times[OURS]:.2f}")
                     lines.append((pattern, precision, layout, *figures, percent(ours[pattern].share_of_floor)))
     columns = ("pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours", "of the floor")

@@ -1,13 +1,14 @@
 """What the subcommands of `ksgen bench` that measure share: their options, the jobs that these name, the log, the bar."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
 from ksgen.commands.common import console, find_spec
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern, excerpt
@@ -31,44 +32,38 @@ def duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def words_from(known: Callable[[], Sequence[str]], what: str) -> Callable[[str], tuple[str, ...]]:
+def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, ...]]:
     """A type for click: some of the known words, separated by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
         for word in found:
-            if word not in known():
-                raise SpecError(f"{what} {excerpt(word)}; {hint(word, known())}")
+            if word not in known:
+                raise SpecError(f"{what} {excerpt(word)}; {hint(word, known)}")
         return found
 
     return parse
 
 
-def _precisions() -> Sequence[str]:
-    from ksgen.bench.problem import COMPARISONS
-
-    return tuple(COMPARISONS)
-
-
-def _contenders() -> Sequence[str]:
-    from ksgen.bench.contenders import NAMES
-
-    return NAMES
-
-
+_LOG = Path("paper.jsonl")
+_PRECISIONS = words_from(COMPARISONS, "precision")
+_LAYOUTS = words_from(LAYOUTS, "layout")
+_CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
-    click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("paper.jsonl"), show_default=True, help="The log; its rows go to a .csv beside it."),
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), default=_LOG, show_default=True, help="A log; its rows go to a .csv too."
+    ),
     click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
-    click.option("--patterns", "named", metavar="PATTERNS", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
+    click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
     click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor."),
-    click.option("--precision", "precisions", type=words_from(_precisions, "precision"), metavar="WORDS", help="Such as float32,float16; all four unless named."),
-    click.option("--layout", "layouts", type=words_from(lambda: LAYOUTS, "layout"), default=",".join(LAYOUTS), show_default=True, metavar="WORDS"),
-    click.option("--contenders", "names", type=words_from(_contenders, "contender"), metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
-    click.option("--without", type=words_from(_contenders, "contender"), metavar="WORDS", help="Contenders to leave out, such as compiled."),
+    click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"{','.join(USUAL)} unless named; also fp16x3."),
+    click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True),
+    click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
+    click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
     click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Do what fits into 90s, 8m or 1h."),
     click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
-)  # fmt: skip
+)
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +106,7 @@ def jobs_of(patterns: Sequence[Pattern], precisions: Sequence[str], layouts: Seq
 
 
 def contenders_named(names: tuple[str, ...] | None, without: tuple[str, ...] | None) -> tuple[str, ...]:
-    left = tuple(name for name in names or _contenders() if name not in (without or ()))
+    left = tuple(name for name in names or NAMES if name not in (without or ()))
     if not left:
         raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
     return left
@@ -137,7 +132,14 @@ def bar() -> Iterator["Report"]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     screen = console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("", total=None, now="")
         yield lambda done, total, now: progress.update(task, completed=done, total=total, now=now)

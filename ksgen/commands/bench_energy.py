@@ -1,4 +1,5 @@
 """`ksgen bench energy`."""
+
 import click
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import click
 
@@ -24,7 +23,13 @@ from ksgen.errors import SpecError
 @job_options
 @click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Of each contender; the median counts.")
 @click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="In one measurement.")
-@click.option("--most-seconds", type=click.FloatRange(min=0.001), default=2.0, show_default=True, help="Of one contender in one job; slower ones are measured less often.")
+@click.option(
+    "--most-seconds",
+    type=click.FloatRange(min=0.001),
+    default=2.0,
+    show_default=True,
+    help="Of one contender in one job; slower ones are measured less often.",
+)
 @json_option
 def command(
     output: Path, subset: int | None, named: str | None, batch: int | None, precisions: tuple[str, ...] | None, layouts: tuple[str, ...],
@@ -46,7 +51,7 @@ def command(
         raise SpecError(f"-o {output}: the log is a .jsonl file; its rows go to the .csv beside it")
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
-    from ksgen.bench.problem import USUAL
+    from ksgen.bench.roster import USUAL
     from ksgen.bench.runner import Protocol, Runner
     from ksgen.devices import find_device
 
@@ -65,11 +70,11 @@ def command(
 
 
 def _print(output: Path, written: list[Path], device: str, done: int, total: int) -> None:
+    from rich.table import Table as Shown
+
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import overview
     from ksgen.commands.common import console
-
-    from rich.table import Table as Shown
 
     table = overview(read_rows(output))
     shown = Shown(title=table.title, caption=table.note)
