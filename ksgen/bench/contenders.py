@@ -28,6 +28,7 @@ class Ready:
     run: Callable[[int], Any]  # one product, on that set of arrays
     y: Callable[[Any], Tensor]  # what a run gave
     clock: Clock
+    wait: Callable[[], None]  # until all that was run is done
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
         plan.launch(arguments[number], None)
         return outputs[number]
 
-    return Ready(run, lambda y: y, CudaClock())
+    return Ready(run, lambda y: y, CudaClock(), torch.cuda.synchronize)
 
 
 def _on_buffers(plan: Plan, problem: Problem) -> Ready:
@@ -158,7 +159,7 @@ def _on_buffers(plan: Plan, problem: Problem) -> Ready:
         device.download(found.view(torch.uint8).numpy(), buffer)
         return found
 
-    return Ready(run, y, opencl_clock(device))
+    return Ready(run, y, opencl_clock(device), device.synchronize)
 
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:
@@ -171,7 +172,8 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(problem: Problem) -> Ready:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
-        return Ready(lambda number: product(problem.sets[number]), lambda y: y, CudaClock() if where.type == "cuda" else host_clock)
+        clock, wait = (CudaClock(), torch.cuda.synchronize) if where.type == "cuda" else (host_clock, lambda: None)
+        return Ready(lambda number: product(problem.sets[number]), lambda y: y, clock, wait)
 
     extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
     return Contender(

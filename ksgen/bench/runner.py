@@ -6,19 +6,18 @@ Goes on where a log ends. What cannot run becomes a line with its reason. Never 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import count, islice
-from statistics import median
+from itertools import islice
 from time import monotonic
 
 import torch
 
 from ksgen.bench.baselines import UnsupportedError
-from ksgen.bench.contenders import Contender, Ready, contenders, torch_device
+from ksgen.bench.contenders import Contender, contenders, torch_device
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import Comparison
 from ksgen.bench.rows import OK
+from ksgen.bench.timing import Protocol, Quantity, Timed
 from ksgen.build import Request, build_many
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
@@ -33,22 +32,14 @@ _BUILT_AHEAD = 32  # jobs whose kernels are compiled together
 Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How much is measured."""
-
-    names: tuple[str, ...]  # of contenders
-    measurements: int = 10
-    runs: int = 10  # in one measurement
-    most_seconds: float = 2.0  # of one contender in one job: slower ones are measured less often, as their rows say
-    seed: int = 0
-
-
 class Runner:
-    """One process's measurements of one device."""
+    """One process's measurements of one quantity on one device."""
 
-    def __init__(self, log: Log, device: Device, protocol: Protocol, facts: Facts, deadline: float, report: Report) -> None:
-        self.log, self.device, self.protocol, self.deadline, self.report = log, device, protocol, deadline, report
+    def __init__(
+        self, log: Log, device: Device, protocol: Protocol, quantity: Quantity, facts: Facts, deadline: float, report: Report
+    ) -> None:
+        self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
+        self.deadline, self.report = deadline, report
         self.where = torch_device(device)
         before = log.content.run.get("device", device.name)
         if before != device.name:
@@ -83,7 +74,7 @@ class Runner:
         if known.facts["status"] != OK:
             return 0
         wanted: int = min(self.protocol.measurements, known.facts["most_measurements"])
-        return max(0, wanted - sum("us" in each for each in known.measurements))
+        return max(0, wanted - sum(self.quantity.column in each for each in known.measurements))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
         """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
@@ -106,24 +97,23 @@ class Runner:
             ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings[each.arithmetic]))]
             return self._in_turn(ready, len(problem.sets))
 
-    def _in_turn(self, ready: list[tuple[Contender, "_Timed"]], sets: int) -> bool:
+    def _in_turn(self, ready: list[tuple[Contender, "Timed"]], sets: int) -> bool:
         """One measurement of each contender, then the next of each."""
         for _ in range(self.protocol.measurements):
             if not self._in_time():
                 return False
             for contender, timed in ready:
                 if self._missing(contender):
-                    microseconds = timed.seconds() * 1e6
-                    self.log.append("measurement", {"key": contender.key, "us": microseconds, "runs": timed.runs})
+                    self.log.append("measurement", {"key": contender.key, **self.quantity.measure(timed)})
         return True
 
-    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> "_Timed | None":
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> "Timed | None":
         """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
         timed, facts = self._attempt(contender, problem, ceilings)
         self._say(contender, ceilings, facts)
         return timed
 
-    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple["_Timed | None", Facts]:
+    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple["Timed | None", Facts]:
         job = problem.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
@@ -133,7 +123,7 @@ class Runner:
         try:
             ready = contender.prepare(problem)
             error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
-            timed = _Timed(ready, len(problem.sets), self.protocol)
+            timed = Timed(ready, len(problem.sets), self.protocol)
         except UnsupportedError as refused:
             return None, _refusal("unsupported", str(refused))
         except torch.OutOfMemoryError as refused:
@@ -180,28 +170,6 @@ class Runner:
             known = {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s}
             self.log.append("ceilings", known)
         return Ceilings(known["bytes_per_s"], known["flops_per_s"])
-
-
-class _Timed:
-    """A warm contender, and how often it is run: as often as the protocol says, less where that takes too long."""
-
-    def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
-        self._ready, self._sets, self._next = ready, sets, count()
-        self.runs = 1
-        once = self.seconds()
-        if once < protocol.most_seconds / 10:
-            once = median(self.seconds() for _ in range(3))
-        allowed = int(protocol.most_seconds / once)
-        self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
-        self.measurements = max(1, min(protocol.measurements, allowed // self.runs))
-
-    def seconds(self) -> float:
-        """Of one run, on average over a measurement's."""
-        return self._ready.clock(self._run) / self.runs
-
-    def _run(self) -> None:
-        for _ in range(self.runs):
-            self._ready.run(next(self._next) % self._sets)
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import console, find_spec
+from ksgen.commands.common import console, find_spec, print_json
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern, excerpt
 from ksgen.spec import LAYOUTS
@@ -18,6 +22,8 @@ from ksgen.spec.kernel import hint
 if TYPE_CHECKING:
     from ksgen.bench.problem import Job
     from ksgen.bench.runner import Report
+    from ksgen.bench.tables import Table
+    from ksgen.bench.timing import Protocol, Quantity
     from ksgen.devices.base import Device
 
 GPU_BATCH, CPU_BATCH = 25088, 1568  # 128 sequences of 196 tokens, and 8 of them
@@ -66,11 +72,105 @@ _OPTIONS = (
 )
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What the options of `job_options` say."""
+
+    output: Path
+    subset: int | None
+    named: str | None
+    batch: int | None
+    precisions: tuple[str, ...] | None
+    layouts: tuple[str, ...]
+    names: tuple[str, ...] | None
+    without: tuple[str, ...] | None
+    seconds: float | None
+    device: str | None
+    seed: int
+
+    def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
+        left = tuple(name for name in self.names or usual if name not in (self.without or ()))
+        if not left:
+            raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+        return left
+
+    def jobs(self, device: "Device") -> list["Job"]:
+        """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
+        from ksgen.bench.problem import Job
+
+        patterns, batch = patterns_named(self.named, self.subset), self.batch or default_batch(device)
+        kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
+        return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command measured, and where it went."""
+
+    device: str
+    jobs: int
+    complete: int
+    files: tuple[Path, ...]
+
+
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what is measured and where it goes."""
+    """The options that say what is measured and where it goes: the command's first argument is their `Selection`."""
+
+    @wraps(function)
+    def with_selection(**given: Any) -> Any:
+        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection)})
+        return function(selection, **given)
+
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        with_selection = option(with_selection)
+    return with_selection
+
+
+def measure(selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"]) -> Done:
+    """Run what was selected, and write the log's rows beside it."""
+    deadline = monotonic() + (selection.seconds or inf)
+    if selection.output.suffix != ".jsonl":
+        raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
+    from ksgen.bench.facts import run_facts
+    from ksgen.bench.log import Log
+    from ksgen.bench.runner import Runner
+    from ksgen.devices import find_device
+
+    device = find_device(selection.device)
+    jobs, measured = selection.jobs(device), quantity(device)
+    with Log(selection.output) as log, bar() as report:
+        complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
+    return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
+
+
+def print_done(done: Done, as_json: bool) -> None:
+    """What was measured, in a few lines and one table."""
+    if as_json:
+        print_json({"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]})
+        return
+    from ksgen.bench.rows import read_rows
+    from ksgen.bench.tables import energy, overview
+
+    log = done.files[0]
+    rows = read_rows(log)
+    for table in (overview(rows), energy(rows)):
+        if table.rows:
+            print_table(table)
+    click.echo(f"{done.complete} of {done.jobs} jobs are complete on {done.device}; rows in {', '.join(map(str, done.files[1:]))}.")
+    if done.complete < done.jobs:
+        click.echo("The time was up: the same command goes on from here.")
+    click.echo(f"ksgen bench report {log} makes a page of them.")
+
+
+def print_table(table: "Table") -> None:
+    from rich.table import Table as Shown
+
+    shown = Shown(title=table.title, caption=table.note)
+    for place, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if place > 1 else "left")
+    for row in table.rows:
+        shown.add_row(*row)
+    console().print(shown)
 
 
 def check_library(name: str, needed_for: str, install: str) -> None:
@@ -96,20 +196,6 @@ def patterns_named(named: str | None, subset: int | None) -> list[Pattern]:
         if not found:
             raise PatternError(f"--patterns {named!r}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
     return found[:subset]
-
-
-def jobs_of(patterns: Sequence[Pattern], precisions: Sequence[str], layouts: Sequence[str], batch: int) -> list["Job"]:
-    """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
-    from ksgen.bench.problem import Job
-
-    return [Job(pattern, precision, layout, batch) for pattern in patterns for precision in precisions for layout in layouts]
-
-
-def contenders_named(names: tuple[str, ...] | None, without: tuple[str, ...] | None) -> tuple[str, ...]:
-    left = tuple(name for name in names or NAMES if name not in (without or ()))
-    if not left:
-        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
-    return left
 
 
 def default_batch(device: "Device") -> int:
