@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ksgen.arrays import ArrayView, Place, is_same_stream, stream_handle
+from ksgen.arrays import ArrayView, Place, is_same_stream, stream_handle, view
 from ksgen.devices import device_for, find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.errors import DeviceError, LaunchError
@@ -51,10 +51,10 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
         raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
 
 
-def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) -> int:
+def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, job: str = "multiply") -> int:
     """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
 
-    `views` holds x, and any of weights, bias, residual and out.
+    `views` holds x, and any of weights, bias, residual, grad_y and out.
     """
     x = views["x"]
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
@@ -63,7 +63,8 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views) ->
         raise LaunchError(f"{caller!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}, with a batch of at least 1")
     batch = int(x.shape[batch_axis])
     y = y_shape(pattern, layout, batch)
-    shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "out": y}
+    shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "grad_y": y}
+    shapes["out"] = pattern.shape if job == "gradient" else y
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
@@ -97,6 +98,27 @@ def agreed_stream(caller: object, views: Views) -> Any:
             streams = f"{first} works on stream {agreed} and {name} on {given.stream}"
             raise LaunchError(f"{caller!r}: {streams}; give stream=, on which the work of both is waited for")
     return agreed
+
+
+def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
+    """The arrays, made ready for work on a CUDA stream by those that can do that."""
+    handle = None if stream is None else stream_handle(stream)
+    if not isinstance(handle, int):
+        handle = None
+    return {name: view(array, name, handle) for name, array in arrays.items()}
+
+
+def where_to_work(
+    caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any
+) -> tuple[Device, Stream, dict[str, ArrayView]]:
+    """The device and stream of a call: the named one, else the one that the arrays work on; and the arrays, ready for it."""
+    if stream is None and (agreed := agreed_stream(caller, views)):
+        ready = views_of({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
+        return *device_and_stream(caller, place, agreed), views | ready
+    device, on = device_and_stream(caller, place, stream)
+    if stream is not None:
+        wait_for_producers(device, stream_handle(stream), views)
+    return device, on, views
 
 
 def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device, Stream]:

@@ -48,7 +48,8 @@ class Source:
 
     @property
     def pack_entry(self) -> str:
-        return f"{self.entry}_pack"
+        """The text's second entry: what packs weights, or adds up the parts of their gradient."""
+        return f"{self.entry}_{'sum' if self.kernel.job == 'gradient' else 'pack'}"
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
@@ -171,7 +172,8 @@ def _manifest(spec: Spec, sources: list[Source]) -> str:
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
-        return {
+        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        return job | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",
             "sha256": source.digest,

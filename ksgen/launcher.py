@@ -1,15 +1,14 @@
 """y = launcher(x, weights): a pattern's kernels, called on the arrays of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl.
 
-Reads precision, batch and device off the arguments and launches on the caller's stream. Never searches, and leaves
-gradients to `ksgen.torch`.
+Reads precision, batch and device off the arguments and launches on the caller's stream. Never searches, and records
+no gradients: `ksgen.torch` does.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ksgen.arguments import (
-    agreed_stream,
     check_arrays,
     check_memory,
     check_precision,
@@ -18,14 +17,17 @@ from ksgen.arguments import (
     check_words,
     device_and_stream,
     stream_on,
-    wait_for_producers,
+    views_of,
+    where_to_work,
     y_shape,
 )
-from ksgen.arrays import ArrayView, Place, common_device, stream_handle, view
+from ksgen.arrays import ArrayView, common_device, stream_handle, view
 from ksgen.devices import find_device
-from ksgen.devices.base import Device, Stream
+from ksgen.devices.base import Stream
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
+from ksgen.fits import Fits
+from ksgen.gradient import weight_gradient
 from ksgen.memory import host_array, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
@@ -33,8 +35,6 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.weights import KeptWeights, Refresh, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
-
-MOST_FITS = 4096  # that a launcher remembers: one a batch, and cheap to find again
 
 
 @dataclass(eq=False, slots=True)
@@ -61,18 +61,6 @@ class Call:
         return self.out
 
 
-@dataclass(eq=False, slots=True)
-class _Fit:
-    """Arguments whose shapes, precisions and places were checked, and the plans that serve them."""
-
-    batch: int
-    place: Place
-    precision: str
-    layout: str
-    epilogue: tuple[bool, str, bool]
-    plans: dict[tuple[Device, int], Plan] = field(default_factory=dict)
-
-
 class Launcher:
     """All kernels of one pattern. Precision, batch and device are read off the arguments of a call.
 
@@ -86,7 +74,8 @@ class Launcher:
         self.pattern = Pattern(a, b, c, d)
         self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in batches)  # with kernels of their own
         self._kept = KeptWeights()
-        self._fits: dict[Hashable, _Fit] = {}
+        self._fits = Fits(self.pattern, self.batches)
+        self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
 
     def __repr__(self) -> str:
         return f"Launcher({', '.join(map(str, self.pattern.shape))})"
@@ -138,6 +127,16 @@ class Launcher:
         call.keep += (stream, *map(storage_of, found))
         return call
 
+    def gradient(
+        self, x: Any, grad_y: Any, *, layout: str = "bsf", out: Any = None, stream: Any = None, precision: str | None = None
+    ) -> Any:
+        """The gradient of the weights, an array (a, b, c, d) like x, from x and the gradient of y = launcher(x, weights).
+
+        Sums are float32 at least, and added in one order: the same arrays give the same bits. Arrays, streams and precisions
+        are as in a call.
+        """
+        return weight_gradient(self, self._gradient_fits, x, grad_y, layout, out, stream, precision)
+
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
 
@@ -161,7 +160,7 @@ class Launcher:
         """Which family and constants serve a call, on which device, and why."""
         KernelSpec(self.pattern, precision, layout, batch=batch)  # a batch of at least 1
         where = find_device(device)
-        kernel = self._kernel(precision, layout, epilogue or Epilogue(), batch)
+        kernel = self._fits.kernel(precision, layout, epilogue or Epilogue(), batch)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
@@ -175,52 +174,19 @@ class Launcher:
         for name, array in (("weights", weights if packed is None else None), ("bias", bias), ("residual", residual), ("out", out)):
             if array is not None:
                 arrays[name] = array
-        views = _views(arrays, stream)
-        fit = self._fit(layout, activation, views, precision)
+        views = views_of(arrays, stream)
+        fit = self._fits.find(self, layout, activation, views, precision)
         check_memory(self, views)
-        if stream is None and (agreed := agreed_stream(self, views)):
-            views |= _views({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
-            device, on = device_and_stream(self, fit.place, agreed)
-        elif fit.place == "host" and packed and (stream is None or packed.device.kind == "cuda"):
+        if fit.place == "host" and packed and (stream is None or packed.device.kind == "cuda"):
             device, on = stream_on(self, packed.device, stream)
         else:
-            device, on = device_and_stream(self, fit.place, stream)
-            if stream is not None:
-                wait_for_producers(device, stream_handle(stream), views)
+            device, on, views = where_to_work(self, fit.place, arrays, views, stream)
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
-        plan = self._plan(fit, device, on)
+        plan = self._fits.plan(fit, device, on)
         if fit.place == "host":
             return self._host_call(plan, views, packed, out, on)
         return self._device_call(plan, views, weights, out, on)
-
-    def _fit(self, layout: str, activation: str, views: dict[str, ArrayView], precision: str | None) -> _Fit:
-        """What was found when arguments like these were checked first: shapes, precisions, strides and places."""
-        key = (layout, activation, precision, *[(name, found[2:6]) for name, found in views.items()])
-        try:
-            return self._fits[key]
-        except (KeyError, TypeError):  # what cannot be looked up is refused below
-            check_words(self, layout, activation)
-            precision = check_precision(self, precision, views["x"].dtype)
-        batch = check_arrays(self, self.pattern, layout, views)
-        epilogue = ("bias" in views, activation, "residual" in views)
-        if len(self._fits) >= MOST_FITS:
-            self._fits.clear()
-        fit = self._fits[key] = _Fit(batch, common_device(views), precision, layout, epilogue)
-        return fit
-
-    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
-        return KernelSpec(self.pattern, precision, layout, epilogue, batch if batch in self.batches else None)
-
-    def _plan(self, fit: _Fit, device: Device, stream: Stream) -> Plan:
-        key = (device, PLANNER.generation)
-        plan = fit.plans.get(key)
-        if plan is None:
-            kernel = self._kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
-            if not PLANNER.is_loaded(device, kernel, fit.batch):
-                refuse_capture(device, stream, "builds and loads its kernel")
-            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch)
-        return plan
 
     def _device_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
         refresh: Refresh | None = None
@@ -319,11 +285,3 @@ class ChainLauncher:
 def use_bundle(path: str) -> None:
     """Serve every launcher of this process from a bundle first: `ksgen.use_bundle("vit.ksb")`."""
     PLANNER.use_bundle(path)
-
-
-def _views(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
-    """The arrays, made ready for work on a CUDA stream by those that can do that."""
-    handle = None if stream is None else stream_handle(stream)
-    if not isinstance(handle, int):
-        handle = None
-    return {name: view(array, name, handle) for name, array in arrays.items()}

@@ -41,7 +41,7 @@ def host_array(found: ArrayView) -> "HostArray":
     return array
 
 
-def new_array(like: ArrayView, shape: tuple[int, int], stream: Any = None) -> Any:
+def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> Any:
     """An uninitialised array of the same library, device and precision, to be written on `stream`, a handle.
 
     PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.

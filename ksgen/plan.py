@@ -33,6 +33,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
+    is_measured: bool = False  # on this device, at this batch or a near one
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +53,10 @@ class Plan:
     shared_bytes: int
     pack_grid: int
     pack_block: int
+    pack_shared_bytes: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
+    left_bytes: int = 0  # of partial sums that a gradient's launch leaves
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -64,6 +67,13 @@ class Plan:
     def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
         """`arguments`: x, packed weights, y, then the bias and residual that the epilogue wants, then the batch."""
         self.device.launch(self.multiply, self.grid, self.block, self.shared_bytes, arguments, stream)
+
+    def launch_gradient(self, arrays: tuple[Buffer, Buffer, Buffer], left: Buffer, stream: Stream) -> None:
+        """`arrays`: x, the gradient of y, that of the weights. `left`: memory of `left_bytes`, None where that is 0."""
+        self.launch((*arrays, left, self.batch), stream)
+        if self.left_bytes:
+            arguments = (left, arrays[2], self.batch)
+            self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, self.pack_shared_bytes, arguments, stream)
 
 
 def limits_of(device: Device) -> Limits:
@@ -87,7 +97,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom) -> Ch
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
-            return Choice(found.family, found.constants, f"wisdom, measured at {where}")
+            return Choice(found.family, found.constants, f"wisdom, measured at {where}", is_measured=True)
     family = family_for(kernel, limits)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 
@@ -132,8 +142,8 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     return Plan(
         device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
         geometry.grid, geometry.block, geometry.shared_bytes,
-        packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
-        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+        packing.grid, packing.block, packing.shared_bytes, family.packed_bytes(kernel, choice.constants),
+        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}", geometry.left_bytes,
     )  # fmt: skip
 
 

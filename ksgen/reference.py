@@ -75,6 +75,25 @@ def multiply(
     return y
 
 
+def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:
+    """The gradient of the weights, (a, b, c, d), from X and the gradient of Y: dY^T X for each of the a*d blocks."""
+    if layout not in LAYOUTS:
+        raise LaunchError(f"layout={layout!r}; accepted: {', '.join(LAYOUTS)}")
+    a, b, c, d = pattern.shape
+    rows_x = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
+    batch = len(rows_x)
+    rows_y = _batch_first(_checked("grad_y", grad_y, _in_layout(layout, batch, pattern.out_features)), layout)
+    total = np.zeros((a, d, b, c))
+    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, batch, at_once):
+            part = slice(start, start + at_once)
+            inputs = np.ascontiguousarray(rows_x[part].reshape(-1, a, c, d).transpose(1, 3, 0, 2), np.float64)
+            outputs = np.ascontiguousarray(rows_y[part].reshape(-1, a, b, d).transpose(1, 3, 2, 0), np.float64)
+            total += np.matmul(outputs, inputs)
+    return np.ascontiguousarray(total.transpose(0, 2, 3, 1))
+
+
 def _multiply_rows(pattern: Pattern, rows: NDArray[Any], blocks: Float64) -> Float64:
     """X K^T for a few rows of X, given the weights as a stack (a, d) of matrices c x b."""
     a, _, c, d = pattern.shape

@@ -1,6 +1,6 @@
 """One kernel on one device, checked against the float64 reference and timed by the device's own clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import sqrt
 from statistics import median
@@ -35,7 +35,8 @@ MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
 
 @dataclass(frozen=True)
 class Problem:
-    """Random arrays of one kernel and batch: weights uniform in +-1/sqrt(c), the others standard normal."""
+    """Random arrays of one kernel and batch: weights uniform in +-1/sqrt(c), the others standard normal. A gradient's kernel has
+    no use for the weights, and the others none for the gradient of Y."""
 
     kernel: KernelSpec
     batch: int
@@ -43,11 +44,21 @@ class Problem:
     weights: "Array"
     bias: "Array | None"
     residual: "Array | None"
+    grad_y: "Array | None" = None
 
     @property
     def y_shape(self) -> tuple[int, int]:
         outputs = self.kernel.pattern.out_features
         return (self.batch, outputs) if self.kernel.layout == "bsf" else (outputs, self.batch)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return self.kernel.pattern.shape if self.kernel.job == "gradient" else self.y_shape
+
+    @property
+    def terms(self) -> int:
+        """Products in one sum."""
+        return self.batch if self.kernel.job == "gradient" else self.kernel.pattern.c
 
 
 @dataclass(frozen=True)
@@ -69,11 +80,11 @@ class Measured:
         return median(self.seconds)
 
 
-def tolerance(precision: str, c: int) -> float:
-    """What rounding can do: one rounding of 16-bit outputs or tf32 operands, the accumulated roundings of c terms otherwise."""
+def tolerance(precision: str, terms: int) -> float:
+    """What rounding can do: one rounding of 16-bit outputs or tf32 operands, the accumulated roundings of the terms otherwise."""
     if precision in ("float16", "bfloat16", "tf32"):
         return UNIT_ROUNDOFF[precision]
-    return UNIT_ROUNDOFF[precision] * max(4.0, 2 * sqrt(c))
+    return UNIT_ROUNDOFF[precision] * max(4.0, 2 * sqrt(terms))
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
@@ -98,6 +109,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
         weights,
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
+        normal(*y_shape) if kernel.job == "gradient" else None,
     )
 
 
@@ -105,26 +117,33 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold."""
     problem = make_problem(kernel, batch, seed)
     plan = PLANNER.plan(device, kernel, batch)
-    y = np.full(problem.y_shape, np.nan, np.float32).astype(problem.x.dtype)
-    inputs = [array for array in (problem.x, y, problem.bias, problem.residual) if array is not None]
-    packed = plan.pack(_uploaded(device, problem.weights), None)
+    y = np.full(problem.result_shape, np.nan, np.float32).astype(problem.x.dtype)
+    inputs = [array for array in (problem.x, problem.grad_y, y, problem.bias, problem.residual) if array is not None]
+    is_gradient = kernel.job == "gradient"
+    between = device.allocate(plan.left_bytes or 1) if is_gradient else plan.pack(_uploaded(device, problem.weights), None)
 
     def arguments() -> tuple[Any, ...]:
-        x, out, *extras = (_uploaded(device, array) for array in inputs)
-        return (x, packed, out, *extras, batch)
+        uploaded = tuple(_uploaded(device, array) for array in inputs)
+        return uploaded if is_gradient else (uploaded[0], between, *uploaded[1:], batch)
+
+    def launch(given: tuple[Any, ...]) -> None:
+        if is_gradient:
+            plan.launch_gradient((given[0], given[1], given[2]), between, None)
+        else:
+            plan.launch(given, None)
 
     first = arguments()
-    plan.launch(first, None)
+    launch(first)
     device.download(y, first[2])
     error, checked = compare(problem, y)
     seconds: list[float] = []
     if runs:
         beyond_cache = (CPU_CACHE_BYTES if device.limits.is_cpu else GPU_CACHE_BYTES) // sum(array.nbytes for array in inputs)
         rotated = cycle([first, *(arguments() for _ in range(min(beyond_cache, MOST_ROTATED - 1)))])
-        seconds = device.time(lambda: plan.launch(next(rotated), None), None, runs=runs, warmup=2)
+        seconds = device.time(lambda: launch(next(rotated)), None, runs=runs, warmup=2)
         if not all(second > 0 for second in seconds):
             raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
-    return Measured(plan, error, tolerance(kernel.precision, kernel.pattern.c), checked, tuple(seconds))
+    return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
 
 
 def _uploaded(device: Device, array: "Array") -> Buffer:
@@ -133,31 +152,60 @@ def _uploaded(device: Device, array: "Array") -> Buffer:
     return buffer
 
 
+def truth_of(problem: Problem) -> "Array":
+    """What is right, in float64."""
+    kernel = problem.kernel
+    if problem.grad_y is not None:
+        return reference.gradient(kernel.pattern, problem.x, problem.grad_y, kernel.layout)
+    return reference.multiply(
+        kernel.pattern, problem.x, problem.weights, kernel.layout,
+        bias=problem.bias, activation=kernel.epilogue.activation, residual=problem.residual,
+    )  # fmt: skip
+
+
 def compare(problem: Problem, y: "Array") -> tuple[float, int]:
-    """The relative error of an output, and how many batch entries were compared; NaN where any entry is not finite."""
+    """The relative error of a result, and how many batch entries were compared; NaN where any entry is not finite."""
     if not np.isfinite(y).all():
         return float("nan"), problem.batch
-    first = problem.kernel.layout == "bsf"
+    sampled, found = (_sampled_blocks if problem.kernel.job == "gradient" else _sampled_entries)(problem, y)
+    truth = truth_of(sampled)
+    difference = found.astype(np.float64) - truth
+    scale = float(np.linalg.norm(truth)) or 1.0
+    return float(np.linalg.norm(difference)) / scale, sampled.batch
+
+
+def _sampled_entries(problem: Problem, y: "Array") -> tuple[Problem, "Array"]:
+    """Fewer batch entries of a large product, and their outputs."""
     batch = problem.batch
     within = max(64, int(MOST_REFERENCE_FLOPS / problem.kernel.flops(1)))
-    chosen: Any = slice(None)
-    if within < batch:  # both ends, where tiles are ragged, and a spread in between
-        chosen = np.unique(
-            np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)])
-        )
+    if within >= batch:
+        return problem, y
+    # Both ends, where tiles are ragged, and a spread in between.
+    chosen = np.unique(np.concatenate([np.arange(16), np.arange(batch - 16, batch), np.linspace(0, batch - 1, within - 32).astype(int)]))
 
     def sample(array: "Array") -> "Array":
-        return array[chosen] if first else array[:, chosen]
+        return array[chosen] if problem.kernel.layout == "bsf" else array[:, chosen]
 
-    epilogue = problem.kernel.epilogue
-    truth = reference.multiply(
-        problem.kernel.pattern, sample(problem.x), problem.weights, problem.kernel.layout,
-        bias=problem.bias, activation=epilogue.activation,
-        residual=None if problem.residual is None else sample(problem.residual),
-    )  # fmt: skip
-    difference = sample(y).astype(np.float64) - truth
-    scale = float(np.linalg.norm(truth)) or 1.0
-    return float(np.linalg.norm(difference)) / scale, batch if isinstance(chosen, slice) else len(chosen)
+    residual = None if problem.residual is None else sample(problem.residual)
+    return replace(problem, batch=len(chosen), x=sample(problem.x), residual=residual), sample(y)
+
+
+def _sampled_blocks(problem: Problem, grad: "Array") -> tuple[Problem, "Array"]:
+    """Fewer j of a large gradient, and theirs: every batch entry counts for each."""
+    kernel, batch = problem.kernel, problem.batch
+    a, b, c, d = kernel.pattern.shape
+    within = max(1, int(MOST_REFERENCE_FLOPS / kernel.flops(batch) * d))
+    if within >= d or problem.grad_y is None:
+        return problem, grad
+    chosen = np.linspace(0, d - 1, within).astype(int)
+
+    def sample(array: "Array", rows: int) -> "Array":
+        if kernel.layout == "bsf":
+            return array.reshape(batch, a, rows, d)[..., chosen].reshape(batch, -1)
+        return array.reshape(a, rows, d, batch)[:, :, chosen].reshape(-1, batch)
+
+    smaller = replace(kernel, pattern=replace(kernel.pattern, d=len(chosen)))
+    return replace(problem, kernel=smaller, x=sample(problem.x, c), grad_y=sample(problem.grad_y, b)), grad[..., chosen]
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:

@@ -38,7 +38,8 @@ class Entry:
 
     def as_json(self) -> dict[str, Any]:
         kernel = self.kernel
-        return {
+        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
             "layout": kernel.layout,
@@ -55,8 +56,9 @@ class Entry:
         batch = row["batch"]
         if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
+        specialised = batch if row["specialised"] else None
         kernel = KernelSpec(
-            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), batch if row["specialised"] else None
+            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised, row.get("job", "multiply")
         )
         family = family_named(row["family"])
         constants = family.constants(row["constants"])

@@ -3,14 +3,14 @@
     python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--everything]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
-and layout. For sm_80 and sm_90a besides: the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
+and layout. For sm_80 and sm_90a besides, where a family says so: the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
 little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
-patterns than with ten. That is some 1200 compilations, about 8 minutes on two cores with nvcc; `--everything` takes MANY
+patterns than with ten. That is some 1500 compilations, about 10 minutes on two cores with nvcc; `--everything` takes MANY
 everywhere. The binaries go into ksgen's cache, so that a second time takes seconds.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from statistics import mean
 
@@ -23,7 +23,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
 from ksgen.resources import Binary
-from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load, stratified
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, load, stratified
 from ksgen.toolchain import find_compiler
 
 FEW, MANY = 6, 40
@@ -39,6 +39,7 @@ class Promise:
     targets: tuple[str, ...]
     register_error: int  # how far its estimate is from ptxas, at most
     precisions: tuple[str, ...]  # those whose texts differ
+    is_broad: bool = True  # takes MANY patterns on the main targets
     static_shared_bytes: int = 0  # the rest is asked for at the launch
 
 
@@ -47,6 +48,7 @@ MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=MULTIPLIED),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=STORED),
+    "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
 
@@ -73,18 +75,19 @@ class Outcome:
         return FAMILIES[self.source.family].geometry(self.source.kernel, self.source.constants, 1).shared_bytes
 
 
-def kernels(everything: bool, target: str) -> list[KernelSpec]:
+def kernels(everything: bool, target: str, is_broad: bool = True) -> list[KernelSpec]:
     found = list(load(resource("specs") / "vit.yaml").kernels)
     found += [KernelSpec(*each) for each in product(stratified(FEW), PRECISIONS, LAYOUTS)]
-    if everything or target in MAIN_TARGETS:
+    if everything or (is_broad and target in MAIN_TARGETS):
         found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
     return list(dict.fromkeys(found))
 
 
 def sources(family: str, target: str, everything: bool = False) -> list[Source]:
-    chosen, limits = FAMILIES[family], cuda_limits(target)
-    wanted = (kernel for kernel in kernels(everything, target) if kernel.precision in PROMISES[family].precisions)
-    served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
+    chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
+    wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
+    jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted]
+    served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in served]
 
 

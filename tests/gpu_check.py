@@ -21,12 +21,12 @@ from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
 from ksgen.plan import PLANNER
 from ksgen.spec import KernelSpec
-from tests.kernels import PATTERNS, SERVED, kernel_of
+from tests.kernels import BATCHES, PATTERNS, SERVED, job_of, kernel_of
 
 TESTS = ("tests/test_gpu.py", "tests/test_devices.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
-_PATTERN, _BATCH = PATTERNS["flat"], 65
+_PATTERN, _BATCHES = PATTERNS["flat"], {job: batches[-1] for job, batches in BATCHES.items()}
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 _MOST_SECONDS = 600
@@ -83,8 +83,8 @@ def find_sanitizer() -> str | None:
 
 def kernel_for(device: Device, family: str) -> KernelSpec | None:
     """A small kernel that the planner gives to the family on this device."""
-    kernels = [kernel_of(_PATTERN, precision, layout) for name, precision, layout in SERVED if name == family]
-    return next((kernel for kernel in kernels if PLANNER.choice(device, kernel, _BATCH).family == family), None)
+    kernels = [job_of(family, kernel_of(_PATTERN, precision, layout)) for name, precision, layout in SERVED if name == family]
+    return next((kernel for kernel in kernels if PLANNER.choice(device, kernel, _BATCHES[kernel.job]).family == family), None)
 
 
 def sanitize(sanitizer: str, device: Device, folder: Path) -> Iterator[Sanitized]:
@@ -94,8 +94,8 @@ def sanitize(sanitizer: str, device: Device, folder: Path) -> Iterator[Sanitized
             if kernel is None:
                 yield Sanitized(tool, family, f"not run: {device.name} gives it no kernel by default")
                 continue
-            run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(_BATCH), "--runs", "1", "--device", "cuda"]
-            run += ["--precision", kernel.precision, "--layout", kernel.layout]
+            run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(_BATCHES[kernel.job]), "--runs", "1"]
+            run += ["--precision", kernel.precision, "--layout", kernel.layout, "--job", kernel.job, "--device", "cuda"]
             command = [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9", sys.executable, "-m", "ksgen", *run]
             yield judge(tool, family, command, folder / f"{tool}-{family}.txt")
 

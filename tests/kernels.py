@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import reference
 from ksgen.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import Problem, compare, make_problem, tolerance
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.verify import Problem, compare, make_problem, tolerance, truth_of
 from tests.simt import is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
@@ -37,21 +36,36 @@ PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 18, 2),
 }
-BATCHES = (1, 7, 8, 63, 64, 65, 129)
+BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
 BEHIND = 4096  # elements of a buffer behind its array
 MOST_EXACT = 256  # up to which integers are exact in every precision
+
+
+def _job(family: str) -> str:
+    every = (KernelSpec(Pattern(2, 64, 48, 4), precision, layout, job=job) for job, precision, layout in product(JOBS, PRECISIONS, LAYOUTS))
+    return next(kernel.job for kernel in every if FAMILIES[family].serves(kernel, LIMITS))
+
+
+JOB_OF = {family: _job(family) for family in FAMILIES}
 
 
 def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
     return KernelSpec(Pattern(*pattern), precision, layout, epilogue, batch)
 
 
+def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
+    """The kernel with the family's job in the place of its own; a gradient has no epilogue."""
+    job = JOB_OF[family]
+    return replace(kernel, job=job, epilogue=PLAIN if job == "gradient" else kernel.epilogue)
+
+
 def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
-    return FAMILIES[family].serves(kernel, limits)
+    return FAMILIES[family].serves(job_of(family, kernel), limits)
 
 
 def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
-    """A family's text for a kernel, under its default where no constants are given."""
+    """A family's text for its job, under its default where no constants are given."""
+    kernel = job_of(family, kernel)
     if not serves(family, kernel, limits):
         pytest.skip(f"{family} does not serve {kernel.name} here")
     return render(kernel, constants or FAMILIES[family].default(kernel, limits), family=family)
@@ -162,52 +176,79 @@ def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behi
     return y[:size].reshape(problem.y_shape)
 
 
+def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
+    """The weights' gradient of one launch, or two where the batch has parts; NaN before, and so are the parts. Behind X and dY
+    lie so many elements of Inf and NaN, and behind the gradient what must stay as it is."""
+    assert problem.grad_y is not None
+    family, kernel, dtype = family_named(source.family), problem.kernel, problem.x.dtype
+    bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(dtype)
+    x, grad_y = (shifted(np.concatenate([array.reshape(-1), bad]), shift) for array in (problem.x, problem.grad_y))
+    size = kernel.pattern.weight_count
+    grad = shifted(np.full((size + behind) * dtype.itemsize, 0xFF, np.uint8).view(dtype), shift)
+    geometry = family.geometry(kernel, source.constants, problem.batch)
+    parts = shifted(np.full(geometry.left_bytes or 16, 0xFF, np.uint8))
+    run(source, source.entry, geometry, [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch])
+    if geometry.left_bytes:
+        assert np.isnan(grad.astype(np.float32)).all(), "the parts are still to be added"
+        run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [parts, as_bits(grad), problem.batch])
+    assert (grad[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind the gradient"
+    return grad[:size].reshape(kernel.pattern.shape)
+
+
+def result(problem: Problem, source: Source, run: Run, **options: Any) -> Array:
+    return (differentiate if problem.kernel.job == "gradient" else multiply)(problem, source, run, **options)
+
+
 # ---- checks
 
 
 def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
-    """The kernel agrees with the float64 reference on random arrays; Y."""
+    """The kernel agrees with the float64 reference on random arrays; what it gave."""
     problem = make_problem(source.kernel, batch)
-    y = multiply(problem, source, run, **options)
+    y = result(problem, source, run, **options)
     error, _ = compare(problem, y)
-    assert error <= tolerance(source.kernel.precision, source.kernel.pattern.c), (error, source.constants)
+    assert error <= tolerance(source.kernel.precision, problem.terms), (error, source.constants)
     return y
 
 
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
     """Small integers: every sum is exact in every precision, in whatever order."""
     random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
-    assert 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
+    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
 
     def integers(like: Array | None, most: int = 2) -> Array | None:
         return None if like is None else random.integers(-most, most + 1, like.shape).astype(like.dtype)
 
-    parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual")}
+    parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual", "grad_y")}
     return replace(problem, weights=integers(problem.weights, 1), **parts)
 
 
 def check_exact(source: Source, batch: int, run: Run) -> None:
-    """Y is right to the last bit where nothing is rounded."""
+    """The result is right to the last bit where nothing but itself is rounded."""
     problem = exact_problem(source.kernel, batch)
-    epilogue = source.kernel.epilogue
-    truth = reference.multiply(
-        source.kernel.pattern, problem.x, problem.weights, source.kernel.layout,
-        bias=problem.bias, activation=epilogue.activation, residual=problem.residual,
-    )  # fmt: skip
-    np.testing.assert_array_equal(multiply(problem, source, run).astype(np.float64), truth)
+    got = result(problem, source, run)
+    np.testing.assert_array_equal(got.astype(np.float64), truth_of(problem).astype(got.dtype).astype(np.float64))
 
 
 def check_leaks(source: Source, batch: int, run: Run) -> None:
-    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output; all else is the
-    same to the last bit. They are planted in half of the blocks and a tenth of the outputs, so next to everything, and
-    behind X, where padding would be read from."""
+    """Inf and NaN stay where they belong, and all else is the same to the last bit."""
+    (_check_leaks_of_gradient if source.kernel.job == "gradient" else _check_leaks_of_product)(source, batch, run)
+
+
+def _by_entry(array: Array, layout: str) -> Array:
+    return array if layout == "bsf" else array.T
+
+
+def _check_leaks_of_product(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output. They are planted in
+    half of the blocks and a tenth of the outputs, so next to everything, and behind X, where padding would be read from."""
     kernel, random = source.kernel, np.random.default_rng(batch)
     a, b, c, d = kernel.pattern.shape
     clean = make_problem(kernel, batch)
     bad = [np.inf, np.nan, -np.inf]
 
     def by_entry(array: Array) -> Array:
-        return array if kernel.layout == "bsf" else array.T
+        return _by_entry(array, kernel.layout)
 
     blocks, outputs = random.random((batch, a, d)) < 0.5, random.random((a, b, d)) < 0.1
     x, weights = by_entry(clean.x).reshape(batch, a, c, d).copy(), clean.weights.copy()
@@ -218,6 +259,30 @@ def check_leaks(source: Source, batch: int, run: Run) -> None:
 
     touched = by_entry((blocks[:, :, None, :] | outputs[None]).reshape(batch, a * b * d))
     expected, got = multiply(clean, source, run), multiply(planted, source, run, behind=BEHIND)
+    assert np.isfinite(expected).all()
+    assert not np.isfinite(got[touched]).any()
+    np.testing.assert_array_equal(got[~touched], expected[~touched])
+
+
+def _check_leaks_of_gradient(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN in X stay in their input and (i, j) block, those in dY in their output. They are planted in a third of both,
+    so next to everything, and behind both, where padding would be read from."""
+    kernel, random = source.kernel, np.random.default_rng(batch)
+    a, b, c, d = kernel.pattern.shape
+    clean = make_problem(kernel, batch)
+    assert clean.grad_y is not None
+
+    def planted(array: Array, rows: int) -> tuple[Array, Array]:
+        where = random.random((a, rows, d)) < 0.3
+        i, row, j = np.nonzero(where)
+        values = _by_entry(array, kernel.layout).reshape(batch, a, rows, d).copy()
+        values[random.integers(0, batch, i.size), i, row, j] = random.choice([np.inf, np.nan, -np.inf], i.size)
+        return np.ascontiguousarray(_by_entry(values.reshape(batch, a * rows * d), kernel.layout)), where
+
+    (x, inputs), (grad_y, outputs) = planted(clean.x, c), planted(clean.grad_y, b)
+    touched = outputs[:, :, None, :] | inputs[:, None, :, :]
+    expected = differentiate(clean, source, run)
+    got = differentiate(replace(clean, x=x, grad_y=grad_y), source, run, behind=BEHIND)
     assert np.isfinite(expected).all()
     assert not np.isfinite(got[touched]).any()
     np.testing.assert_array_equal(got[~touched], expected[~touched])

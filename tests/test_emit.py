@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) 
     assert outputs == {render(KERNEL, CONSTANTS).digest}
 
 
-def variants() -> list[tuple[str, KernelSpec, SimtConstants]]:
+def variants() -> list[tuple[str, KernelSpec, Any]]:
     """A kernel per field of a specification, and per constant, that differs in it alone."""
     found = [("itself", KERNEL, CONSTANTS)]
     for letter in "abcd":
@@ -59,11 +60,12 @@ def variants() -> list[tuple[str, KernelSpec, SimtConstants]]:
     for name in (field.name for field in fields(SimtConstants) if field.name not in ("copy", "tile_d")):
         found.append((name, KERNEL, replace(CONSTANTS, **{name: getattr(other, name)})))
     found.append(("copy", KERNEL, replace(CONSTANTS, copy="registers", stages=2)))
+    found.append(("job", replace(KERNEL, job="gradient"), None))
     return found
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch"}
+    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch", "job"}
     digests = {}
     for name, kernel, constants in variants():
         source = render(kernel, constants)

@@ -36,8 +36,9 @@ NO_TESTS = Outcomes(passed=1)
 def test_checks_of_kernels_on_a_device(family: str, precision: str, layout: str) -> None:
     gpu = FakeGpu()
     source, run = source_of(family, kernel_of((2, 37, 13, 5), precision, layout)), on_device(gpu)
-    y = kernels.check(source, 65, run)
-    assert kernels.ulps(y, kernels.check(source, 65, kernels.in_emulator())) == 0
+    batch = kernels.BATCHES[source.kernel.job][-1]
+    y = kernels.check(source, batch, run)
+    assert kernels.ulps(y, kernels.check(source, batch, kernels.in_emulator())) == 0
     kernels.check_exact(source, 7, run)
     kernels.check_leaks(source, 33, run)
     assert {entry for entry, _ in gpu.launches} == {source.entry, source.pack_entry}
@@ -133,7 +134,7 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
     assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in FAMILIES}
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
     assert all(command[:3] == ["/opt/compute-sanitizer", "--tool", tool] for command, tool in zip(commands, gpu_check.TOOLS, strict=False))
-    assert commands[0][commands[0].index("run") :][:5] == ["run", "--pattern", "2,37,13,5", "--batch", "65"]
+    assert commands[0][commands[0].index("run") :][:5] == ["run", "--pattern", "2,37,13,5", "--batch", "129"]
     assert kernel_for(FakeGpu(), "simt") is not None
 
 

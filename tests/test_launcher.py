@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import ksgen
-from ksgen import arguments, arrays, reference
+from ksgen import arguments, arrays, fits, reference
 from ksgen import launcher as launchers
 from ksgen.devices import Found, device_for, find_device, list_devices
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
@@ -62,6 +62,12 @@ def compiler() -> TextCompiler:
     return TextCompiler()
 
 
+def plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner()
+    for module in (launchers, fits):
+        monkeypatch.setattr(module, "PLANNER", planner)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler) -> FakeGpu:
     """The device of every CUDA array, with a planner and a cache of its own."""
@@ -69,7 +75,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
         pytest.skip("the emulator needs g++")
     fake = FakeGpu()
     monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
-    monkeypatch.setattr(launchers, "PLANNER", Planner())
+    plan_anew(monkeypatch)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("ksgen.build.find_compiler", lambda: compiler)
@@ -693,7 +699,7 @@ def test_compiled_on_first_use_and_from_the_cache_after_that(
         gpu.synchronize()
         check(out.content, x[:batch], weights)
     assert compiler.compiled == ["ks_2x9x5x3_float32_bsf"]
-    monkeypatch.setattr(launchers, "PLANNER", Planner())  # another process
+    plan_anew(monkeypatch)  # another process
     Launcher(*SHAPE)(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     assert len(compiler.compiled) == 1
 
@@ -710,7 +716,7 @@ def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks
 
 
 def test_a_launcher_forgets_batches_rather_than_grow(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "MOST_FITS", 3)
+    monkeypatch.setattr(fits, "MOST_FITS", 3)
     kept = ks.pack(FakeArray(gpu, inputs()[1]))
     for batch in range(1, 9):
         x, out = (FakeArray(gpu, np.zeros((batch, size), np.float32)) for size in (PATTERN.in_features, PATTERN.out_features))

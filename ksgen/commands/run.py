@@ -7,7 +7,7 @@ import click
 from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec import ACTIVATIONS, JOBS, Epilogue, KernelSpec
 
 
 @click.command("run", short_help="Check and time one kernel.")
@@ -15,6 +15,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
+@click.option("--job", type=click.Choice(list(JOBS)), default="multiply", show_default=True, help="gradient: that of the weights.")
 @click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)
 @click.option("--residual", is_flag=True, help="Add a residual.")
@@ -23,7 +24,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int, precision: str, layout: str, bias: bool, activation: str, residual: bool,
+    pattern: Pattern, batch: int, precision: str, layout: str, job: str, bias: bool, activation: str, residual: bool,
     device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
@@ -32,6 +33,7 @@ def command(
     Examples:
       ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
       ksgen run --pattern 6,64,64,1 --batch 1000 --bias --activation gelu --json
+      ksgen run --pattern 6,64,64,1 --batch 1000 --job gradient
     """
     from ksgen.devices import find_device
     from ksgen.families import family_named
@@ -40,7 +42,7 @@ def command(
 
     if batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual))
+    kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
     check_memory(kernel, batch)
     where = find_device(device)
     measured = measure(where, kernel, batch, runs, seed)

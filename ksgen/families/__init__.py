@@ -4,11 +4,12 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, Work, check, cuda_limits
+from ksgen.families.gradient import Gradient
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt())}
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt(), Gradient())}
 
 
 def family_named(name: str) -> Family[Any]:
@@ -19,7 +20,7 @@ def family_named(name: str) -> Family[Any]:
 
 
 def family_for(kernel: KernelSpec, limits: Limits) -> Family[Any]:
-    """The first family that serves the kernel on such a device; `simt` serves every one."""
+    """The first family that serves the kernel on such a device; `simt` and `gradient` serve every one of their jobs."""
     return next(family for family in FAMILIES.values() if family.serves(kernel, limits))
 
 

@@ -78,6 +78,7 @@ class Geometry:
     grid: int
     block: int
     shared_bytes: int
+    left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,13 @@ class Family(Protocol[ConstantsT]):
 
     def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work: ...
 
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry: ...
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        """Of the text's second entry: `_pack`, or a gradient's `_sum`."""
+        ...
 
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        """Of what the second entry writes, packed weights; or reads, the partial sums of the longest batch."""
+        ...
 
 
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:

@@ -1,7 +1,10 @@
-"""What families of tiled kernels share: how constants are read and shown, how many tiles there are, what every text states."""
+"""What families of tiled kernels share: how constants are read and shown, how many tiles there are and how a block copies one,
+what every text states.
+"""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from math import gcd
 from typing import Any, TypeVar
 
 from ksgen.errors import ConstantsError
@@ -17,6 +20,11 @@ ConstantsT = TypeVar("ConstantsT")
 
 def divide_up(value: int, by: int) -> int:
     return -(-value // by)
+
+
+def power_of_two_in(value: int, most: int) -> int:
+    """The largest power of two that divides `value`, and is at most `most`."""
+    return gcd(value, most)
 
 
 class Constants:
@@ -35,6 +43,41 @@ def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any
         if type(value) is not wanted[name]:
             raise ConstantsError(f"{family} constant {name}={value!r} must be {'a word' if wanted[name] is str else 'an integer'}")
     return kind(**values)
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """How the block's warps walk over `lines` x `run` elements, `vector` neighbours of a run at a time."""
+
+    lines: int
+    run: int
+    vector: int
+    lane_run: int  # lanes of a warp along the run; the others stand on further lines
+    warps: int
+
+    @property
+    def lane_lines(self) -> int:
+        return WARP // self.lane_run
+
+    @property
+    def warps_run(self) -> int:
+        return gcd(self.warps, self.run // (self.lane_run * self.vector))
+
+    @property
+    def run_step(self) -> int:
+        return self.warps_run * self.lane_run * self.vector
+
+    @property
+    def line_step(self) -> int:
+        return self.warps // self.warps_run * self.lane_lines
+
+    @property
+    def run_rounds(self) -> int:
+        return self.run // self.run_step
+
+    @property
+    def line_rounds(self) -> int:
+        return divide_up(self.lines, self.line_step)
 
 
 class Tiled:

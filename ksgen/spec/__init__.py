@@ -21,11 +21,12 @@ The families and their arguments are the functions of `ksgen.pattern`.
 """
 
 from ksgen.spec.document import Spec, load, parse
-from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, Precision
+from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, Precision
 from ksgen.spec.paper import paper_patterns, stratified
 
 __all__ = [
     "ACTIVATIONS",
+    "JOBS",
     "LAYOUTS",
     "PRECISIONS",
     "Epilogue",

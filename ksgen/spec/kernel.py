@@ -1,4 +1,4 @@
-"""What one kernel is: pattern, precision, layout, epilogue and batch. Never how it is computed: families decide."""
+"""What one kernel is: pattern, precision, layout, epilogue, batch and job. Never how it is computed: families decide."""
 
 import hashlib
 import json
@@ -34,6 +34,7 @@ ALIASES = {  # what other libraries call them
 }  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+JOBS = ("multiply", "gradient")  # Y = X K^T; or the gradient of its weights, from X and the gradient of Y
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -79,6 +80,7 @@ class KernelSpec:
     layout: str = "bsf"
     epilogue: Epilogue = Epilogue()
     batch: int | None = None
+    job: str = "multiply"
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -89,6 +91,9 @@ class KernelSpec:
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None and (type(self.batch) is not int or not 1 <= self.batch <= MOST_BYTES):
             raise SpecError(f"batch={excerpt(self.batch)}; accepted: a whole number from 1 up, or None for any")
+        _check_word("job", self.job, JOBS)
+        if self.job == "gradient" and self.epilogue.words:
+            raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.pattern.in_features,
@@ -111,20 +116,22 @@ class KernelSpec:
     def name(self) -> str:
         """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)
-        return "_".join(("ks", self.pattern.name, self.precision, self.layout, *self.epilogue.words, *batch))
+        job = () if self.job == "multiply" else (self.job,)
+        return "_".join(("ks", self.pattern.name, self.precision, self.layout, *self.epilogue.words, *batch, *job))
 
     @property
     def digest(self) -> str:
-        """Eight hex digits over every field."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Eight hex digits over every field; the usual job goes without saying."""
+        told = {name: value for name, value in asdict(self).items() if (name, value) != ("job", "multiply")}
+        canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     def flops(self, batch: int) -> int:
-        """Additions and multiplications of the product."""
+        """Additions and multiplications of the product; a gradient takes as many."""
         return 2 * batch * self.pattern.weight_count
 
     def bytes(self, batch: int) -> int:
-        """What must cross memory: X, Y, the weights and the residual, each once."""
+        """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = 2 if self.epilogue.residual else 1
         rows = self.pattern.in_features + outputs * self.pattern.out_features
         return self.item_bytes * (batch * rows + self.pattern.weight_count)

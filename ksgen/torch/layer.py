@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError, PatternError
+from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Pattern, excerpt
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
-from ksgen.torch.ops import multiply
+from ksgen.torch.backends import NAMES, explain, multiply_by
+from ksgen.torch.checks import check_precision, check_words, dtype_name
 
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
@@ -35,13 +36,17 @@ class KSLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.chain = as_chain(patterns)
+        check_words(backend=(backend, NAMES))
+        for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
+            KernelSpec(pattern, precision or "float32", layout, Epilogue(bool(bias), activation))
         if dtype is None:
             dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
-        for pattern in self.chain:
-            KernelSpec(pattern, precision or "float32", layout, Epilogue(activation=activation))
+        check_precision(precision, dtype_name(dtype))
+        if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
+            raise SpecError(f"precision={precision!r} with backend={backend!r}; only ksgen's kernels have it: backend='ksgen'")
         self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
-        self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
 
     @classmethod
@@ -76,14 +81,24 @@ class KSLinear(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         rows = self._as_matrix(x, "x", self.in_features)
         added = None if residual is None else self._as_matrix(residual, "residual", self.out_features)
-        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "backend": self.backend}
+        options = {"layout": self.layout, "precision": self.precision}
         *first, last = self.weights
         for weights in first:
-            rows = multiply(rows, weights, **options)
-        y = multiply(rows, last, self.bias, added, activation=self.activation, **options)
+            rows = multiply_by(self.backend, rows, weights, None, None, activation="none", **options)
+        y = multiply_by(self.backend, rows, last, self.bias, added, activation=self.activation, **options)
         if self.layout == "bsf":
             return y.reshape(*x.shape[:-1], self.out_features)
         return y.reshape(self.out_features, *x.shape[1:])
+
+    def explain(self, batch: int = 1024) -> str:
+        """Who multiplies each factor at a batch of so many rows, on the device where the weights lie, and why."""
+        lines = []
+        for number, (pattern, weights) in enumerate(zip(self.chain, self.weights, strict=True), start=1):
+            is_last = number == len(self.chain)
+            epilogue = Epilogue(self.bias is not None, self.activation) if is_last else Epilogue()
+            kernel = KernelSpec(pattern, self.precision or dtype_name(weights.dtype), self.layout, epilogue)
+            lines.append(f"{pattern}: {explain(self.backend, kernel, batch, weights.device)}")
+        return "\n".join(lines)
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]

@@ -1,17 +1,33 @@
-"""`multiply`: Y = X K^T on PyTorch tensors."""
+"""The product and the gradient of its weights as PyTorch operators, and `multiply`, by which they are called.
 
-from collections.abc import Callable
+`ksgen::multiply` and `ksgen::weight_gradient` are each other's derivatives, to any order:
 
-from torch import Tensor, einsum
-from torch.nn import functional
+    y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
+    W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda values: values,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda values: functional.gelu(values, approximate="tanh"),
-    "silu": functional.silu,
-}
+They run in ksgen's kernels on CUDA tensors, and in `ksgen.torch.products` elsewhere. Matrices alone: (batch, features) in
+layout "bsf", (features, batch) in "bsl".
+"""
+
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen.launcher import Launcher
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.torch import products
+from ksgen.torch.checks import check, check_words, dtype_name
+from ksgen.torch.choice import REMEMBERED, choose
+from ksgen.torch.epilogue import ACTIVATIONS, finish
+from ksgen.torch.kept import Kept
+
+BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
+KERNEL_DEVICES = {"cuda"}  # whose tensors kernels multiply; tests add "cpu", to run them through OpenCL
+GRADIENT_PRECISIONS = {"fp16x3": "tf32x3"}  # gradients are smaller than what float16 resolves
+
+_transposes = Kept(lambda weights: weights.transpose(1, 2).contiguous())  # what the gradient of x is multiplied by
 
 
 def multiply(
@@ -25,13 +41,237 @@ def multiply(
     activation: str = "none",
     backend: str = "auto",
 ) -> Tensor:
-    """activation(X K^T + bias) + residual; x and y are (batch, features) in layout "bsf", (features, batch) in "bsl"."""
+    """activation(X K^T + bias) + residual, differentiable. `weights` is (a, b, c, d).
+
+    Where gradients are recorded, the activation is an operation of its own, whose input is kept for the backward pass as
+    `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
+    """
+    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
+    check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
+    check(x, weights, bias, residual, layout, precision)
+    given = [tensor for tensor in (x, weights, bias) if tensor is not None]
+    if activation != "none" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
+        return finish(before, None, activation, residual, layout)
+    return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+
+
+def autocast(*given: Any) -> Any:
+    """Tensors as autocast wants them, as for `torch.nn.functional.linear`; the precision, last, is then theirs."""
+    *tensors, precision = given
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return given
+    dtype = torch.get_autocast_dtype(kind)
+    takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
+    cast = [tensor.to(dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
+    return *cast, precision if cast[0].dtype == tensors[0].dtype else None
+
+
+# ---- Y = X K^T, or X K where transposed
+
+
+@torch.library.custom_op(
+    "ksgen::multiply",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
+    "bool transposed, str backend) -> Tensor",
+)
+def _multiply(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    activation: str, transposed: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    x, weights = x.contiguous(), weights.contiguous()
+    if not x.numel():
+        return _empty(x, weights, layout, transposed)
     a, b, c, d = weights.shape
-    if layout == "bsf":
-        y = einsum("sicj,ikcj->sikj", x.reshape(-1, a, c, d), weights).reshape(-1, a * b * d)
-    else:
-        y = einsum("icjs,ikcj->ikjs", x.reshape(a, c, d, -1), weights).reshape(a * b * d, -1)
-    if bias is not None:
-        y = y + (bias if layout == "bsf" else bias[:, None])
-    y = _ACTIVATIONS[activation](y)
-    return y if residual is None else y + residual
+    own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
+    epilogue = (bias is not None, activation, residual is not None)
+    if not _takes_kernel(own, x, layout, precision, backend, epilogue=epilogue):
+        matrices = products.by_matrix(weights)
+        y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
+        return finish(y, bias, activation, residual, layout)
+    options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
+    options |= {"bias": _contiguous(bias), "residual": _contiguous(residual)}
+    return own(x, _transposed(weights) if transposed else weights, **options)
+
+
+@_multiply.register_fake
+def _(
+    x: Tensor, weights: Tensor, bias: Any, residual: Any, layout: str, precision: Any, activation: str, transposed: bool, backend: str
+) -> Tensor:
+    return _empty(x, weights, layout, transposed)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend = inputs
+    ctx.save_for_backward(x, weights, bias)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, weights, bias = ctx.saved_tensors
+    needs_x, needs_weights, needs_bias, needs_residual = ctx.needs_input_grad[:4]
+    layout, transposed, backend = ctx.layout, ctx.transposed, ctx.backend
+    precision = GRADIENT_PRECISIONS.get(ctx.precision, ctx.precision)
+    inner = gradient
+    if ctx.activation != "none":
+        before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)
+        inner = ACTIVATIONS[ctx.activation].backward(gradient, before)
+    x_gradient = weights_gradient = bias_gradient = None
+    if needs_x:
+        x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, backend)
+    if needs_weights:
+        rows, columns = (inner, x) if transposed else (x, inner)
+        weights_gradient = _outer_product(rows, columns, weights.shape[0], weights.shape[3], layout, precision, backend)
+    if needs_bias:
+        bias_gradient = inner.sum(0 if layout == "bsf" else 1)
+    return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *[None] * 5
+
+
+_multiply.register_autograd(_backward, setup_context=_keep)
+
+
+def _multiply_batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any) -> Any:
+    """What `vmap` maps over becomes part of the batch; of a, as further blocks, where weights or biases differ too."""
+    layout, count = options[0], info.batch_size
+    of_x, of_weights, of_bias, of_residual = in_dims[:4]
+    axis = 0 if layout == "bsf" else 1
+    if of_weights is not None or of_bias is not None:
+        axis = 1 - axis
+        weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
+    x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
+    return _product(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
+
+
+# ---- the gradient of the weights
+
+
+@torch.library.custom_op(
+    "ksgen::weight_gradient",
+    mutates_args=(),
+    schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
+)
+def _weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+    x, y_gradient = x.contiguous(), y_gradient.contiguous()
+    shape = _weight_shape(x, y_gradient, a, d, layout)
+    if not x.numel():
+        return x.new_zeros(shape)
+    own = launcher(*shape)
+    if not _takes_kernel(own, x, layout, precision, backend, job="gradient"):
+        return products.weight_gradient(x, y_gradient, layout, a, d)
+    return own.gradient(x, y_gradient, layout=layout, precision=precision)
+
+
+@_weight_gradient.register_fake
+def _(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: Any, backend: str) -> Tensor:
+    return x.new_empty(_weight_shape(x, y_gradient, a, d, layout))
+
+
+def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, y_gradient, _, _, ctx.layout, ctx.precision, ctx.backend = inputs
+    ctx.save_for_backward(x, y_gradient)
+
+
+def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, y_gradient = ctx.saved_tensors
+    needs_x, needs_y_gradient = ctx.needs_input_grad[:2]
+    options = (ctx.layout, ctx.precision, "none")
+    of_x = _product(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
+    of_y_gradient = _product(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
+    return of_x, of_y_gradient, *[None] * 5
+
+
+_weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for_weights)
+
+
+def _weight_gradient_batched(
+    info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
+) -> Any:
+    """What `vmap` maps over, such as the samples of per-sample gradients, becomes part of a."""
+    axis = 1 if layout == "bsf" else 0
+    x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
+    return _outer_product(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
+
+
+# ---- torch.func, whose transforms take functions, and operators in part
+
+
+class _Multiply(torch.autograd.Function):
+    forward = staticmethod(_multiply)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_backward)
+    vmap = staticmethod(_multiply_batched)
+
+
+class _WeightGradient(torch.autograd.Function):
+    forward = staticmethod(_weight_gradient)
+    setup_context = staticmethod(_keep_for_weights)
+    backward = staticmethod(_backward_of_weights)
+    vmap = staticmethod(_weight_gradient_batched)
+
+
+def _product(*arguments: Any) -> Tensor:
+    return _Multiply.apply(*arguments) if _in_transform() else _multiply(*arguments)
+
+
+def _outer_product(*arguments: Any) -> Tensor:
+    return _WeightGradient.apply(*arguments) if _in_transform() else _weight_gradient(*arguments)
+
+
+def _in_transform() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
+    """The mapped dimension as the outer part of an axis."""
+    if tensor is None:
+        return None
+    mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
+    return mapped.flatten(axis, axis + 1)
+
+
+# ---- what both operators share
+
+
+@cache
+def launcher(a: int, b: int, c: int, d: int) -> Launcher:
+    return Launcher(a, b, c, d)
+
+
+@lru_cache(REMEMBERED)
+def kernel(
+    launcher: Launcher,
+    precision: str,
+    layout: str,
+    epilogue: tuple[bool, str, bool] = (False, "none", False),
+    job: str = "multiply",
+) -> KernelSpec:
+    return KernelSpec(launcher.pattern, precision, layout, Epilogue(*epilogue), job=job)
+
+
+def _takes_kernel(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> bool:
+    if backend == "auto":
+        wanted = kernel(own, precision or dtype_name(x.dtype), layout, **what)
+        backend = choose(wanted, x.shape[0 if layout == "bsf" else 1], x.device).backend
+    return backend == "ksgen" and x.device.type in KERNEL_DEVICES
+
+
+def _transposed(weights: Tensor) -> Tensor:
+    """(a, b, c, d) as (a, c, b, d); kept where launchers keep what they packed."""
+    return _transposes.of(weights) if weights.is_cuda else _transposes.make(weights)
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:
+    """Y, uninitialised."""
+    a, b, c, d = weights.shape
+    features = a * (c if transposed else b) * d
+    return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]))
+
+
+def _weight_shape(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str) -> tuple[int, int, int, int]:
+    features = 1 if layout == "bsf" else 0
+    return a, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d), d

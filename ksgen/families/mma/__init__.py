@@ -67,7 +67,7 @@ class Mma:
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+        return kernel.job == "multiply" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
 
     def rules(self) -> tuple[Rule[MmaConstants], ...]:
         return _RULES

@@ -44,7 +44,7 @@ class Simt:
     why = "plain multiply-adds: every device, and all there is for float32 and float64"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return True
+        return kernel.job == "multiply"
 
     def rules(self) -> tuple[Rule[SimtConstants], ...]:
         return _RULES

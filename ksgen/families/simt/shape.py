@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
-from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
+from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.spec import PRECISIONS, KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
@@ -22,46 +22,6 @@ class SimtConstants(Constants):
     stages: int  # stages of X and W in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
-
-
-def _power_of_two_in(value: int, most: int) -> int:
-    """The largest power of two that divides `value`, and is at most `most`."""
-    return gcd(value, most)
-
-
-@dataclass(frozen=True)
-class CopyPlan:
-    """How the block's warps walk over `lines` x `run` elements, `vector` neighbours of a run at a time."""
-
-    lines: int
-    run: int
-    vector: int
-    lane_run: int  # lanes of a warp along the run; the others stand on further lines
-    warps: int
-
-    @property
-    def lane_lines(self) -> int:
-        return WARP // self.lane_run
-
-    @property
-    def warps_run(self) -> int:
-        return gcd(self.warps, self.run // (self.lane_run * self.vector))
-
-    @property
-    def run_step(self) -> int:
-        return self.warps_run * self.lane_run * self.vector
-
-    @property
-    def line_step(self) -> int:
-        return self.warps // self.warps_run * self.lane_lines
-
-    @property
-    def run_rounds(self) -> int:
-        return self.run // self.run_step
-
-    @property
-    def line_rounds(self) -> int:
-        return divide_up(self.lines, self.line_step)
 
 
 @dataclass(frozen=True)
@@ -158,11 +118,11 @@ class Shape(Tiled):
     def x_plan(self) -> CopyPlan:
         constants = self.constants
         if self.kernel.layout == "bsl":
-            lane_run = _power_of_two_in(constants.tile_batch // self.group, WARP)
+            lane_run = power_of_two_in(constants.tile_batch // self.group, WARP)
             return CopyPlan(constants.tile_in, constants.tile_batch, self.group, lane_run, self.warps)
         run = constants.tile_d * constants.tile_in
         vector = self.group if constants.copy == "registers" and self._rows_are_aligned(run) else 1
-        lane_run = _power_of_two_in(run // vector, 8 if vector == 1 else 4)
+        lane_run = power_of_two_in(run // vector, 8 if vector == 1 else 4)
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
 
     def _rows_are_aligned(self, run: int) -> bool:
@@ -174,7 +134,7 @@ class Shape(Tiled):
     @property
     def y_plan(self) -> CopyPlan:
         run = self.slice_out * self.constants.tile_d
-        return CopyPlan(self.constants.tile_batch, run, 1, _power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps)
+        return CopyPlan(self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps)
 
     @property
     def registers(self) -> int:

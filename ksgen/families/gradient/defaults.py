@@ -1,0 +1,72 @@
+"""The SIMT gradient's constants before any search: by rule, for a GPU and for a processor."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Limits
+from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
+from ksgen.families.simt.defaults import neighbours
+from ksgen.families.simt.shape import is_sixteen_bit
+from ksgen.families.tiles import divide_up
+from ksgen.spec import KernelSpec
+
+GPU_WARPS = 16 * 132  # that keep a large GPU busy: sixteen on each multiprocessor
+CPU_BLOCKS = 16
+MOST_SUMS = {"async": 72, "registers": 48}  # a thread, beside what waits in registers
+THREADS = (1, 2, 4, 6, 8, 12)  # sums a thread, along one side
+PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
+LONE = 1.25  # how much worse a block may be, by its cost, that shares its multiprocessor with another
+
+
+def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> int:
+    """Parts of the batch that fill the device: all their sums are those of twice as many warps at most, under 40 MB."""
+    shape = Shape(kernel, constants)
+    return divide_up(CPU_BLOCKS, shape.tiles) if limits.is_cpu else divide_up(GPU_WARPS, shape.tiles * shape.warps)
+
+
+def fits(kernel: KernelSpec, constants: GradientConstants, limits: Limits, blocks: int) -> bool:
+    """Whether so many blocks fit a multiprocessor."""
+    shape = Shape(kernel, constants)
+    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+        return False
+    return not limits.registers or shape.registers * shape.threads * blocks <= limits.registers
+
+
+def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
+    """The tile with the least padding, operand loads and copies, twice a multiprocessor unless a lone block is much better,
+    so that one multiplies while the other waits; and as many parts of the batch as fill the device."""
+    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE_SHARED_BYTES))
+    planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
+    for tile_d in dict.fromkeys((planes, 1)):
+        choices = sorted(_choices(kernel, tile_d, limits), key=lambda constants: _cost(kernel, constants))
+        lone = next((constants for constants in choices if fits(kernel, constants, budget, 1)), None)
+        if lone is None:
+            continue
+        pair = next((constants for constants in choices if fits(kernel, constants, budget, 2)), lone)
+        chosen = pair if _cost(kernel, pair) <= LONE * _cost(kernel, lone) else lone
+        blocks = max(count for count in range(1, 9) if count == 1 or fits(kernel, chosen, budget, count))
+        return replace(chosen, parts=parts(kernel, chosen, limits), min_blocks=1 if limits.is_cpu else blocks)
+    raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
+
+
+def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientConstants]:
+    copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
+    most_sums = MOST_SUMS[copy] // (2 if limits.is_cpu or kernel.precision == "float64" else 1)
+    for thread_out, thread_in, warps_out, warps_in, tile_batch in product(THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)):
+        if thread_out * thread_in > most_sums:
+            continue
+        tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
+        if max(tile_out, tile_in) <= 128:
+            stages = 3 if copy == "async" else 2
+            yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
+
+
+def _cost(kernel: KernelSpec, constants: GradientConstants) -> float:
+    """Multiply-adds, padding included, and what must be loaded, copied and waited for beside each."""
+    b, c = kernel.pattern.b, kernel.pattern.c
+    tile_out, tile_in = constants.tile_out, constants.tile_in
+    padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c
+    loads = 1 / constants.thread_out + 1 / constants.thread_in
+    return padding * (1 + loads + 16 / tile_out + 16 / tile_in) + 1 / constants.tile_batch

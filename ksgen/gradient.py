@@ -1,0 +1,70 @@
+"""The gradient of a launcher's weights, from the arrays of a caller: its memory, its launches, on the caller's stream.
+
+Never knows how it is computed, and records no gradients of its own: `ksgen.torch` does.
+"""
+
+from typing import Any
+
+from ksgen.arguments import check_memory, views_of, where_to_work
+from ksgen.arrays import ArrayView, stream_handle, view
+from ksgen.devices.base import Buffer, Stream
+from ksgen.fits import Fits
+from ksgen.memory import host_array, new_array
+from ksgen.plan import Plan
+from ksgen.weights import refuse_capture
+
+STREAM_ORDERED = ("torch", "cupy")  # whose freed memory is not given to others before the stream is done with it
+
+
+def weight_gradient(caller: object, fits: Fits, x: Any, grad_y: Any, layout: str, out: Any, stream: Any, precision: str | None) -> Any:
+    """An array (a, b, c, d) like x, or `out`. Host arrays return when it is done; others in stream order."""
+    arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
+    views = views_of(arrays, stream)
+    fit = fits.find(caller, layout, "none", views, precision)
+    check_memory(caller, views)
+    device, on, views = where_to_work(caller, fit.place, arrays, views, stream)
+    plan = fits.plan(fit, device, on)
+    return _on_host(plan, views, out, on) if fit.place == "host" else _on_device(plan, views, out, on)
+
+
+def _on_device(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) -> Any:
+    device, x = plan.device, views["x"]
+    handle = None if device.kind == "opencl" else stream_handle(stream)
+    if out is None:
+        if x.kind != "torch":  # which keeps memory for graphs
+            refuse_capture(device, stream, "allocates its output", "give out=")
+        out = new_array(x, plan.kernel.pattern.shape, handle)
+    pointers = (x.pointer, views["grad_y"].pointer, view(out, "out").pointer)
+    if not plan.left_bytes:
+        plan.launch_gradient(pointers, None, stream)
+        return out
+    if x.kind != "torch":
+        refuse_capture(device, stream, "allocates memory for partial sums", "give PyTorch's tensors")
+    if x.kind in STREAM_ORDERED:
+        left = new_array(x, (plan.left_bytes // plan.kernel.item_bytes,), handle)
+        plan.launch_gradient(pointers, view(left).pointer, stream)
+    else:
+        buffer = device.allocate(plan.left_bytes)
+        plan.launch_gradient(pointers, buffer, stream)
+        device.synchronize(stream)  # before the memory goes
+    return out
+
+
+def _on_host(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) -> Any:
+    device = plan.device
+    refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
+    if out is None:
+        out = new_array(views["x"], plan.kernel.pattern.shape)
+        views["out"] = view(out, "out")
+    result = host_array(views["out"])
+
+    def uploaded(name: str) -> Buffer:
+        host = host_array(views[name])
+        buffer = device.allocate(host.nbytes)
+        device.upload(buffer, host, stream)
+        return buffer
+
+    buffers = (uploaded("x"), uploaded("grad_y"), device.allocate(result.nbytes))
+    plan.launch_gradient(buffers, device.allocate(plan.left_bytes) if plan.left_bytes else None, stream)
+    device.download(result, buffers[2], stream)
+    return out

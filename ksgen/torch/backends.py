@@ -1,0 +1,138 @@
+"""The products that ksgen is measured beside, each with a weight format of its own: the paper's five, and an expert's.
+
+A backend prepares canonical weights (a, b, c, d) once, ahead of time, and multiplies by what it prepared. All are differentiable
+except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ksgen.errors import LaunchError
+from ksgen.launcher import Launcher
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.torch import products
+from ksgen.torch.checks import check
+from ksgen.torch.choice import Choice, choose
+from ksgen.torch.epilogue import finish
+from ksgen.torch.kept import Kept
+from ksgen.torch.ops import KERNEL_DEVICES, autocast, multiply
+from ksgen.torch.products import permuted, permuted_back, permuted_multiply
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`multiply` takes X, what was prepared of the weights, the layout and the pattern."""
+
+    multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
+    why: str
+    prepared: Kept | None = None  # None: canonical weights as they are
+
+    def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
+        """Y = X K^T, from canonical weights; they are prepared when they are met first, and after each write to them."""
+        ready = weights if self.prepared is None else self.prepared.of(weights)
+        return self.multiply(x, ready, layout, Pattern(*weights.shape))
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """(a*d, b, c): the diagonal blocks of the permuted K."""
+    return products.by_matrix(weights).flatten(0, 1)
+
+
+def _multiply_bmm(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> Tensor:
+    return permuted_multiply(x, blocks, layout, pattern.a, pattern.d)
+
+
+def _as_bsr(weights: Tensor) -> Tensor:
+    """The permuted K in square blocks, which is what products with block-sparse rows take."""
+    blocks = _blocks(weights)
+    count, b, c = blocks.shape
+    side = gcd(b, c)
+    down, across = b // side, c // side
+    values = blocks.view(count, down, side, across, side).transpose(2, 3).reshape(-1, side, side)
+    first = torch.arange(count, device=weights.device).view(-1, 1, 1) * across
+    columns = (first + torch.arange(across, device=weights.device)).expand(count, down, across).reshape(-1)
+    rows = torch.arange(count * down + 1, device=weights.device) * across
+    return torch.sparse_bsr_tensor(rows, columns, values, (count * b, count * c), check_invariants=False)
+
+
+def _multiply_bsr(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or blocks.requires_grad):
+        raise LaunchError("backend='bsr' has no gradients in PyTorch; call under torch.no_grad(), or take another backend")
+    a, _, _, d = pattern.shape
+    inputs = permuted(x, layout, a, d)
+    y = functional.linear(inputs.permute(2, 0, 1).flatten(1), blocks).t() if layout == "bsf" else blocks @ inputs.flatten(0, 1)
+    return permuted_back(y.unflatten(0, (a * d, -1)), layout, a, d)
+
+
+def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) -> Tensor:
+    a, _, c, d = pattern.shape
+    if layout == "bsf":
+        return torch.einsum("sicj,ikcj->sikj", x.unflatten(1, (a, c, d)), weights).flatten(1)
+    return torch.einsum("icjs,ikcj->ikjs", x.unflatten(0, (a, c, d)), weights).flatten(0, 2)
+
+
+def to_dense(weights: Tensor) -> Tensor:
+    """K, as a matrix of out_features x in_features."""
+    a, b, c, d = weights.shape
+    along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
+    whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
+    return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
+
+
+def _as_csr(weights: Tensor) -> Tensor:
+    """K in compressed sparse rows: c entries in each."""
+    a, b, c, d = weights.shape
+    columns = torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
+    rows = torch.arange(a * b * d + 1, device=weights.device) * c
+    return torch.sparse_csr_tensor(rows, columns, weights.permute(0, 1, 3, 2).flatten(), (a * b * d, a * c * d), check_invariants=False)
+
+
+def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -> Tensor:
+    return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
+
+
+def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or matrices.requires_grad)):
+        return multiply(x, matrices.permute(0, 2, 3, 1), layout=layout, backend="strided")
+    return products.multiply(x.contiguous(), matrices, layout)
+
+
+BACKENDS = {
+    "bmm": Backend(_multiply_bmm, "permute, one batched product, permute back", Kept(_blocks)),
+    "bsr": Backend(_multiply_bsr, "permute, one product with block-sparse rows, permute back", Kept(_as_bsr)),
+    "einsum": Backend(_multiply_einsum, "torch.einsum over the axes of the pattern"),
+    "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", Kept(to_dense)),
+    "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", Kept(_as_csr)),
+    "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", Kept(products.by_matrix)),
+}
+NAMES = ("auto", "ksgen", *BACKENDS)
+
+
+def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, **options: Any) -> Tensor:
+    """`multiply` by any backend; what is not in its product follows as an operation of its own."""
+    if backend in ("auto", "ksgen"):
+        return multiply(x, weights, bias, residual, backend=backend, **options)
+    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, options["precision"])
+    layout = options["layout"]
+    check(x, weights, bias, residual, layout, precision)
+    return finish(BACKENDS[backend](x, weights, layout), bias, options["activation"], residual, layout)
+
+
+def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
+    """Which backend multiplies by a kernel's pattern on a tensor's device, and why."""
+    if backend in BACKENDS:
+        return f"{backend}, as asked for: {BACKENDS[backend].why}"
+    choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
+    if choice.backend == "strided":
+        return f"strided: {choice.why}; {BACKENDS['strided'].why}"
+    if device.type not in KERNEL_DEVICES:
+        return f"ksgen, {choice.why}; on {device.type} without kernels: {BACKENDS['strided'].why}"
+    told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    return f"ksgen: {choice.why}; {told}"

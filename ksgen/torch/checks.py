@@ -1,0 +1,61 @@
+"""Whether tensors fit a product and each other: refused with the numbers, before anything is computed."""
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+
+from ksgen.errors import LaunchError, SpecError
+from ksgen.pattern import excerpt
+from ksgen.spec import PRECISIONS
+from ksgen.spec.kernel import hint
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def dtype_name(dtype: Any) -> str:
+    """`torch.float32` -> `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_words(**given: tuple[str, Collection[str]]) -> None:
+    """Raise `SpecError` on the first word that is none of those accepted."""
+    for name, (word, accepted) in given.items():
+        if word not in accepted:
+            raise SpecError(f"{name}={excerpt(word)}; {hint(word, accepted)}")
+
+
+def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> None:
+    """Raise `LaunchError` on the first tensor that does not fit the weights."""
+    if weights.dim() != 4:
+        raise LaunchError(f"got weights of shape {tuple(weights.shape)}; (a, b, c, d) is needed")
+    a, b, c, d = weights.shape
+    if x.dim() != 2 or x.shape[1 if layout == "bsf" else 0] != a * c * d:
+        wanted = f"(batch, {a * c * d})" if layout == "bsf" else f"({a * c * d}, batch)"
+        raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}")
+    y_shape = (x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1])
+    for name, given, shape in (("bias", bias, (a * b * d,)), ("residual", residual, y_shape)):
+        if given is not None and given.shape != shape:
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(shape)} is needed")
+    _check_kinds(x, {"weights": weights, "bias": bias, "residual": residual})
+    check_precision(precision, dtype_name(x.dtype))
+
+
+def check_precision(precision: str | None, dtype: str) -> None:
+    """Raise `LaunchError` where tensors of a dtype cannot be multiplied in a precision."""
+    if dtype not in DTYPES:
+        raise LaunchError(f"tensors of {dtype}; accepted: {', '.join(DTYPES)}")
+    accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
+    if precision is not None and precision not in accepted:
+        raise LaunchError(f"precision={precision!r} for tensors of {dtype}; {hint(precision, accepted)}")
+
+
+def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:
+    """One precision, one device."""
+    for name, given in others.items():
+        if given is None:
+            continue
+        if given.dtype != x.dtype:
+            raise LaunchError(f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+        if given.device != x.device:
+            raise LaunchError(f"x lies on {x.device} and {name} on {given.device}; give both in one place")

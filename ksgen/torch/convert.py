@@ -1,0 +1,166 @@
+"""`convert`: a model's dense layers replaced by Kronecker-sparse ones, in place, and a report of what that changed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import SpecError
+from ksgen.pattern import Chain, excerpt
+from ksgen.spec import Spec, load
+from ksgen.torch.factorize import Factorization, factorize
+from ksgen.torch.layer import KSLinear, Patterns, as_chain
+from ksgen.torch.progress import progress_bar
+from ksgen.torch.report import Replaced, Report
+
+
+@dataclass(frozen=True)
+class Beside:
+    """In a rule: a layer of `count` chains side by side, each of which gives its part of the outputs, such as q, k and v."""
+
+    chain: Chain
+    count: int
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
+
+
+class KSLinears(nn.ModuleList):
+    """Layers side by side: they take the same x, and their outputs follow each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self], dim=-1)
+
+
+Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
+
+
+def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: int = 0, progress: bool = False, **options: Any) -> Report:
+    """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
+
+    A rule maps names to chains: a name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
+    `blocks.*.up`; any other is one part of it, such as `up`. The first that fits counts. A spec, or the path of one, gives
+    its `layers`. New weights come from the old ones (`factorize`, with so many steps of `refine`), or are drawn afresh.
+    Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. Nothing is changed where anything is wrong.
+    """
+    wanted = _read(rule)
+    found = _find(model, wanted)
+    before = _parameter_count(model)
+    new: dict[nn.Module, nn.Module] = {}
+    replaced: list[Replaced] = []
+    with progress_bar(progress, "factorizing" if from_weights else "drawing", len(found)) as advance:
+        for layer, (names, key) in found.items():
+            new[layer], factorizations = _sparse(names[0], layer, wanted[key], from_weights, refine, options)
+            counts = _parameter_count(layer), _parameter_count(new[layer])
+            replaced.append(Replaced(names[0], wanted[key].chain, wanted[key].count, counts, factorizations))
+            advance()
+    for layer, (names, _) in found.items():
+        for name in names:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, new[layer])
+    return Report(tuple(replaced), (before, _parameter_count(model)))
+
+
+def _read(rule: Rule) -> dict[str, Beside]:
+    if isinstance(rule, str | Path):
+        rule = load(rule)
+    chains = rule.layers if isinstance(rule, Spec) else rule
+    if not isinstance(chains, Mapping) or not chains:
+        raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
+    return {name: each if isinstance(each, Beside) else Beside(as_chain(each), 1) for name, each in chains.items()}
+
+
+def _fits(key: str, name: str) -> bool:
+    return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
+
+
+def _find(model: nn.Module, wanted: Mapping[str, Beside]) -> dict[nn.Module, tuple[list[str], str]]:
+    """The layers to replace, each with all its names and the rule's key for it."""
+    named = model.named_modules(remove_duplicate=False)
+    layers = [(name, module) for name, module in named if isinstance(module, nn.Linear) or _is_conv1d(module)]
+    for key in wanted:
+        if not any(_fits(key, name) for name, _ in layers):
+            raise SpecError(f"rule {key!r} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
+    found: dict[nn.Module, tuple[list[str], str]] = {}
+    for name, layer in layers:
+        if key := next((key for key in wanted if _fits(key, name)), ""):
+            names, first_key = found.setdefault(layer, ([], key))
+            names.append(name)
+            _check_layer(name, layer, wanted[first_key])
+    _check_not_tied(model, found)
+    return found
+
+
+def _check_layer(name: str, layer: nn.Module, wanted: Beside) -> None:
+    if not name:
+        raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
+    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+        raise SpecError(f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D")
+    chain, (rows, columns) = wanted.chain, _dense_weight(layer).shape
+    if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
+        beside = f"{wanted.count} beside each other of " if wanted.count > 1 else ""
+        raise SpecError(
+            f"{name} takes {columns} features and gives {rows}; {beside}{chain} would take {chain.in_features} and give "
+            f"{wanted.count * chain.out_features}"
+        )
+
+
+def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str], str]]) -> None:
+    """A weight that others use too would be theirs alone afterwards, and no longer the layer's."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    for layer, (names, _) in found.items():
+        for own, parameter in layer.named_parameters():
+            if others := sorted(set(owners[id(parameter)]) - {f"{name}.{own}" for name in names}):
+                raise SpecError(f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule")
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Transformers' linear layer, whose weight is (in_features, out_features); transformers need not be installed."""
+    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
+
+
+def _dense_weight(layer: nn.Module) -> Tensor:
+    weight = layer.get_parameter("weight")
+    return weight.T if _is_conv1d(layer) else weight
+
+
+def _sparse(
+    name: str, layer: nn.Module, wanted: Beside, from_weights: bool, refine: int, options: dict[str, Any]
+) -> tuple[nn.Module, tuple[Factorization, ...]]:
+    """The new layer, and the factorizations that its weights come from."""
+    weight, bias = _dense_weight(layer), layer.bias
+    if weight.is_meta and from_weights:
+        raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
+    options = {"device": weight.device, "dtype": weight.dtype} | options
+    biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
+    parts: list[KSLinear] = []
+    factorizations: list[Factorization] = []
+    for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
+        part = KSLinear(wanted.chain, bias=added is not None, **options)
+        if from_weights:
+            factorizations.append(factorize(rows, wanted.chain, refine=refine))
+            _copy(part.weights, factorizations[-1].weights)
+        part.weights.requires_grad_(weight.requires_grad)
+        if part.bias is not None and added is not None:
+            _copy([part.bias], [added])
+            part.bias.requires_grad_(added.requires_grad)
+        parts.append(part)
+    new = parts[0] if wanted.count == 1 else KSLinears(parts)
+    return new.train(layer.training), tuple(factorizations)
+
+
+def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,85 @@
+"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views wherever memory allows it.
+
+One matrix of b x c for each of the a*d blocks: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first with
+d = 1, the blocks of X and Y are views that a batched product reads and writes as they lie. In batch-size-first with d > 1
+no element of a block has a neighbour: there X and Y are permuted. Not differentiable: `ksgen.torch.ops` knows the gradients.
+"""
+
+import torch
+from torch import Tensor
+
+LEAST_ELEMENTS = 2**14  # of X for each product on views: below, one product of permuted copies costs less than several calls
+
+
+def by_matrix(weights: Tensor) -> Tensor:
+    """(a, b, c, d) as (a, d, b, c)."""
+    return weights.permute(0, 3, 1, 2).contiguous()
+
+
+def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
+    """Y = X K^T. The last two axes of `matrices` may be transposed."""
+    a, d, b, _ = matrices.shape
+    if not _has_views(x, layout, a, d):
+        return permuted_multiply(x, matrices.flatten(0, 1), layout, a, d)
+    y = x.new_empty((len(x), a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]))
+    stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y, layout, a, d), strict=True)
+    for factors, inputs, outputs in stacks:
+        torch.bmm(factors, inputs, out=outputs)
+    return y
+
+
+def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """(a, b, c, d): the gradient of the weights, summed over the batch."""
+    if not _has_views(x, layout, a, d):
+        blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).transpose(1, 2))
+        return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
+    features = 1 if layout == "bsf" else 0
+    matrices = x.new_empty(a, d, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d))
+    stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y_gradient, layout, a, d), strict=True)
+    for factors, inputs, outputs in stacks:
+        torch.bmm(outputs, inputs.transpose(1, 2), out=factors)
+    return matrices.permute(0, 2, 3, 1).contiguous()
+
+
+def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """The same by permuting X, one batched product with (a*d, b, c), and permuting back: plain PyTorch, differentiable."""
+    inputs = permuted(x, layout, a, d)
+    if layout == "bsf":  # either way the product's neighbours are those of Y, or nearly
+        return permuted_back(torch.bmm(inputs.transpose(1, 2), blocks.transpose(1, 2)).transpose(1, 2), layout, a, d)
+    return permuted_back(torch.bmm(blocks, inputs), layout, a, d)
+
+
+def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """A copy of X, as (a*d, features of a block, batch)."""
+    if layout == "bsf":
+        return x.unflatten(1, (a, -1, d)).permute(1, 3, 0, 2).flatten(0, 1).contiguous().transpose(1, 2)
+    return x.unflatten(0, (a, -1, d)).transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """(a*d, features of a block, batch) as a matrix in the layout."""
+    split = blocks.unflatten(0, (a, d))
+    if layout == "bsf":
+        return split.permute(3, 0, 2, 1).reshape(blocks.shape[2], -1)
+    return split.transpose(1, 2).reshape(-1, blocks.shape[2])
+
+
+def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
+    """Whether the blocks are views that are worth a product each."""
+    if layout == "bsf":
+        return d == 1
+    calls = min(a, d)
+    return calls == 1 or x.numel() >= calls * LEAST_ELEMENTS
+
+
+def _stacks(x: Tensor, layout: str, a: int, d: int) -> list[Tensor]:
+    """The blocks of X as min(a, d) views of (blocks, features of a block, batch)."""
+    if layout == "bsf":  # d = 1
+        return [x.unflatten(1, (a, -1)).permute(1, 2, 0)]
+    split = x.unflatten(0, (a, -1, d))
+    return [rows.transpose(0, 1) for rows in split] if a <= d else list(split.unbind(2))
+
+
+def _matrix_stacks(matrices: Tensor) -> list[Tensor]:
+    """The matrices that belong to `_stacks`."""
+    return list(matrices if matrices.shape[0] <= matrices.shape[1] else matrices.unbind(1))

@@ -1,0 +1,172 @@
+"""The nearest product of Kronecker-sparse factors, by SVDs: the nearest of all for two factors, within a known bound for more.
+
+In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on the rows and columns that those
+reach. What two inner features reach is the same, or it shares no entry, for all patterns that fit in size. So K falls
+apart into blocks of L's b x R's c, the rank of each being how many inner features reach it, and the nearest product is
+what each block's SVD leaves after that many terms. Where the pair is chainable, all ranks are the same.
+
+A longer chain is split into its last factor and the product of the others, again and again; where it is chainable, that
+product is Kronecker-sparse itself. Columns split off are orthonormal within a block, so the squared errors of the splits
+add up, and none is above that of the nearest product: the error is at most sqrt(splits) times the least one.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ksgen.pattern import Chain, Pattern
+
+# Squared singular values below this part of the largest are noise of float64's sums, and less than float32 can hold.
+_NOISE = 1e-14
+# In balanced factors, no inner feature's column or row counts as shorter than this part of the longest: those that the
+# matrix does not need keep a column, so that training can use them.
+_LEAST_LENGTH = 1e-3
+
+
+def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[list[Tensor], list[float]]:
+    """The weights of each factor, and the squared error of each split, for a chain of two factors or a chainable one.
+
+    `advance` is called after each split.
+    """
+    rows, columns = matrix.shape
+    whole, values = Pattern(1, rows, columns, 1), matrix[None, :, :, None]
+    rests = list(accumulate(chain.factors[:-1], lambda rest, last: product(last, rest)))
+    weights: list[Tensor] = []
+    errors: list[float] = []
+    for last, rest in zip(chain.factors[:0:-1], reversed(rests), strict=True):
+        split_off, values, error = _split(values, whole, last, rest)
+        weights.insert(0, split_off)
+        errors.append(error)
+        whole = rest
+        advance()
+    return [each.contiguous() for each in (values, *weights)], errors
+
+
+def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
+    """The entries on a pattern's support, as weights."""
+    a, b, c, d = pattern.shape
+    return torch.einsum("ikjilj->iklj", matrix.reshape(a, b, d, a, c, d)).contiguous()
+
+
+def product(left: Pattern, right: Pattern) -> Pattern:
+    """The support of left @ right, where the pair is chainable."""
+    return Pattern(left.a, left.b * left.d // right.d, right.a * right.c // left.a, right.d)
+
+
+def block_ranks(left: Pattern, right: Pattern) -> list[int]:
+    """The ranks that the blocks of left @ right have, each once."""
+    ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
+    return ranks
+
+
+def balance(weights: list[Tensor]) -> None:
+    """Rescale in place: each inner feature's column and row to one length, all factors to one norm; the product stays."""
+    for right, left in pairwise(weights):
+        columns, rows = left.norm(dim=1), right.norm(dim=2)
+        scale = (_lengths(rows).flatten() / _lengths(columns).flatten()).sqrt()
+        left *= scale.reshape(columns.shape).unsqueeze(1)
+        right /= scale.reshape(rows.shape).unsqueeze(2)
+    norms = torch.stack([each.norm() for each in weights])
+    if norms.all():
+        for each, norm in zip(weights, norms, strict=True):
+            each *= norms.log().mean().exp() / norm
+
+
+def _lengths(norms: Tensor) -> Tensor:
+    return norms.clamp_min(max(_LEAST_LENGTH * float(norms.max()), torch.finfo(norms.dtype).tiny))
+
+
+def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
+    """The nearest left @ right to the whole, left's columns orthonormal: weights of both, and the squared error.
+
+    The whole's a*d blocks are dense; each is split by itself, into parts of left and right.
+    """
+    a, b, c, d = whole.shape
+    stack = values.permute(0, 3, 1, 2).reshape(a * d, b, c)
+    parts = Pattern(left.a // a, left.b, left.c, left.d // d), Pattern(right.a // a, right.b, right.c, right.d // d)
+    left_parts, right_parts, error = _split_dense(stack, *parts)
+    joined = [each.unflatten(0, (a, d)).permute(0, 2, 3, 4, 5, 1) for each in (left_parts, right_parts)]
+    return joined[0].reshape(left.shape), joined[1].reshape(right.shape), error
+
+
+def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
+    count = len(stack)
+    used, block, ranks, term = _reached(left, right, stack.device)
+    cells = stack.reshape(count, left.a, left.b, left.d, right.a, right.c, right.d)
+    blocks = cells.permute(0, 1, 3, 4, 6, 2, 5).reshape(count, -1, left.b, right.c)
+    outside = 0.0
+    if len(used) < blocks.shape[1]:
+        is_outside = torch.ones(blocks.shape[1], dtype=torch.bool, device=stack.device).index_fill(0, used, False)
+        outside = float(blocks[:, is_outside].double().square().sum())
+        blocks = blocks[:, used]
+    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
+    is_lost = torch.arange(squares.shape[-1], device=stack.device) >= ranks[:, None]
+    left_weights = columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
+    right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
+    return left_weights, right_weights, outside + float((squares * is_lost).sum())
+
+
+def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The blocks, of all pairs of left's (i, j) and right's (i, j), that inner features reach; for each inner feature the
+    place of its block among those; for each such block its rank; for each inner feature which term of its block it is."""
+    inner = torch.arange(left.in_features, device=device)
+    row_block = inner // (left.c * left.d) * left.d + inner % left.d
+    column_block = inner // (right.b * right.d) * right.d + inner % right.d
+    both = row_block * (right.a * right.d) + column_block
+    used, block, ranks = torch.unique(both, return_inverse=True, return_counts=True)
+    order = torch.argsort(block, stable=True)
+    first = ranks.cumsum(0) - ranks
+    term = torch.empty_like(inner).scatter(0, order, inner - first[block[order]])
+    return used, block, ranks, term
+
+
+def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest; and all squared singular values.
+
+    Where the rank is above b or c, the last terms are zero.
+    """
+    decompose = _by_svd if blocks.dtype == torch.float64 else _by_gram_matrix
+    workers = min(torch.get_num_threads(), blocks.shape[1])
+    if blocks.device.type == "cpu" and workers > 1:
+        # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work.
+        with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
+            parts = zip(*pool.map(decompose, blocks.chunk(workers, dim=1)), strict=True)
+            columns, rows, squares = (torch.cat(part, dim=1) for part in parts)
+    else:
+        columns, rows, squares = decompose(blocks)
+    missing = max(0, rank - squares.shape[-1])
+    return pad(columns[..., :rank], (0, missing)), pad(rows[..., :rank, :], (0, 0, 0, missing)), squares
+
+
+def _by_svd(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    columns, lengths, rows = torch.linalg.svd(blocks, full_matrices=False)
+    return columns, lengths[..., None] * rows, lengths.square()
+
+
+def _by_gram_matrix(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By the eigenvectors of the smaller Gram matrix in float64: what that loses of an SVD is less than float32 holds."""
+    wide = blocks.double()
+    has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
+    squares, vectors = torch.linalg.eigh(wide @ wide.mT if has_less_rows else wide.mT @ wide)
+    squares, vectors = squares.flip(-1).clamp_min(0), vectors.flip(-1)
+    if has_less_rows:
+        columns, rows = vectors, vectors.mT @ wide
+    else:
+        lengths = squares.maximum(squares[..., :1] * _NOISE + torch.finfo(squares.dtype).tiny).sqrt()
+        columns, rows = wide @ vectors / lengths[..., None, :], lengths[..., None] * vectors.mT
+    return columns.to(blocks.dtype), rows.to(blocks.dtype), squares
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,375 @@
+"""The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import arguments, arrays, fits, reference
+from ksgen import launcher as launchers
+from ksgen.devices import device_for
+from ksgen.emit import PORTABLE, render
+from ksgen.errors import ConstantsError, LaunchError, SpecError
+from ksgen.families import check, cuda_limits
+from ksgen.families.gradient import Gradient, GradientConstants, Shape
+from ksgen.launcher import Launcher
+from ksgen.memory import numpy_dtype
+from ksgen.pattern import Pattern
+from ksgen.plan import Planner
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.verify import compare, make_problem, tolerance, truth_of
+from ksgen.wisdom import Entry, Wisdom, dump, parse
+from tests import kernels
+from tests.fake_gpu import FakeArray, FakeGpu, FakeTensor, TextCompiler
+from tests.kernels import in_emulator, kernel_of, source_of
+from tests.simt import is_installed
+from tests.test_verify import needs_opencl
+
+FAMILY = Gradient()
+SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
+PATTERN = Pattern(*SHAPE)
+GPU = cuda_limits("sm_90a")
+GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
+Array = np.ndarray[Any, Any]
+
+
+def kernel(
+    shape: tuple[int, ...] = (2, 37, 13, 5), precision: str = "float32", layout: str = "bsf", batch: int | None = None
+) -> KernelSpec:
+    return replace(kernel_of(shape, precision, layout, batch=batch), job="gradient")
+
+
+def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) -> tuple[Array, Array]:
+    problem = make_problem(kernel(SHAPE, precision, layout), batch)
+    assert problem.grad_y is not None
+    return problem.x, problem.grad_y
+
+
+def agrees(got: Any, x: Array, grad_y: Array, layout: str = "bsf", precision: str = "float32") -> None:
+    truth = reference.gradient(PATTERN, x, grad_y, layout)
+    assert np.linalg.norm(got.astype(np.float64) - truth) <= tolerance(precision, BATCH) * np.linalg.norm(truth)
+
+
+# ---- what is right
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_reference_is_the_derivative_of_the_product(layout: str) -> None:
+    """Y is linear in W: <dY, Y(V)> = <dW, V> for any V."""
+    x, grad_y = inputs("float64", layout, 7)
+    grad = reference.gradient(PATTERN, x, grad_y, layout)
+    for seed in range(3):
+        towards = np.random.default_rng(seed).standard_normal(SHAPE)
+        y = reference.multiply(PATTERN, x, towards, layout)
+        assert np.isclose((grad_y * y).sum(), (grad * towards).sum())
+    with pytest.raises(LaunchError, match=r"grad_y has shape .*; accepted: \((54, 7|7, 54)\)"):
+        reference.gradient(PATTERN, x, x, layout)
+    with pytest.raises(LaunchError, match="layout='nchw'; accepted: bsf, bsl"):
+        reference.gradient(PATTERN, x, grad_y, "nchw")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(kernel((2, 9, 5, 30), layout=layout), 100)
+    right = truth_of(problem).astype(np.float32)
+    assert compare(problem, right)[0] < 1e-7
+    wrong = right.copy()
+    wrong[1, 3, 2, 29] += 1
+    assert compare(problem, wrong)[0] > tolerance("float32", 100)
+    monkeypatch.setattr("ksgen.verify.MOST_REFERENCE_FLOPS", problem.kernel.flops(100) / 4)
+    assert compare(problem, right)[0] < 1e-7
+    assert compare(problem, wrong)[0] > tolerance("float32", 100)  # the last j is always there
+    assert np.isnan(compare(problem, np.full_like(right, np.nan))[0])
+
+
+# ---- the call
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
+def test_numpy_arrays(precision: str, layout: str) -> None:
+    x, grad_y = inputs(precision, layout)
+    grad = Launcher(*SHAPE).gradient(x, grad_y, layout=layout)
+    assert (grad.dtype, grad.shape) == (x.dtype, SHAPE)
+    agrees(grad, x, grad_y, layout, precision)
+
+
+@needs_opencl
+def test_out_and_tensors_on_the_host() -> None:
+    torch = pytest.importorskip("torch")
+    x, grad_y = inputs()
+    out = np.full(SHAPE, np.nan, np.float32)
+    assert Launcher(*SHAPE).gradient(x, grad_y, out=out) is out
+    grad = Launcher(*SHAPE).gradient(torch.tensor(x), torch.tensor(grad_y))
+    assert isinstance(grad, torch.Tensor)
+    np.testing.assert_array_equal(grad.numpy(), out)
+
+
+@needs_opencl
+def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
+    x, grad_y = inputs()
+    ks = Launcher(*SHAPE)
+    np.testing.assert_array_equal(ks.gradient(x, grad_y, precision="tf32x3"), ks.gradient(x, grad_y))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
+    fake, planner = FakeGpu(), Planner()
+    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    for module in (launchers, fits):
+        monkeypatch.setattr(module, "PLANNER", planner)
+    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.find_compiler", TextCompiler)
+    return fake
+
+
+def test_tensors_work_on_their_stream_and_nothing_is_waited_for(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    grad = Launcher(*SHAPE).gradient(FakeTensor(gpu, x, stream=7), FakeTensor(gpu, grad_y, stream=7))
+    assert gpu.launches == [("ks_2x9x5x3_float32_bsf_gradient", 7), ("ks_2x9x5x3_float32_bsf_gradient_sum", 7)]
+    assert gpu.waits == []
+    gpu.synchronize(7)
+    agrees(grad.data.content, x, grad_y)
+
+
+def test_a_short_batch_takes_one_launch(gpu: FakeGpu) -> None:
+    x, grad_y = inputs(batch=65)
+    grad = Launcher(*SHAPE).gradient(FakeTensor(gpu, x), FakeTensor(gpu, grad_y))
+    assert [entry for entry, _ in gpu.launches] == ["ks_2x9x5x3_float32_bsf_gradient"]
+    gpu.synchronize()
+    agrees(grad.data.content, x, grad_y)
+
+
+def test_arrays_whose_library_gives_no_memory_need_out_and_are_waited_for(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    out, ks = FakeArray(gpu, np.zeros(SHAPE, np.float32)), Launcher(*SHAPE)
+    with pytest.raises(LaunchError, match=r"not how to make more of it; give out="):
+        ks.gradient(FakeArray(gpu, x), FakeArray(gpu, grad_y))
+    assert ks.gradient(FakeArray(gpu, x), FakeArray(gpu, grad_y), out=out, stream=5) is out
+    assert gpu.waits == [5]
+    agrees(out.content, x, grad_y)
+
+
+def test_a_batch_of_its_own_has_a_kernel_of_its_own(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    Launcher(*SHAPE, batches=[BATCH]).gradient(FakeTensor(gpu, x), FakeTensor(gpu, grad_y))
+    assert gpu.launches[0][0] == "ks_2x9x5x3_float32_bsf_batch300_gradient"
+
+
+def test_inside_a_capture_nothing_compiles_or_allocates(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, grad_y = inputs()
+    ks, out = Launcher(*SHAPE), FakeArray(gpu, np.zeros(SHAPE, np.float32))
+    tensors, others = [(kind(gpu, x), kind(gpu, grad_y)) for kind in (FakeTensor, FakeArray)]
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+        ks.gradient(*tensors)
+    gpu.end_capture()
+    ks.gradient(*tensors)
+    gpu.synchronize()
+    gpu.begin_capture()
+    grad = ks.gradient(*tensors)
+    with pytest.raises(LaunchError, match=r"allocates its output.*give out="):
+        ks.gradient(*others)
+    with pytest.raises(LaunchError, match=r"allocates memory for partial sums.*give PyTorch's tensors"):
+        ks.gradient(*others, out=out)
+    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    with pytest.raises(LaunchError, match=r"copies arrays from the host.*give arrays that lie on the device"):
+        ks.gradient(x, grad_y)
+    gpu.end_capture()()
+    gpu.synchronize()
+    agrees(grad.data.content, x, grad_y)
+
+
+def mistakes() -> list[tuple[str, dict[str, Any], str]]:
+    x, grad_y = inputs()
+    out = np.zeros(SHAPE, np.float32)
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    return [
+        ("x", {"x": x[:, :29].copy()}, r"Launcher\(2, 9, 5, 3\): got x of shape \(300, 29\); layout bsf wants \(batch, 30\)"),
+        ("grad_y", {"grad_y": grad_y[:, :50].copy()}, r"got grad_y of shape \(300, 50\); \(300, 54\) is needed"),
+        ("batch", {"grad_y": grad_y[:50].copy()}, r"got grad_y of shape \(50, 54\); \(300, 54\) is needed"),
+        ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
+        ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
+        ("dtype", {"grad_y": grad_y.astype(np.float64)}, "got float64 for grad_y and float32 for x; give both in one precision"),
+        ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
+        ("stride", {"grad_y": np.asfortranarray(grad_y)}, "grad_y is not row-major without gaps; give a contiguous copy of it"),
+        ("precision", {"precision": "float16"}, "precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"),
+        ("out", {"out": out[:1].copy()}, r"got out of shape \(1, 9, 5, 3\); \(2, 9, 5, 3\) is needed"),
+        ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
+        ("overlap", {"x": x, "out": x.reshape(-1)[: out.size].reshape(SHAPE)}, "out shares memory with x"),
+        ("list", {"grad_y": grad_y.tolist()}, "grad_y is a list; give a NumPy array"),
+    ]
+
+
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    x, grad_y = inputs()
+    given = {"x": x, "grad_y": grad_y, **changes}
+    with pytest.raises(LaunchError, match=message):
+        Launcher(*SHAPE).gradient(given.pop("x"), given.pop("grad_y"), **given)
+
+
+def test_tensors_that_record_gradients_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    x, grad_y = map(torch.tensor, inputs())
+    with pytest.raises(LaunchError, match="x requires gradients, which launchers do not record"):
+        Launcher(*SHAPE).gradient(x.requires_grad_(), grad_y)
+
+
+# ---- a job is part of a kernel
+
+
+def test_a_gradient_has_a_name_a_digest_and_a_file_of_its_own() -> None:
+    multiply, gradient = KernelSpec(Pattern(6, 64, 64, 1)), KernelSpec(Pattern(6, 64, 64, 1), job="gradient")
+    assert gradient.name == "ks_6x64x64x1_float32_bsf_gradient"
+    assert gradient.digest != multiply.digest
+    assert gradient.digest in render(gradient).text
+    assert f"spec {multiply.digest}\n" in (Path(__file__).parents[1] / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text()
+    assert (gradient.flops(100), gradient.bytes(100)) == (multiply.flops(100), multiply.bytes(100))
+    assert render(gradient).pack_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
+
+
+def test_what_a_job_cannot_be() -> None:
+    with pytest.raises(SpecError, match="job='gradients'; did you mean gradient\\? accepted: multiply, gradient"):
+        KernelSpec(PATTERN, job="gradients")
+    with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue"):
+        KernelSpec(PATTERN, epilogue=Epilogue(True, "relu"), job="gradient")
+
+
+def test_wisdom_keeps_jobs_apart() -> None:
+    spec = kernel()
+    constants = FAMILY.default(spec, PORTABLE["cuda"])
+    entry = Entry(spec, 1000, "gradient", constants, {"median_us": 1.0})
+    (again,) = parse(dump("GPU", Wisdom([entry])), "file")
+    assert again == entry
+    assert Wisdom([entry]).lookup(spec, 900) == entry
+    assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
+
+
+# ---- parts of the batch
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 48, 48, 1), (1, 192, 48, 2), (6, 64, 256, 1), (2, 192, 768, 16), (1, 4096, 4096, 1)])
+def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
+    for layout in LAYOUTS:
+        spec = kernel(shape, precision, layout)
+        constants = FAMILY.default(spec, GPU)
+        few, many = (FAMILY.geometry(spec, constants, batch) for batch in (1, 2**20))
+        assert few.left_bytes == 0
+        assert many.grid * many.block // 32 >= 1900
+        assert many.left_bytes <= 40_000_000
+        assert many.left_bytes <= FAMILY.packed_bytes(spec, constants)
+
+
+def test_parts_cover_the_batch_and_none_is_empty() -> None:
+    for parts in (1, 2, 3, 7, 64):
+        shape = Shape(kernel(), replace(GOOD, parts=parts))
+        for batch in (1, 15, 16, 17, 127, 128, 255, 256, 257, 300, 1000, 1024, 25088, 25089):
+            steps, count = shape.part_steps(batch), shape.parts(batch)
+            assert count <= parts
+            assert (count - 1) * steps * GOOD.tile_batch < batch <= count * steps * GOOD.tile_batch
+            assert count == 1 or steps >= shape.least_steps
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_memory_that_is_not_aligned_to_16_bytes(precision: str, layout: str) -> None:
+    for shift in (1, 2):
+        kernels.check(source_of("gradient", kernel((2, 48, 16, 4), precision, layout)), 64, in_emulator(), shift=shift)
+
+
+def test_16_bit_sums_are_float32() -> None:
+    """A thousand ones on top of 2048, where float16 counts by two, and bfloat16 by sixteen."""
+    for precision in ("float16", "bfloat16"):
+        source = source_of("gradient", kernel((1, 4, 4, 1), precision))
+        ones = np.ones((3072, 4), numpy_dtype(precision))
+        problem = replace(make_problem(source.kernel, 3072), x=ones, grad_y=ones)
+        assert (kernels.differentiate(problem, source, in_emulator()) == 3072).all()
+
+
+# ---- rules
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"copy": "bulk"}, "copy is async or registers"),
+    ({"parts": 0}, "every constant is at least 1"),
+    ({"tile_in": 136, "thread_in": 17}, "thread_in and thread_out are at most 16"),
+    ({"tile_in": 40}, "8 thread_in divides tile_in"),
+    ({"tile_out": 48}, "4 thread_out divides tile_out"),
+    ({"tile_batch": 12}, "8 divides tile_batch"),
+    ({"tile_in": 512, "tile_out": 256}, "a block has at most 1024 threads"),
+    ({"tile_d": 6}, "tile_d is at most d"),
+    ({"stages": 1}, "stages is at least 2"),
+    ({"copy": "registers"}, "copy=registers has 2 stages"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BROKEN)
+def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:
+    check(FAMILY, kernel(), GOOD, GPU)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel(), replace(GOOD, **changes))
+
+
+def test_rules_on_job_layout_and_precision() -> None:
+    with pytest.raises(ConstantsError, match="the job is a gradient"):
+        check(FAMILY, replace(kernel(), job="multiply"), GOOD)
+    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+        check(FAMILY, kernel(layout="bsl"), replace(GOOD, tile_d=2))
+    with pytest.raises(ConstantsError, match="needs a 32 or 64-bit precision"):
+        check(FAMILY, kernel(precision="float16"), GOOD)
+
+
+def test_a_device_that_no_tile_fits_is_told() -> None:
+    small = replace(GPU, shared_bytes=512)
+    with pytest.raises(
+        ConstantsError, match=r"ks_2x37x13x5_float32_bsf_gradient: no tile fits 512 bytes of shared memory and 1024 threads"
+    ):
+        FAMILY.default(kernel(), small)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_meet_few_bank_conflicts(layout: str) -> None:
+    """Two elements in a bank at most, and none where TILE_D is a power of two."""
+    for d, most in ((1, 1), (2, 1), (3, 2), (4, 1), (5, 2), (6, 2), (7, 2), (8, 1)):
+        shape = Shape(kernel((1, 64, 64, d), layout=layout), replace(GOOD, tile_d=1 if layout == "bsl" else d))
+        for side in (shape.x, shape.dy):
+            assert max(_banks(side, layout, shape.constants.tile_d)) <= most, (d, side)
+
+
+def _banks(side: Any, layout: str, tile_d: int) -> list[int]:
+    count = [0] * 32
+    if side.plan.vector > 1:  # copied 16 bytes at a time, as they lie
+        return count
+    for lane in range(32):
+        line, run = divmod(lane, side.plan.lane_run)
+        place: Callable[[int, int], int] = (
+            (lambda line, run: run % tile_d * side.image.plane + line * side.image.pitch + run // tile_d)
+            if layout == "bsf"
+            else (lambda line, run: run * side.image.pitch + line)
+        )
+        count[place(line, run) % 32] += 1
+    return count
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_work_counts_tiles_padding_and_parts(layout: str) -> None:
+    spec = kernel((2, 96, 96, 4), layout=layout)
+    constants = replace(GOOD, parts=4)
+    work = FAMILY.work(spec, constants, 512)
+    assert work.memory_bytes == spec.bytes(512)
+    assert 2 * work.multiply_adds == spec.flops(512)  # every tile is full
+    assert work.blocks == FAMILY.geometry(spec, constants, 512).grid == 2 * 9 * 4 * 4
+    rows = spec.pattern.in_features + spec.pattern.out_features
+    weights = spec.pattern.weight_count
+    assert work.cache_bytes == 4 * (512 * rows * 3 + weights * (4 + 4 + 1))  # three tiles read each; parts written, read, added
+    assert work.shared_bytes > 4 * 512 * rows * 3

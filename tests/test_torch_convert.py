@@ -1,0 +1,177 @@
+"""convert: which layers are replaced and what of them stays, what the report says, and what is refused unchanged."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+
+from torch import nn  # noqa: E402  (after the skip)
+
+from ksgen.errors import KsgenError  # noqa: E402
+from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.convert import Beside, KSLinears, convert  # noqa: E402
+from ksgen.torch.refinement import product_of  # noqa: E402
+
+UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
+SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24
+
+
+class Conv1D(nn.Module):
+    """As in transformers: the weight is (in_features, out_features)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(24, 72)
+        self.mlp = nn.ModuleDict({"up": nn.Linear(24, 96), "down": nn.Linear(96, 24, bias=False)})
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_one_thread() -> Iterator[None]:
+    """Threads of several tests at once only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def blocks(count: int = 2) -> nn.Module:
+    return nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(count)), "head": nn.Linear(24, 5)})
+
+
+def exact(layer: nn.Linear, chain: Chain | list[tuple[int, int, int, int]]) -> None:
+    """Gives a layer a weight that is a product of the chain's factors."""
+    count = layer.out_features // KSLinear(chain).out_features
+    products = [product_of([each.detach() for each in KSLinear(chain).weights]) for _ in range(count)]
+    layer.weight.data.copy_(torch.cat(products))
+
+
+def test_layers_of_a_product_go_on_as_they_were() -> None:
+    model = blocks()
+    x, wide = torch.randn(7, 3, 24), torch.randn(7, 3, 96)
+    for block in model["blocks"]:
+        exact(block.qkv, SQUARE)
+        exact(block.mlp["up"], UP)
+        exact(block.mlp["down"], DOWN)
+
+    def outputs() -> list[torch.Tensor]:
+        return [y for block in model["blocks"] for y in (block.qkv(x), block.mlp["up"](x), block.mlp["down"](wide))]
+
+    before = outputs()
+    report = convert(model, {"qkv": Beside(SQUARE, 3), "blocks.*.up": UP, "down": DOWN})
+    assert [type(block.qkv) for block in model["blocks"]] == [KSLinears, KSLinears]
+    assert type(model["head"]) is nn.Linear
+    for new, old in zip(outputs(), before, strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
+    assert max(error for layer in report.layers for error in layer.relative_errors) < 1e-6
+
+
+def test_the_report_counts() -> None:
+    model = blocks()
+    report = convert(model, {"up": UP, "down": DOWN})
+    dense = 2 * (24 * 72 + 72 + 24 * 96 + 96 + 96 * 24) + 24 * 5 + 5
+    sparse = 2 * (24 * 72 + 72 + (6 * 16 + 48 * 24) + 96 + (6 * 64 + 8 * 24)) + 24 * 5 + 5
+    assert report.parameters == (dense, sparse)
+    assert report.flops == (2 * 2 * 2 * 24 * 96, 2 * 2 * (6 * 16 + 48 * 24 + 6 * 64 + 8 * 24))
+    assert [layer.name for layer in report.layers] == [f"blocks.{n}.mlp.{way}" for n in (0, 1) for way in ("up", "down")]
+    shown = str(report)
+    assert "blocks.*.mlp.down │ x 2 │ 6,4,16,1 then 1,8,8,3" in shown
+    assert f"4 layers replaced: {dense:,} parameters became {sparse:,} in the whole model" in shown
+    assert "drawn" in str(convert(blocks(), {"up": UP}, from_weights=False))
+
+
+def test_what_stays() -> None:
+    model = blocks().bfloat16().eval()
+    block = model["blocks"][0]
+    block.mlp["up"].weight.requires_grad_(False)
+    bias = block.mlp["up"].bias
+    convert(model, {"up": UP, "down": DOWN}, backend="einsum")
+    up, down = block.mlp["up"], block.mlp["down"]
+    assert (up.weights[0].dtype, up.training, up.backend) == (torch.bfloat16, False, "einsum")
+    assert torch.equal(up.bias, bias)
+    assert down.bias is None
+    assert [each.requires_grad for each in (up.weights[0], up.bias, down.weights[0])] == [False, True, True]
+
+
+def test_fresh_weights_and_the_meta_device() -> None:
+    model = blocks().to("meta")
+    report = convert(model, {"up": UP}, from_weights=False)
+    assert model["blocks"][0].mlp["up"].weights[0].is_meta
+    assert report.layers[0].relative_errors == ()
+    with pytest.raises(
+        KsgenError, match=r"blocks\.0\.mlp\.down is on the meta device, so that it has no weights; accepted: from_weights=False"
+    ):
+        convert(model, {"down": DOWN})  # fmt: skip
+
+
+def test_conv1d_of_transformers() -> None:
+    model = nn.Sequential(Conv1D(nf=96, nx=24))
+    x = torch.randn(5, 24)
+    model[0].weight.data.copy_(product_of([each.detach() for each in KSLinear(UP).weights]).T)
+    before = model(x)
+    report = convert(model, {"0": UP})
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    assert report.layers[0].flops[0] == 2 * 24 * 96
+
+
+def test_a_spec_and_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"layers:\n  up: {[list(each) for each in UP]}\n  down: {[list(each) for each in DOWN]}\n")
+    assert len(convert(blocks(), path, from_weights=False).layers) == 4
+    assert len(convert(blocks(3), str(path), from_weights=False).layers) == 6
+
+
+def test_a_module_with_two_names_stays_one() -> None:
+    shared = nn.Linear(24, 96)
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    convert(model, {"first": UP, "second": UP})
+    assert model["first"] is model["second"]
+    with pytest.raises(KsgenError, match=r"first\.weight is tied to second\.weight; untie it, or leave first out of the rule"):
+        convert(nn.ModuleDict({"first": shared, "second": shared}), {"first": UP})
+
+
+def tied() -> nn.Module:
+    model = nn.ModuleDict({"up": nn.Linear(24, 96), "embedding": nn.Embedding(96, 24)})
+    model["up"].weight = model["embedding"].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "message"),
+    [
+        (blocks, {"up": DOWN}, "blocks.0.mlp.up takes 24 features and gives 96; 6,4,16,1 then 1,8,8,3 would take 96 and give 24"),
+        (blocks, {"qkv": Beside(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 beside each other of 2,3,12,1"),
+        (blocks, {"up": UP, "upp": UP}, "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'"),
+        (blocks, {}, "rule={}; accepted: a mapping of names to chains, or a spec with layers"),
+        (blocks, {"up": "6,4,4,1"}, "patterns='6,4,4,1'; accepted: a Chain"),
+        (tied, {"up": UP}, "up.weight is tied to embedding.weight; untie it, or leave up out of the rule"),
+        (lambda: nn.Linear(24, 96), {"*": UP}, "the model is a single layer, which cannot be replaced in place"),
+        (lambda: nn.MultiheadAttention(24, 2), {"out_proj": SQUARE}, "out_proj is a NonDynamicallyQuantizableLinear, which its owner may"),
+    ],
+)
+def test_mistakes_change_nothing(make: Callable[[], nn.Module], rule: Any, message: str) -> None:
+    model = make()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(KsgenError) as caught:
+        convert(model, rule)
+    assert str(caught.value).startswith(message)
+    assert [type(module) for module in model.modules()] == before
+
+
+def test_side_by_side_is_once_at_least() -> None:
+    with pytest.raises(KsgenError, match="count=0; accepted: a whole number of at least 1"):
+        Beside(SQUARE, 0)
