@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}  # on a dark page
+LEFT, RIGHT, BOTTOM, TOP = 0.6, 0.1, 0.75, 0.25  # inches around what is drawn: a number, a word, slanted labels, the title
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _LOOK: Any = {
     "svg.fonttype": "none",
@@ -62,7 +63,8 @@ def figure(title: str, width: float, height: float, extra: str) -> Iterator[Draw
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own are
         matplotlib.rcParams.update(_LOOK | {"svg.hashsalt": title})
-        drawing = Figure(figsize=(width, height), layout="constrained")
+        drawing = Figure(figsize=(width, height))
+        drawing.subplots_adjust(LEFT / width, BOTTOM / height, 1 - RIGHT / width, 1 - TOP / height)
         drawn = Drawn(drawing.subplots())
         drawn.axes.set_title(title)
         drawn.axes.tick_params(length=2)

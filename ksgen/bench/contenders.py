@@ -90,6 +90,8 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
             continue  # served by the plain kernel, which is there already
         kernel = job.kernel(arithmetic)
         serving = [family for family in FAMILIES.values() if family.serves(kernel, limits)]
+        if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
+            serving = serving[:1]
         defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in serving]
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)

@@ -90,11 +90,11 @@ def _judge(rule: Rule, ratios: Ratios, gains: Numbers) -> Judged:
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
-    """The one above which "ours wins" is right most often; between two scores, or beyond all of them."""
+    """The one above which "ours wins" is right most often; between two scores, or always, or never."""
     known = np.unique(scores)
     if not known.size:
         return 0.0
-    candidates = np.concatenate([[known[0] - 1], (known[1:] + known[:-1]) / 2, [known[-1] + 1]])
+    candidates = np.concatenate([[-np.inf], (known[1:] + known[:-1]) / 2, [np.inf]])
     right = [int(((scores > candidate) == wins).sum()) for candidate in candidates]
     return float(candidates[int(np.argmax(right))])
 

@@ -77,7 +77,9 @@ class Problem:
     @cached_property
     def _entries(self) -> Tensor:
         batch = self.job.batch
-        ends = [*range(min(_ENDS, batch)), *range(max(0, batch - _ENDS), batch)]
+        if batch <= 2 * _ENDS + _BETWEEN:
+            return torch.arange(batch, device=self.where)
+        ends = [*range(_ENDS), *range(batch - _ENDS, batch)]
         between = torch.linspace(0, batch - 1, _BETWEEN).round().long().tolist()
         return torch.tensor(sorted({*ends, *between}), device=self.where)
 

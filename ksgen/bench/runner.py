@@ -4,6 +4,7 @@ Goes on where a log ends. What cannot run becomes a line with its reason. Never 
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -121,9 +122,11 @@ class Runner:
         if least_s > self.protocol.most_seconds:
             return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
         try:
-            ready = contender.prepare(problem)
-            error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
-            timed = Timed(ready, len(problem.sets), self.protocol)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # PyTorch calls its sparse formats a beta
+                ready = contender.prepare(problem)
+                error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
+                timed = Timed(ready, len(problem.sets), self.protocol)
         except UnsupportedError as refused:
             return None, _refusal("unsupported", str(refused))
         except torch.OutOfMemoryError as refused:
@@ -132,7 +135,7 @@ class Runner:
         except (KsgenError, RuntimeError, NotImplementedError, MemoryError) as refused:
             self._check_alive(refused)
             return None, _refusal("failed", f"{type(refused).__name__}: {_one_line(refused)}")
-        facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.measurements}
+        facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
         if not contender.is_part:
             facts |= {
                 "error": error,

@@ -49,7 +49,7 @@ class Timed:
         self.once_s = once
         allowed = int(protocol.most_seconds / once)
         self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
-        self.measurements = max(1, min(protocol.measurements, allowed // self.runs))
+        self.most_measurements = max(1, allowed // self.runs)
 
     def seconds(self) -> float:
         """Of one run, on average over a measurement's."""
