@@ -120,9 +120,11 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 
 @cache
 def template_digest(family: str) -> str:
-    """Eight hex digits over everything that can be part of the family's texts."""
+    """Eight hex digits over everything that can be part of the family's texts: what its own templates name of other families'
+    is, the rest of theirs is not."""
     root = resource("templates")
-    others = {root / "include" / name for name in FAMILIES if name != family}
+    own = "".join(path.read_text() for path in [root / f"{family}.cu.j2", *sorted((root / "include" / family).rglob("*.j2"))])
+    others = {root / "include" / name for name in FAMILIES if name != family and f"include/{name}/" not in own}
     digest = hashlib.sha256()
     for path in [root / f"{family}.cu.j2", *sorted((root / "include").rglob("*.j2"))]:
         if others.isdisjoint(path.parents):

@@ -5,7 +5,7 @@
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout. For sm_80 and sm_90a besides, where a family says so: the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
 little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
-patterns than with ten. That is some 1500 compilations, about 10 minutes on two cores with nvcc; `--everything` takes MANY
+patterns than with ten. That is some 1700 compilations, about 11 minutes on two cores with nvcc; `--everything` takes MANY
 everywhere. The binaries go into ksgen's cache, so that a second time takes seconds.
 """
 
@@ -48,6 +48,7 @@ MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=MULTIPLIED),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=STORED),
+    "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))

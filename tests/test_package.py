@@ -13,11 +13,14 @@ import ksgen
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
+TORCH_ROOMS = {
+    path.relative_to(ROOT).as_posix() for room in ("torch/*.py", "bench/*.py", "commands/bench*.py") for path in (ROOT / "ksgen").glob(room)
+}
 ALONE = {  # what only one module, or one folder, may import
     "pycuda": {"ksgen/devices/cuda_pycuda.py"},
     "cuda": {"ksgen/devices/cuda_driver.py", "ksgen/toolchain.py"},
     "pyopencl": {"ksgen/devices/opencl.py"},
-    "torch": {f"ksgen/torch/{path.name}" for path in (ROOT / "ksgen" / "torch").glob("*.py")},
+    "torch": TORCH_ROOMS,
 }
 
 
@@ -53,6 +56,14 @@ def test_a_runtime_is_imported_in_its_own_module_alone(library: str) -> None:
         if any(name.split(".")[0] == library for name in imported_by(path))
     }
     assert importers <= ALONE[library]
+
+
+def test_the_rooms_on_pytorch_are_imported_by_none_above() -> None:
+    for path in (ROOT / "ksgen").rglob("*.py"):
+        if path.relative_to(ROOT).as_posix() not in TORCH_ROOMS:
+            assert not any(name.startswith(("ksgen.torch", "ksgen.bench")) for name in imported_by(path)), path
+    for path in (ROOT / "ksgen" / "torch").glob("*.py"):
+        assert not any(name.startswith("ksgen.bench") for name in imported_by(path)), path
 
 
 def test_families_emit_and_build_know_no_device() -> None:

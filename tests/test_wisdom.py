@@ -84,7 +84,7 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: "[]", "file: not a wisdom file"),
         (
             lambda text: text.replace('"simt"', '"magic"'),
-            "file: entry 1: unknown kernel family 'magic'; known: mma, simt, gradient; delete",
+            "file: entry 1: unknown kernel family 'magic'; known: mma, simt, gradient_mma, gradient; delete",
         ),
         (lambda text: text.replace('"stages": 3', '"stages": 1'), "file: entry 1: ks_1x64x48x2_float32_bsf: stages is at least 2"),
         (lambda text: text.replace('"stages": 3, ', ""), "file: entry 1: simt constants are tile_batch"),

@@ -1,6 +1,9 @@
-"""Seconds that a few runs in a row take: by the GPU's own events, or by the processor's clock."""
+"""Seconds of calls, by the GPU's own events or by the processor's clock; and of several calls in turn, so that what disturbs one
+disturbs all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
 from time import perf_counter
 
 import torch
@@ -9,34 +12,72 @@ from ksgen.devices.base import Device
 
 Clock = Callable[[Callable[[], None]], float]
 
+WARMUP_RUNS = 2
 _CYCLES_PER_S = 2e9  # of a GPU's clock, about
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
 
 
-def host_clock(call: Callable[[], None]) -> float:
+def host_clock(call: Callable[[], object]) -> float:
     begin = perf_counter()
     call()
     return perf_counter() - begin
 
 
-class CudaClock:
-    """Events on PyTorch's stream. The GPU is kept busy while the host enqueues the runs, so that launching is not measured."""
+def cuda_clock(call: Callable[[], object]) -> float:
+    """By events on PyTorch's stream; what the host takes to launch is part of it where the GPU waits for that."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+class BusyCudaClock:
+    """The same behind other work, which keeps the GPU busy while the host enqueues the call: launching is not measured."""
 
     def __init__(self) -> None:
         self._busy_s = _MOST_BUSY_S  # what enqueuing took last time, and half as much again
 
-    def __call__(self, call: Callable[[], None]) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    def __call__(self, call: Callable[[], object]) -> float:
+        def enqueue() -> None:
+            self._busy_s = min(max(1.5 * host_clock(call), _LEAST_BUSY_S), _MOST_BUSY_S)
+
         torch.cuda._sleep(int(self._busy_s * _CYCLES_PER_S))
-        begin.record()
-        enqueue_s = host_clock(call)
-        end.record()
-        end.synchronize()
-        self._busy_s = min(max(1.5 * enqueue_s, _LEAST_BUSY_S), _MOST_BUSY_S)
-        milliseconds: float = begin.elapsed_time(end)
-        return milliseconds * 1e-3
+        return cuda_clock(enqueue)
 
 
 def opencl_clock(device: Device) -> Clock:
     """From the start of the first launch to the end of the last one, by the device's own profile."""
     return lambda call: device.time(call, None, runs=1, warmup=0)[0]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median, and the quartiles around it."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(low, median(values), high)
+
+
+def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
+    """For each call its times, round by round; each round begins with another call."""
+    for call in calls.values():
+        for _ in range(WARMUP_RUNS):
+            call()
+    clock = cuda_clock if device.type == "cuda" else host_clock
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(clock(calls[name]))
+    return seconds

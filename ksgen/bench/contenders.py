@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
-from ksgen.bench.clock import Clock, CudaClock, host_clock, opencl_clock
+from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
@@ -141,7 +141,7 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
         plan.launch(arguments[number], None)
         return outputs[number]
 
-    return Ready(run, lambda y: y, CudaClock(), torch.cuda.synchronize)
+    return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
 
 
 def _on_buffers(plan: Plan, problem: Problem) -> Ready:
@@ -174,7 +174,7 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(problem: Problem) -> Ready:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
-        clock, wait = (CudaClock(), torch.cuda.synchronize) if where.type == "cuda" else (host_clock, lambda: None)
+        clock, wait = (BusyCudaClock(), torch.cuda.synchronize) if where.type == "cuda" else (host_clock, lambda: None)
         return Ready(lambda number: product(problem.sets[number]), lambda y: y, clock, wait)
 
     extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes

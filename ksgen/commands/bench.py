@@ -1,14 +1,152 @@
-"""`ksgen bench`: each of its subcommands is one module beside this one."""
+"""`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
+
+import json
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ksgen.commands import bench_energy, bench_paper, bench_report
+from ksgen.commands.common import console, progress
+from ksgen.errors import DeviceError, SpecError, ToolchainError
+from ksgen.spec.kernel import hint
+
+if TYPE_CHECKING:
+    from ksgen.bench.model import Job, Row
+
+PRECISIONS = ("float32", "float16", "bfloat16", "float64")
+GPU_SEQUENCES, CPU_SEQUENCES = 128, 2
+GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
+GPU_REPEATS, CPU_REPEATS = 30, 5
 
 
 @click.group("bench", short_help="Measure beside other libraries, and report what was found.")
 def command() -> None:
-    """Measure our kernels beside other libraries, their energy, and whole models; report what was found."""
+    """Measure what the paper measured: products, their energy, whole models; and report what was found."""
 
 
 for subcommand in (bench_paper.command, bench_energy.command, bench_report.command):
     command.add_command(subcommand)
+
+
+@command.command("model", short_help="A model and its modules, as ratios to the dense ones.")
+@click.argument("model", metavar="vit-s16|gpt2-medium")
+@click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}.")
+@click.option("--backend", default="auto", show_default=True, help="One or more of KSLinear's backends, such as ksgen,bmm.")
+@click.option("--device", help="cpu, cuda or cuda:1; a GPU where there is one.")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Sequences; {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor.")
+@click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="Also write the rows to this file.")
+def model_command(
+    model: str, precision: str, backend: str, device: str | None, batch: int | None, repeats: int | None, file: Path | None
+) -> None:
+    """Time a model and its modules with dense and with Kronecker-sparse layers, in turn, and show the ratios.
+
+    \b
+    Examples:
+      ksgen bench model vit-s16
+      ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm --json gpt2.json
+    """
+    job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
+    rows = _measure_all(job)
+    _print(job, rows)
+    if file:
+        file.write_text(json.dumps(_report(job, rows), indent=1) + "\n")
+
+
+def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ToolchainError("ksgen bench model needs PyTorch; pip install 'ksgen[torch]'") from error
+    from ksgen.bench.model import Job
+    from ksgen.torch.backends import NAMES
+    from ksgen.torch.models import MODELS
+
+    if model not in MODELS:
+        raise SpecError(f"model {model!r}; {hint(model, MODELS)}")
+
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"--device {name!r}; accepted: cpu, cuda, cuda:1") from error
+    on_gpu = where.type == "cuda"
+    if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
+        raise DeviceError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs; accepted: cpu, cuda, cuda:1")
+    batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
+    repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
+    return Job(model, precisions, _listed("--backend", backend, NAMES), where, batch, GPU_TOKENS if on_gpu else CPU_TOKENS, repeats)
+
+
+def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if word not in accepted:
+            raise SpecError(f"{option} {word!r}; {hint(word, accepted)}")
+    return words
+
+
+def _measure_all(job: "Job") -> list["Row"]:
+    from ksgen.bench.model import MODULES, measure
+
+    rows = []
+    with progress() as bar:
+        task = bar.add_task("timing", total=len(job.precisions) * len(MODULES) * len(job.backends), now="building the models")
+        try:
+            for row in measure(job):
+                rows.append(row)
+                bar.update(task, advance=1, now=f"{row.precision} {row.module}")
+        except RuntimeError as error:
+            if "memory" in str(error):
+                raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
+            raise
+    return rows
+
+
+def _print(job: "Job", rows: list["Row"]) -> None:
+    from rich.table import Table
+
+    click.echo(
+        f"{job.model} on {_facts(job)['device']}, batch {job.batch}: the median of {job.repeats} rounds, sparse over dense (quartiles)."
+    )
+    for precision in job.precisions:
+        table = Table(title=precision, title_justify="left")
+        table.add_column("module", no_wrap=True)
+        for title in ("dense, ms", *job.backends, "paper"):
+            table.add_column(title, justify="right")
+        for module, alike in groupby((row for row in rows if row.precision == precision), lambda row: row.module):
+            found = list(alike)
+            ratios = (f"{row.ratio.median:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})" for row in found)
+            paper = f"{found[0].paper_ratio:.2f}" if found[0].paper_ratio else ""
+            table.add_row(module, f"{found[0].dense_s.median * 1e3:.3g}", *ratios, paper)
+        console().print(table)
+    if any(row.paper_ratio for row in rows):
+        click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, on an A100.")
+
+
+def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**_facts(job), "rows": [asdict(row) for row in rows]}
+
+
+def _facts(job: "Job") -> dict[str, Any]:
+    import torch
+
+    from ksgen import __version__
+
+    on_gpu = job.device.type == "cuda"
+    processor = f"a processor with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return {
+        "model": job.model,
+        "device": torch.cuda.get_device_name(job.device) if on_gpu else processor,
+        "batch": job.batch,
+        "repeats": job.repeats,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ksgen": __version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+    }

@@ -5,11 +5,12 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Family, Geometry, Limits, Rule, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
+from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.spec import KernelSpec
 
-FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt(), Gradient())}
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in (Mma(), Simt(), GradientMma(), Gradient())}
 
 
 def family_named(name: str) -> Family[Any]:

@@ -22,7 +22,7 @@ from ksgen.torch.checks import check
 from ksgen.torch.choice import Choice, choose
 from ksgen.torch.epilogue import finish
 from ksgen.torch.kept import Kept
-from ksgen.torch.ops import KERNEL_DEVICES, autocast, multiply
+from ksgen.torch.ops import autocast, has_kernels, multiply
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
 
@@ -132,7 +132,7 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
     if choice.backend == "strided":
         return f"strided: {choice.why}; {BACKENDS['strided'].why}"
-    if device.type not in KERNEL_DEVICES:
+    if not has_kernels(device):
         return f"ksgen, {choice.why}; on {device.type} without kernels: {BACKENDS['strided'].why}"
     told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"

@@ -57,6 +57,8 @@ class KSLinear(nn.Module):
             raise PatternError("weights=[]; accepted: one tensor of shape (a, b, c, d) or more")
         options = {"device": weights[0].device, "dtype": weights[0].dtype} | options
         layer = cls([tuple(each.shape) for each in weights], bias=bias is not None, **options)
+        if bias is not None and bias.shape != layer.bias.shape:
+            raise LaunchError(f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed")
         with torch.no_grad():
             for parameter, given in zip([*layer.weights, layer.bias], [*weights, bias], strict=True):
                 if given is not None:
@@ -79,16 +81,16 @@ class KSLinear(nn.Module):
             nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        rows = self._as_matrix(x, "x", self.in_features)
-        added = None if residual is None else self._as_matrix(residual, "residual", self.out_features)
+        y_shape = self._y_shape(x)
+        if residual is not None and residual.shape != y_shape:
+            shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
+            raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         options = {"layout": self.layout, "precision": self.precision}
         *first, last = self.weights
         for weights in first:
             rows = multiply_by(self.backend, rows, weights, None, None, activation="none", **options)
-        y = multiply_by(self.backend, rows, last, self.bias, added, activation=self.activation, **options)
-        if self.layout == "bsf":
-            return y.reshape(*x.shape[:-1], self.out_features)
-        return y.reshape(self.out_features, *x.shape[1:])
+        return multiply_by(self.backend, rows, last, self.bias, added, activation=self.activation, **options).reshape(y_shape)
 
     def explain(self, batch: int = 1024) -> str:
         """Who multiplies each factor at a batch of so many rows, on the device where the weights lie, and why."""
@@ -106,13 +108,21 @@ class KSLinear(nn.Module):
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         return ", ".join(words)
 
-    def _as_matrix(self, given: Tensor, name: str, features: int) -> Tensor:
-        """The tensor's leading (bsl: trailing) dimensions as one batch."""
-        axis = -1 if self.layout == "bsf" else 0
-        if given.dim() == 0 or given.shape[axis] != features:
-            wanted = f"(..., {features})" if self.layout == "bsf" else f"({features}, ...)"
-            raise LaunchError(f"{self!r}: got {name} of shape {tuple(given.shape)}; layout {self.layout} wants {wanted}")
-        return given.reshape(-1, features) if self.layout == "bsf" else given.reshape(features, -1)
+    def _y_shape(self, x: Tensor) -> tuple[int, ...]:
+        axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
+        if x.dim() == 0 or x.shape[axis] != self.in_features:
+            wanted = f"(..., {self.in_features})" if self.layout == "bsf" else f"({self.in_features}, ...)"
+            fits = x.dim() > 1 and x.shape[other] == self.in_features
+            remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
+            raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
+        return (*x.shape[:-1], self.out_features) if self.layout == "bsf" else (self.out_features, *x.shape[1:])
+
+    def _as_matrix(self, given: Tensor) -> Tensor:
+        """All dimensions but the features as one batch."""
+        return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
+
+    def _name(self) -> str:
+        return f"KSLinear({self.chain})"
 
 
 def as_chain(patterns: Patterns) -> Chain:

@@ -65,7 +65,7 @@ def autocast(*given: Any) -> Any:
     dtype = torch.get_autocast_dtype(kind)
     takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
     cast = [tensor.to(dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
-    return *cast, precision if cast[0].dtype == tensors[0].dtype else None
+    return *cast, None if takes_part[0] else precision
 
 
 # ---- Y = X K^T, or X K where transposed
@@ -253,7 +253,12 @@ def _takes_kernel(own: Launcher, x: Tensor, layout: str, precision: str | None, 
     if backend == "auto":
         wanted = kernel(own, precision or dtype_name(x.dtype), layout, **what)
         backend = choose(wanted, x.shape[0 if layout == "bsf" else 1], x.device).backend
-    return backend == "ksgen" and x.device.type in KERNEL_DEVICES
+    return backend == "ksgen" and has_kernels(x.device)
+
+
+def has_kernels(device: Any) -> bool:
+    """Whether tensors that lie there are multiplied by ksgen's kernels."""
+    return device.type in KERNEL_DEVICES
 
 
 def _transposed(weights: Tensor) -> Tensor:

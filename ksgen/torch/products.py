@@ -60,8 +60,8 @@ def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
     """(a*d, features of a block, batch) as a matrix in the layout."""
     split = blocks.unflatten(0, (a, d))
     if layout == "bsf":
-        return split.permute(3, 0, 2, 1).reshape(blocks.shape[2], -1)
-    return split.transpose(1, 2).reshape(-1, blocks.shape[2])
+        return split.permute(3, 0, 2, 1).reshape(blocks.shape[2], -1).contiguous()
+    return split.transpose(1, 2).reshape(-1, blocks.shape[2]).contiguous()
 
 
 def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:

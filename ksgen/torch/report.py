@@ -67,5 +67,5 @@ def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
     """Layers of one chain whose names differ in numbers alone, and their name, with * for a number where they are several."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
-        groups.setdefault((re.sub(r"\d+", "*", layer.name), layer.chain, layer.count), []).append(layer)
+        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(layer)
     return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _, _), alike in groups.items()]

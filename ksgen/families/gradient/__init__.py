@@ -8,12 +8,14 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
-from ksgen.families.gradient.defaults import THREADS, default, fits, parts
-from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, SUM_COLUMNS, SUM_ROWS, GradientConstants, Shape, Side
+from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.gradient.defaults import THREADS, default, parts
+from ksgen.families.gradient.family import GradientFamily, fits
+from ksgen.families.gradient.parts import SIDES
+from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -36,21 +38,19 @@ _RULES: tuple[Rule[GradientConstants], ...] = (
 )
 
 
-class Gradient:
+class Gradient(GradientFamily[GradientConstants]):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "gradient"
     constants_type = GradientConstants
+    listed = _RULES
     why = "the weights' gradient by plain multiply-adds, on every device"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient"
 
-    def rules(self) -> tuple[Rule[GradientConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> GradientConstants:
-        return read_constants(self.name, GradientConstants, values)
+    def shape(self, kernel: KernelSpec, constants: GradientConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits) -> GradientConstants:
         return default(kernel, limits)
@@ -71,50 +71,13 @@ class Gradient:
             copies,
         ):
             constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, min_blocks, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(kernel, constants, limits, min_blocks):
+            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(Shape(kernel, constants), limits, min_blocks):
                 most = parts(kernel, constants, limits)
                 for count in sorted({1, divide_up(most, 2), most, 2 * most}):
                     yield replace(constants, parts=count)
 
-    def registers(self, kernel: KernelSpec, constants: GradientConstants) -> int:
-        return Shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: GradientConstants) -> int:
-        return Shape(kernel, constants).shared_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: GradientConstants) -> int:
-        return Shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0
-
-    def geometry(self, kernel: KernelSpec, constants: GradientConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
-        parts = shape.parts(batch)
-        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes if parts > 1 else 0)
-
-    def work(self, kernel: KernelSpec, constants: GradientConstants, batch: int) -> Work:
-        shape = Shape(kernel, constants)
-        geometry = self.geometry(kernel, constants, batch)
-        steps = shape.tiles * divide_up(batch, constants.tile_batch)
-        copied = steps * constants.tile_batch * constants.tile_d * (constants.tile_in + constants.tile_out)
-        reads = LANES_IN * constants.thread_in + LANES_OUT * constants.thread_out  # of a warp, for one batch entry
-        return Work(
-            geometry.grid,
-            kernel.bytes(batch),
-            copied * kernel.item_bytes + 2 * geometry.left_bytes + kernel.pattern.weight_count * kernel.item_bytes,
-            (copied + steps * shape.warps * constants.tile_batch * reads) * shape.real_bytes,
-            steps * constants.tile_batch * shape.tile_weights,
-        )
-
-    def pack_geometry(self, kernel: KernelSpec, constants: GradientConstants) -> Geometry:
-        shape = Shape(kernel, constants)
-        threads = SUM_COLUMNS * SUM_ROWS
-        return Geometry(shape.tiles * shape.tile_weights // SUM_COLUMNS, threads, threads * shape.real_bytes)
-
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
-        sides = [
-            {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
-            {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
-        ]
-        return {"copies": copies(kernel.item_bytes, 16), "sides": sides}
+        return {"copies": copies(kernel.item_bytes, 16), "sides": SIDES}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
@@ -135,32 +98,11 @@ class Gradient:
             Constexpr("THREADS", shape.threads, "threads a block"),
             Constexpr("WARPS_IN", shape.warps_in, "warps of a plane along the inputs"),
             Constexpr("WARPS_PER_PLANE", shape.warps_in * shape.warps_out, "warps of a plane"),
-            Constexpr("LEAST_STEPS", shape.least_steps, "stages that a part has at least, where there are several"),
-            Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
-            Constexpr("TILES_IN", shape.tiles_in, "tiles along the inputs"),
-            Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("TILE_WEIGHTS", shape.tile_weights, "sums of a tile, those beyond ragged edges included"),
+            Constexpr("TOGETHER", 1, "neighbouring lines that a thread copies at once"),
             Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
             Constexpr("STAGE", shape.stage, "reals a stage"),
             Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory a block"),
-            *(constexpr for side in (shape.x, shape.dy) for constexpr in _side_constexprs(side, constants.copy)),
-            Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights a block of the second entry"),
-            Constexpr("SUM_ROWS", SUM_ROWS, "threads that share the parts of one weight"),
+            *shape.tile_constexprs(),
+            *shape.x.constexprs(constants.copy),
+            *shape.dy.constexprs(constants.copy),
         ]
-
-
-def _side_constexprs(side: Side, copy: str) -> Iterator[Constexpr]:
-    name, plan = side.name.upper(), side.plan
-    yield Constexpr(f"{name}_PITCH", side.image.pitch, "reals from one batch entry of a plane to the next")
-    yield Constexpr(f"{name}_PLANE", side.image.plane, "reals from one plane to the next")
-    yield Constexpr(f"{name}_LINES", plan.lines, "lines of the tile")
-    yield Constexpr(f"{name}_VECTOR", plan.vector, "neighbours that one copy moves")
-    yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
-    yield Constexpr(f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once")
-    yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
-    yield Constexpr(f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once")
-    yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
-    yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
-    yield Constexpr(f"{name}_RUN_ROUNDS", plan.run_rounds, "rounds until a line is copied")
-    if copy == "registers":
-        yield Constexpr(f"{name}_HELD", side.held, "elements that a thread holds on their way")

@@ -6,6 +6,7 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.gradient.family import fits
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
@@ -26,14 +27,6 @@ def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> i
     return divide_up(CPU_BLOCKS, shape.tiles) if limits.is_cpu else divide_up(GPU_WARPS, shape.tiles * shape.warps)
 
 
-def fits(kernel: KernelSpec, constants: GradientConstants, limits: Limits, blocks: int) -> bool:
-    """Whether so many blocks fit a multiprocessor."""
-    shape = Shape(kernel, constants)
-    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
-        return False
-    return not limits.registers or shape.registers * shape.threads * blocks <= limits.registers
-
-
 def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     """The tile with the least padding, operand loads and copies, twice a multiprocessor unless a lone block is much better,
     so that one multiplies while the other waits; and as many parts of the batch as fill the device."""
@@ -41,12 +34,12 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, 1)):
         choices = sorted(_choices(kernel, tile_d, limits), key=lambda constants: _cost(kernel, constants))
-        lone = next((constants for constants in choices if fits(kernel, constants, budget, 1)), None)
+        lone = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 1)), None)
         if lone is None:
             continue
-        pair = next((constants for constants in choices if fits(kernel, constants, budget, 2)), lone)
+        pair = next((constants for constants in choices if fits(Shape(kernel, constants), budget, 2)), lone)
         chosen = pair if _cost(kernel, pair) <= LONE * _cost(kernel, lone) else lone
-        blocks = max(count for count in range(1, 9) if count == 1 or fits(kernel, chosen, budget, count))
+        blocks = max(count for count in range(1, 9) if count == 1 or fits(Shape(kernel, chosen), budget, count))
         return replace(chosen, parts=parts(kernel, chosen, limits), min_blocks=1 if limits.is_cpu else blocks)
     raise ConstantsError(f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads")
 

@@ -1,19 +1,15 @@
-"""What follows from a SIMT gradient kernel and its constants: sizes, pitches, how the batch is cut into parts, and how a block's
-warps walk over a tile.
-"""
+"""What follows from a SIMT gradient kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
 
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
+from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side
+from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
 LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
-LEAST_BATCH = 64  # batch entries that are worth a part of their own
-SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
-BANK_BYTES = 128  # that shared memory serves at once
 
 
 @dataclass(frozen=True)
@@ -32,32 +28,6 @@ class GradientConstants(Constants):
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
 
 
-@dataclass(frozen=True)
-class Image:
-    """How one operand's tile lies in shared memory, and how lanes copy it: an element (j, s, feature) is at
-    j * plane + s * pitch + feature."""
-
-    pitch: int
-    plane: int
-    lane_run: int
-
-
-@dataclass(frozen=True)
-class Side:
-    """One operand: X, or the gradient of Y."""
-
-    name: str
-    features: int  # of an i and j
-    tile: int
-    image: Image
-    plan: CopyPlan
-
-    @property
-    def held(self) -> int:
-        """Elements that a thread holds on their way."""
-        return self.plan.line_rounds * self.plan.run_rounds * self.plan.vector
-
-
 @cache
 def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, real_bytes: int, is_bsf: bool) -> Image:
     """The image whose copies meet the fewest bank conflicts; then the least memory, and the longest runs of lanes."""
@@ -70,20 +40,20 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, real_bytes:
         for lane in range(banks):
             line, at = lane // image.lane_run, lane % image.lane_run * vector
             s, j, feature = (line, at % tile_d, at // tile_d) if is_bsf else (at, 0, line)
-            count[(j * image.plane + s * image.pitch + feature) % banks] += 1
+            count[(j * image.plane + s * image.next_entry + feature) % banks] += 1
         return max(count)
 
     lanes = sorted({power_of_two_in(run // vector, most) for most in (4, 8, 16, 32)}, reverse=True)
     pads = range(0, banks, group)
     images = [
-        Image(tile + pad, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
+        Image(tile + pad, 1, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
         for lane_run, pad, more in product(lanes, pads, pads if tile_d > 1 else (0,))
     ]
     return min(images, key=lambda image: (turns(image), image.plane, -image.lane_run))
 
 
 @dataclass(frozen=True)
-class Shape(Tiled):
+class Shape(Parts):
     """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -92,10 +62,6 @@ class Shape(Tiled):
     @property
     def is_bsf(self) -> bool:
         return self.kernel.layout == "bsf"
-
-    @property
-    def real_bytes(self) -> int:
-        return max(4, self.kernel.item_bytes)
 
     @property
     def group(self) -> int:
@@ -145,7 +111,8 @@ class Shape(Tiled):
         image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.real_bytes, self.is_bsf)
         lines, run = (constants.tile_batch, tile * constants.tile_d) if self.is_bsf else (tile, constants.tile_batch)
         lane_run = image.lane_run if scattered == vector else power_of_two_in(run // vector, 8)
-        return Side(name, features, tile, image, CopyPlan(lines, run, vector, lane_run, self.warps))
+        plan = CopyPlan(lines, run, vector, lane_run, self.warps)
+        return Side(name, image, plan, plan.line_rounds * plan.run_rounds * plan.vector)
 
     def _vector(self, features: int, tile: int) -> int:
         """Neighbours that one copy moves: they may not straddle a row, an i or a ragged edge, nor, where they are copied
@@ -170,44 +137,26 @@ class Shape(Tiled):
 
     @property
     def shared_reals(self) -> int:
-        return max(self.constants.stages * self.stage, SUM_COLUMNS * SUM_ROWS)
+        return max(self.constants.stages * self.stage, self.sum_threads)
 
     @property
     def shared_bytes(self) -> int:
         return self.shared_reals * self.real_bytes
 
-    # ---- tiles, and parts of the batch
+    # ---- what it costs
 
     @property
-    def tiles_in(self) -> int:
-        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
+    def products(self) -> int:
+        """Multiply-adds that stand for one."""
+        return 1
 
     @property
-    def tiles(self) -> int:
-        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.tiles_in
-
-    @property
-    def tile_weights(self) -> int:
-        """Sums of a tile, those beyond ragged edges included."""
-        return self.constants.tile_d * self.constants.tile_out * self.constants.tile_in
-
-    @property
-    def part_bytes(self) -> int:
-        """The sums that one part of the batch leaves."""
-        return self.tiles * self.tile_weights * self.real_bytes
-
-    @property
-    def least_steps(self) -> int:
-        """Steps that a part has at least, where there are several."""
-        return divide_up(LEAST_BATCH, self.constants.tile_batch)
-
-    def part_steps(self, batch: int) -> int:
-        """Steps of a part: `part_steps` of the text counts them alike."""
-        steps = divide_up(batch, self.constants.tile_batch)
-        return divide_up(steps, max(1, min(self.constants.parts, steps // self.least_steps)))
-
-    def parts(self, batch: int) -> int:
-        return divide_up(divide_up(batch, self.constants.tile_batch), self.part_steps(batch))
+    def step_shared_bytes(self) -> int:
+        """Written to and read from shared memory in one step."""
+        constants = self.constants
+        copied = constants.tile_d * (constants.tile_in + constants.tile_out)
+        reads = LANES_IN * constants.thread_in + LANES_OUT * constants.thread_out  # of a warp, for one batch entry
+        return constants.tile_batch * (copied + self.warps * reads) * self.real_bytes
 
     @property
     def registers(self) -> int:

@@ -1,0 +1,121 @@
+"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: the rows of the paper's Tables 4 and 7, as ratios to the dense module."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.bench.clock import Spread, seconds_in_turn
+from ksgen.torch import models
+from ksgen.torch.layer import KSLinear
+
+
+@dataclass(frozen=True)
+class Module:
+    """A row of the tables."""
+
+    path: str  # within a block; "" is the block
+    paper_ratio: float  # of the paper's own kernel: ViT-S/16, float32, on an A100
+    has_bias: bool | None = None  # of a linear layer
+
+
+WHOLE = "whole"
+MODULES = {  # a linear layer is named as its matrix, outputs x inputs
+    "linear N x N": Module("attention.projection", 0.50, has_bias=False),
+    "linear N x N + bias": Module("attention.projection", 0.66, has_bias=True),
+    "linear 4N x N": Module("feed_forward.up", 0.78, has_bias=False),
+    "linear 4N x N + bias": Module("feed_forward.up", 0.90, has_bias=True),
+    "linear N x 4N": Module("feed_forward.down", 0.58, has_bias=False),
+    "linear N x 4N + bias": Module("feed_forward.down", 0.61, has_bias=True),
+    "feed-forward": Module("feed_forward", 0.77),
+    "attention": Module("attention", 0.79),
+    "block": Module("", 0.78),
+    WHOLE: Module("", 0.78),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure. `batch` counts sequences; `tokens` in each are GPT-2's alone, ViT-S/16 makes 197 of an image."""
+
+    model: str
+    precisions: tuple[str, ...]
+    backends: tuple[str, ...]
+    device: torch.device
+    batch: int
+    tokens: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module: seconds of the dense one and of the sparse one, and the ratios of the rounds."""
+
+    module: str
+    precision: str
+    backend: str
+    dense_s: Spread
+    sparse_s: Spread
+    ratio: Spread
+    paper_ratio: float | None
+
+
+def measure(job: Job) -> Iterator[Row]:
+    """A row for every precision, module and backend. Dense and sparse take turns; nothing is trained or recorded."""
+    for precision in job.precisions:
+        variants = _variants(job, getattr(torch, precision))
+        for name, module in MODULES.items():
+            calls = {variant: _call(job, name, model) for variant, model in variants.items()}
+            with torch.inference_mode():
+                seconds = seconds_in_turn(calls, job.repeats, job.device)
+            paper = module.paper_ratio if (job.model, precision) == ("vit-s16", "float32") else None
+            dense = seconds.pop("dense")
+            for backend, sparse in seconds.items():
+                ratio = Spread.of([ours / theirs for ours, theirs in zip(sparse, dense, strict=True)])
+                yield Row(name, precision, backend, Spread.of(dense), Spread.of(sparse), ratio, paper)
+
+
+def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """The dense model, and a sparse one for each backend, with the same weights."""
+    with job.device:
+        dense = models.build(job.model).to(dtype).eval()
+    sparse = deepcopy(dense)
+    models.make_sparse(sparse, models.rule(job.model), from_weights=False)
+    variants = {"dense": dense}
+    for backend in job.backends:
+        variants[backend] = deepcopy(sparse)
+        for layer in variants[backend].modules():
+            if isinstance(layer, KSLinear):
+                layer.backend = backend
+    return variants
+
+
+def _call(job: Job, name: str, model: nn.Module) -> Callable[[], Tensor]:
+    """A run of one module of a model, on the same random inputs for every model."""
+    torch.manual_seed(0)
+    is_vision = isinstance(model, models.VisionTransformer)
+    if name == WHOLE:
+        inputs = model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens)
+        return lambda: model(inputs)
+    module = MODULES[name]
+    block = model.get_submodule("blocks.0")
+    part = block.get_submodule(module.path)
+    if module.has_bias is not None:
+        part = _linear(part, module.has_bias)
+    scale = block.get_submodule("attention_norm").weight
+    tokens = model.positions.shape[1] if is_vision else job.tokens
+    x = torch.randn(job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device)
+    takes_residual = isinstance(part, models.Attention | models.FeedForward)
+    return (lambda: part(x, x)) if takes_residual else (lambda: part(x))
+
+
+def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:
+    """A copy of a layer by itself: without the activation of its place, with or without its bias."""
+    layer = deepcopy(layer)
+    if isinstance(layer, KSLinear):
+        layer.activation = "none"
+    if not has_bias:
+        layer.bias = None
+    return layer

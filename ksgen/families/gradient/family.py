@@ -1,0 +1,97 @@
+"""What every gradient family answers alike, from its shape."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from ksgen.families.base import Geometry, Limits, Rule, Work
+from ksgen.families.gradient.parts import SUM_COLUMNS
+from ksgen.families.tiles import WARP, divide_up, read_constants
+from ksgen.spec import KernelSpec
+
+ConstantsT = TypeVar("ConstantsT")
+
+
+class GradientShape(Protocol):
+    """A shape as this module needs it."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def tiles(self) -> int: ...
+    @property
+    def tile_weights(self) -> int: ...
+    @property
+    def part_bytes(self) -> int: ...
+    @property
+    def real_bytes(self) -> int: ...
+    @property
+    def sum_threads(self) -> int: ...
+    @property
+    def products(self) -> int: ...
+    @property
+    def step_shared_bytes(self) -> int: ...
+    def parts(self, batch: int) -> int: ...
+
+
+class GradientFamily(Generic[ConstantsT]):
+    """Its subclasses say which constants are right; here is what they come to."""
+
+    name: str
+    constants_type: type[ConstantsT]
+    listed: tuple[Rule[ConstantsT], ...]
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GradientShape:
+        raise NotImplementedError
+
+    def rules(self) -> tuple[Rule[ConstantsT], ...]:
+        return self.listed
+
+    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
+        return read_constants(self.name, self.constants_type, values)
+
+    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.shape(kernel, constants).registers
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.shape(kernel, constants).shared_bytes
+
+    def packed_bytes(self, kernel: KernelSpec, constants: Any) -> int:
+        return self.shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        shape = self.shape(kernel, constants)
+        parts = shape.parts(batch)
+        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes if parts > 1 else 0)
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        shape = self.shape(kernel, constants)
+        return Geometry(shape.tiles * shape.tile_weights // SUM_COLUMNS, shape.sum_threads, shape.sum_threads * shape.real_bytes)
+
+    def work(self, kernel: KernelSpec, constants: Any, batch: int) -> Work:
+        shape = self.shape(kernel, constants)
+        geometry = self.geometry(kernel, constants, batch)
+        steps = shape.tiles * divide_up(batch, constants.tile_batch)
+        copied = steps * constants.tile_batch * constants.tile_d * (constants.tile_in + constants.tile_out)
+        return Work(
+            geometry.grid,
+            kernel.bytes(batch),
+            copied * kernel.item_bytes + 2 * geometry.left_bytes + kernel.pattern.weight_count * kernel.item_bytes,
+            steps * shape.step_shared_bytes,
+            steps * constants.tile_batch * shape.tile_weights * shape.products,
+        )
+
+
+def registers_taken(registers: int, threads: int, blocks: int) -> int:
+    """Of a multiprocessor, by so many blocks: it gives them to four warps at a time."""
+    return registers * WARP * 4 * divide_up(divide_up(threads, WARP) * blocks, 4)
+
+
+def fits(shape: GradientShape, limits: Limits, blocks: int) -> bool:
+    """Whether so many blocks fit a multiprocessor."""
+    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+        return False
+    return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers

@@ -1,0 +1,118 @@
+"""What gradient families share: tiles of weights, the parts of the batch that are summed apart, and how operands are copied."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ksgen.families.base import Constexpr
+from ksgen.families.tiles import CopyPlan, Tiled, divide_up
+from ksgen.spec import KernelSpec
+
+LEAST_BATCH = 64  # batch entries that are worth a part of their own
+SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
+BANK_BYTES = 128  # that shared memory serves at once
+SIDES = (  # the words of what the templates say of both operands
+    {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
+    {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """How one operand's tile lies in shared memory: element (j, s, feature) is at
+    j * plane + s * next_entry + feature * next_feature; and how many lanes copy a line."""
+
+    next_entry: int
+    next_feature: int
+    plane: int
+    lane_run: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand: X, or the gradient of Y."""
+
+    name: str
+    image: Image
+    plan: CopyPlan
+    held: int  # that a thread holds on their way, where copies go through registers
+    together: int = 1  # neighbouring lines that a thread copies at once
+
+    def constexprs(self, copy: str) -> Iterator[Constexpr]:
+        name, plan = self.name.upper(), self.plan
+        yield Constexpr(f"{name}_NEXT_ENTRY", self.image.next_entry, "elements from one batch entry of a plane to the next")
+        yield Constexpr(f"{name}_NEXT_FEATURE", self.image.next_feature, "elements from one input or output of a batch entry to the next")
+        yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
+        yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
+        yield Constexpr(f"{name}_VECTOR", plan.vector, "neighbours that one copy moves")
+        yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
+        yield Constexpr(f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one")
+        yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
+        yield Constexpr(f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once, counted alike")
+        yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
+        yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
+        yield Constexpr(f"{name}_RUN_ROUNDS", plan.run_rounds, "rounds until a line is copied")
+        if copy == "registers":
+            yield Constexpr(f"{name}_HELD", self.held, "elements or words that a thread holds on their way")
+
+
+class Parts(Tiled):
+    """Tiles of weights, each of them summed over several parts of the batch."""
+
+    kernel: KernelSpec
+
+    @property
+    def is_bsf(self) -> bool:
+        return self.kernel.layout == "bsf"
+
+    @property
+    def real_bytes(self) -> int:
+        """Of a sum."""
+        return max(4, self.kernel.item_bytes)
+
+    @property
+    def sum_threads(self) -> int:
+        """A block of the second entry."""
+        return SUM_COLUMNS * SUM_ROWS
+
+    @property
+    def tiles_in(self) -> int:
+        return divide_up(self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def tiles(self) -> int:
+        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.tiles_in
+
+    @property
+    def tile_weights(self) -> int:
+        """Sums of a tile, those beyond ragged edges included."""
+        return int(self.constants.tile_d * self.constants.tile_out * self.constants.tile_in)
+
+    @property
+    def part_bytes(self) -> int:
+        """The sums that one part of the batch leaves."""
+        return self.tiles * self.tile_weights * self.real_bytes
+
+    @property
+    def least_steps(self) -> int:
+        """Steps that a part has at least, where there are several."""
+        return divide_up(LEAST_BATCH, self.constants.tile_batch)
+
+    def part_steps(self, batch: int) -> int:
+        """Steps of a part: `part_steps` of the text counts them alike."""
+        steps = divide_up(batch, self.constants.tile_batch)
+        return divide_up(steps, max(1, min(self.constants.parts, steps // self.least_steps)))
+
+    def parts(self, batch: int) -> int:
+        return divide_up(divide_up(batch, self.constants.tile_batch), self.part_steps(batch))
+
+    def tile_constexprs(self) -> list[Constexpr]:
+        """What the shared parts of the templates count with."""
+        return [
+            Constexpr("LEAST_STEPS", self.least_steps, "stages that a part has at least, where there are several"),
+            Constexpr("TILES_OUT", self.tiles_out, "tiles along the outputs"),
+            Constexpr("TILES_IN", self.tiles_in, "tiles along the inputs"),
+            Constexpr("TILES_D", self.tiles_d, "tiles along j"),
+            Constexpr("TILE_WEIGHTS", self.tile_weights, "sums of a tile, those beyond ragged edges included"),
+            Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights a block of the second entry"),
+            Constexpr("SUM_ROWS", SUM_ROWS, "threads that share the parts of one weight"),
+        ]

@@ -1,0 +1,119 @@
+"""The tensor-core gradient family: the weights' gradient by `mma.sync` on sm_80 and later, in 16-bit and tf32 precisions.
+
+Decides the tiles of `gradient_mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.gradient.family import GradientFamily, fits, registers_taken
+from ksgen.families.gradient.parts import SIDES
+from ksgen.families.gradient_mma.defaults import PROMOTE, PROMOTE_ELSE, default, parts
+from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
+from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
+from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS
+from ksgen.families.simt.defaults import neighbours
+from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs
+from ksgen.instructions import copies
+from ksgen.spec import KernelSpec
+
+__all__ = ["GradientMma", "GradientMmaConstants", "Shape"]
+
+MOST_SUMS = 96  # accumulators a thread, and as many plain ones
+
+
+def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
+    shape = Shape(kernel, constants)
+    return registers_taken(min(255, shape.registers), shape.threads, constants.min_blocks)
+
+
+_RULES: tuple[Rule[GradientMmaConstants], ...] = (
+    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
+    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
+    Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
+    Rule("8 warps_in divides tile_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0),
+    Rule("64 bytes divide tile_batch", lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0),
+    Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
+    Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
+    Rule("a thread has at most 96 sums", lambda k, c: Shape(k, c).sums <= MOST_SUMS),
+    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
+    Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
+    Rule("stages is at least 2, and 2 in 16-bit bsf", lambda k, c: c.stages == 2 or (c.stages > 2 and Shape(k, c).copy == "async")),
+    Rule("tile_batch divides promote", lambda k, c: c.promote % c.tile_batch == 0),
+)
+
+
+class GradientMma(GradientFamily[GradientMmaConstants]):
+    """Warp-wide matrix instructions, whose sums are added to float32 ones."""
+
+    name = "gradient_mma"
+    constants_type = GradientMmaConstants
+    why = "the weights' gradient on tensor cores, from sm_80 on"
+    listed = _RULES
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return kernel.job == "gradient" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+
+    def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Shape:
+        return Shape(kernel, constants)
+
+    def default(self, kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
+        return default(kernel, limits)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
+        """Every combination that the rules, the shared memory and the registers allow."""
+        planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
+        promote = PROMOTE.get(kernel.precision, PROMOTE_ELSE)
+        for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages, min_blocks in product(
+            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5), (1, 2, 3, 4)
+        ):
+            tile_out, tile_in, tile_batch = (
+                ROWS * row_tiles * warps_out,
+                COLUMNS * column_tiles * warps_in,
+                STRETCH // kernel.item_bytes * stretches,
+            )
+            constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, min_blocks)
+            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(Shape(kernel, constants), limits, min_blocks):
+                most = parts(kernel, constants)
+                for count in sorted({1, divide_up(most, 2), most, 2 * most}):
+                    yield GradientMmaConstants(**(asdict(constants) | {"parts": count}))
+
+    def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:
+        shape = Shape(kernel, constants)
+        operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
+        element = [kernel.item_bytes] if kernel.item_bytes == 4 else []
+        load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
+        return {"copies": copies(CHUNK, *element), "copy": shape.copy, "load": load, "sides": SIDES, "operand": operand}
+
+    def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
+        shape = Shape(kernel, constants)
+        return [
+            *pattern_constexprs(kernel),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l a thread block"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block: one plane of shared memory each"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a stage"),
+            Constexpr("WARPS_OUT", constants.warps_out, "warps of a plane along the outputs"),
+            Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
+            Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
+            Constexpr("PROMOTE", constants.promote, "batch entries after which sums leave the tensor cores"),
+            Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
+            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            Constexpr("GROUP", shape.group, "elements of a 16-byte chunk"),
+            Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
+            Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
+            Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
+            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
+            Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
+            Constexpr("STAGE", shape.stage, "elements a stage"),
+            Constexpr("SHARED_REALS", shape.shared_bytes // 4, "floats of shared memory a block"),
+            *shape.tile_constexprs(),
+            *shape.x.constexprs(shape.copy),
+            *shape.dy.constexprs(shape.copy),
+        ]

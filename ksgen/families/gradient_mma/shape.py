@@ -1,0 +1,185 @@
+"""What follows from a tensor-core gradient kernel and its constants: sizes, pitches, and how a block's warps walk over a tile.
+
+dY is operand A (rows: outputs), X is operand B (columns: inputs), and both lie in shared memory with the batch contiguous. A
+lane reads both in 16-byte chunks: which batch entry a fragment's k-index means is free, as long as both agree, so that the
+words of a chunk are a lane's operands as they lie.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import gcd
+
+from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side
+from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS
+from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
+from ksgen.spec import KernelSpec
+
+STRETCH = 64  # bytes of a line that four lanes read at once
+BANKS = BANK_BYTES // 4
+
+
+@dataclass(frozen=True)
+class GradientMmaConstants(Constants):
+    """The constants that a search may change."""
+
+    tile_out: int  # outputs k a block, for each of its j
+    tile_in: int  # inputs l a block
+    tile_d: int  # neighbouring j a block (1 in bsl)
+    tile_batch: int  # batch entries a stage
+    warps_out: int  # warps of a plane along the outputs
+    warps_in: int  # warps of a plane along the inputs
+    stages: int  # stages of X and dY in shared memory
+    promote: int  # batch entries after which tensor-core sums are added to plain ones
+    parts: int  # parts of the batch, at most: each has blocks of its own
+    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+
+
+@cache
+def find_image(pitch: int, tile: int, tile_d: int, entries: int, vector: int) -> Image:
+    """The image of a batch-size-first tile whose copies meet the fewest bank conflicts; then the least memory, and the longest
+    runs of lanes. All in words: one holds one batch entry, or two; `entries` of them are copied by one lane after the other."""
+    run = tile * tile_d
+
+    def turns(plane: int, lane_run: int) -> int:
+        count = [0] * BANKS
+        for lane in range(WARP):
+            line, at = lane // lane_run, lane % lane_run * vector
+            count[(at % tile_d * plane + at // tile_d * pitch + line) % BANKS] += 1
+        return max(count)
+
+    lanes = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
+    lanes = [lane_run for lane_run in lanes if WARP // lane_run <= max(entries, WARP // lanes[0])]
+    planes = [tile * pitch + pad for pad in (range(0, BANKS, 4) if tile_d > 1 else (0,))]
+    plane, lane_run = min(product(planes, lanes), key=lambda choice: (turns(*choice), choice[0], -choice[1]))
+    return Image(1, pitch, plane, lane_run)
+
+
+@dataclass(frozen=True)
+class Shape(Parts):
+    """Everything that follows from a kernel and its constants: sizes in stored elements, unless they say bytes."""
+
+    kernel: KernelSpec
+    constants: GradientMmaConstants
+
+    @property
+    def copy(self) -> str:
+        """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous copies."""
+        return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
+
+    @property
+    def group(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK // self.kernel.item_bytes
+
+    @property
+    def operand(self) -> str:
+        """What is multiplied; gradients of fp16x3 are tf32x3's, whose range their small numbers need."""
+        return {"fp16x3": "tf32x3"}.get(self.kernel.precision, self.kernel.precision)
+
+    @property
+    def components(self) -> int:
+        """Parts that an operand is split into."""
+        return 2 if self.operand == "tf32x3" else 1
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds that stand for one."""
+        return 3 if self.components == 2 else 1
+
+    # ---- warps
+
+    @property
+    def warps(self) -> int:
+        return self.constants.tile_d * self.constants.warps_out * self.constants.warps_in
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    @property
+    def row_tiles(self) -> int:
+        """Matrix instructions of a warp along its outputs."""
+        return self.constants.tile_out // (ROWS * self.constants.warps_out)
+
+    @property
+    def column_tiles(self) -> int:
+        """Matrix instructions of a warp along its inputs."""
+        return self.constants.tile_in // (COLUMNS * self.constants.warps_in)
+
+    @property
+    def sums(self) -> int:
+        """Accumulators a thread, without the plain ones that they are promoted to."""
+        return 4 * self.row_tiles * self.column_tiles
+
+    # ---- the two operands
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a line: at 64 bytes beyond a multiple of 128, so that lanes of two lines read different banks."""
+        bytes_ = self.constants.tile_batch * self.kernel.item_bytes
+        return (bytes_ + (STRETCH - bytes_) % BANK_BYTES) // self.kernel.item_bytes
+
+    @property
+    def x(self) -> Side:
+        return self._side("x", self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def dy(self) -> Side:
+        return self._side("dy", self.kernel.pattern.b, self.constants.tile_out)
+
+    def _side(self, name: str, features: int, tile: int) -> Side:
+        batch, tile_d = self.constants.tile_batch, self.constants.tile_d
+        if not self.is_bsf:
+            lane_run = power_of_two_in(batch // self.group, WARP)
+            image = Image(1, self.pitch, tile * self.pitch, lane_run)
+            return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
+        together = 2 if self.copy == "registers" else 1  # batch entries of a word
+        vector = self._vector(features, tile)
+        image = find_image(self.pitch // together, tile, tile_d, batch // together, vector)
+        image = Image(1, self.pitch, image.plane * together, image.lane_run)
+        plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)
+        return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
+
+    def _vector(self, features: int, tile: int) -> int:
+        """Neighbours that one load moves: they may not straddle a row, an i or a ragged edge."""
+        if self.copy == "async":
+            return 1
+        d, tile_d = self.kernel.pattern.d, self.constants.tile_d
+        whole = features * d if tile_d == d else gcd(d, tile_d)
+        return self.group if whole % self.group == 0 and tile * tile_d % self.group == 0 else 1
+
+    # ---- shared memory
+
+    @property
+    def dy_base(self) -> int:
+        return self.constants.tile_d * self.x.image.plane
+
+    @property
+    def stage(self) -> int:
+        return self.dy_base + self.constants.tile_d * self.dy.image.plane
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.constants.stages * self.stage * self.kernel.item_bytes, self.sum_threads * self.real_bytes)
+
+    # ---- what it costs
+
+    @property
+    def step_shared_bytes(self) -> int:
+        """Written to and read from shared memory in one step: each warp reads its own part of both."""
+        constants = self.constants
+        written = constants.tile_d * (constants.tile_in + constants.tile_out)
+        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
+        return constants.tile_batch * (written + read) * self.kernel.item_bytes
+
+    @property
+    def registers(self) -> int:
+        """An estimate for one thread: both kinds of sums, dY's chunks and operands, those of one column of X, and addresses."""
+        operands = 8 * self.row_tiles + 8
+        if self.components == 2:
+            operands += operands // 2  # not all are split at once
+        if self.copy == "registers":
+            held = self.x.held + self.dy.held
+            return 2 * self.sums + operands + held + (80 if self.kernel.pattern.d > 1 else 52)
+        return 2 * self.sums + operands + (56 if self.is_bsf else 44)

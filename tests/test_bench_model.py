@@ -1,0 +1,131 @@
+"""ksgen bench model: the rows that it prints and writes, on models of a block, and its mistakes. How long anything takes is not tested."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+
+from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
+from ksgen.bench.model import MODULES, Job, measure  # noqa: E402
+from ksgen.cli import cli  # noqa: E402
+from ksgen.torch import models  # noqa: E402
+from ksgen.torch.layer import KSLinear  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads of several tests at once only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of one block, of the same layers."""
+    vit, gpt2 = replace(models.VIT_S16, depth=1), replace(models.GPT2_MEDIUM, depth=1)
+    small = {
+        "vit-s16": lambda: models.VisionTransformer(vit, models.Vision(pixels=32, classes=10)),
+        "gpt2-medium": lambda: models.LanguageModel(gpt2, models.Language(vocabulary=50, positions=64)),
+    }
+    for name, build in small.items():
+        monkeypatch.setitem(models.MODELS, name, {"torch": replace(models.MODELS[name]["torch"], build=build)})
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", "model", *arguments])
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_row_for_every_precision_module_and_backend(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench(
+        "vit-s16", "--precision", "float32,bfloat16", "--backend", "einsum,bmm", "--batch", "1", "--repeats", "2", "--json", str(file)
+    )
+    assert done.exit_code == 0, done.exception
+    found = json.loads(file.read_text())
+    assert (found["model"], found["batch"], found["repeats"], found["torch"]) == ("vit-s16", 1, 2, torch.__version__)
+    rows = found["rows"]
+    wanted = [(module, precision, backend) for precision in ("float32", "bfloat16") for module in MODULES for backend in ("einsum", "bmm")]
+    assert [(row["module"], row["precision"], row["backend"]) for row in rows] == wanted
+    for row in rows:
+        assert 0 < row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
+        assert row["dense_s"]["median"] > 0 < row["sparse_s"]["median"]
+        assert row["paper_ratio"] == (MODULES[row["module"]].paper_ratio if row["precision"] == "float32" else None)
+    for module in MODULES:
+        assert sum(line.split("│")[1].strip() == module for line in done.stdout.splitlines() if line.startswith("│")) == 2
+    assert "batch 1: the median of 2 rounds" in done.stdout
+
+
+@pytest.mark.usefixtures("_small")
+def test_gpt2_has_the_same_rows_and_no_paper() -> None:
+    job = Job("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=1, tokens=5, repeats=1)
+    rows = list(measure(job))
+    assert [row.module for row in rows] == list(MODULES)
+    assert {row.paper_ratio for row in rows} == {None}
+
+
+@pytest.mark.usefixtures("_small")
+def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which layers are called, on what, and with which bias and activation."""
+    called = []
+    forward = KSLinear.forward
+
+    def watched(self: KSLinear, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        called.append((tuple(x.shape), self.out_features, self.bias is not None, self.activation, torch.is_inference_mode_enabled()))
+        return forward(self, x, *rest)
+
+    monkeypatch.setattr(KSLinear, "forward", watched)
+    list(measure(Job("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=0, repeats=1)))
+    runs = 1 + WARMUP_RUNS
+    for in_features, out_features in ((384, 384), (384, 1536), (1536, 384)):
+        for has_bias in (False, True):
+            assert called.count(((3, 5, in_features), out_features, has_bias, "none", True)) >= runs
+    assert called.count(((3, 5, 384), 1536, True, "gelu", True)) == 3 * runs  # feed-forward, block and whole
+
+
+def test_calls_take_turns() -> None:
+    order: list[str] = []
+    seconds = seconds_in_turn({name: lambda name=name: order.append(name) for name in "abc"}, 3, torch.device("cpu"))
+    assert "".join(order) == "aa" + "bb" + "cc" + "abc" + "bca" + "cab"
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_spread_is_the_quartiles() -> None:
+    assert Spread.of([5.0, 1.0, 2.0, 4.0, 3.0]) == Spread(2.0, 3.0, 4.0)
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vit"], "model 'vit'; did you mean vit-s16? accepted: vit-s16, gpt2-medium"),
+        (["vit-s16", "--precision", "float32,fp16"], "--precision 'fp16'; did you mean float16? accepted: float32, float16"),
+        (["vit-s16", "--backend", "bmn"], "--backend 'bmn'; did you mean bmm? accepted: auto, ksgen"),
+        (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
+        (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
+        (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
+        (["vit-s16", "--batch", "1000000000"], "--batch 1000000000: "),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str) -> None:
+    assert str(bench(*arguments).exception).startswith(message)
+
+
+def test_help_needs_no_torch_and_the_command_says_so() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from ksgen.cli import main; sys.argv = ['ksgen', 'bench', 'model', *sys.argv[1:]]; main()"
+    )
+    shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True)
+    assert "ksgen bench model vit-s16" in shown.stdout
+    refused = subprocess.run([sys.executable, "-c", program, "vit-s16"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr) == (2, "ToolchainError: ksgen bench model needs PyTorch; pip install 'ksgen[torch]'\n")

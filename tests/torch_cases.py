@@ -1,0 +1,43 @@
+"""What the tests of `ksgen.torch` share: patterns, tensors, the float64 truth, and kernels on the processor."""
+
+from typing import Any
+
+import pytest
+
+from ksgen import reference
+from ksgen.devices import Found, list_devices
+from ksgen.pattern import Pattern
+
+SHAPES = [(1, 6, 4, 1), (3, 2, 5, 1), (1, 4, 3, 5), (2, 9, 5, 3), (5, 3, 4, 2), (2, 1, 3, 2), (2, 4, 1, 3)]
+HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
+
+
+def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the processor go through the launcher's kernels, on OpenCL."""
+    if not HAS_OPENCL:
+        pytest.skip("no OpenCL device")
+    from ksgen.torch import ops
+
+    monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
+    monkeypatch.setattr(ops, "KERNEL_DEVICES", {"cuda", "cpu"})
+
+
+def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bool = False) -> Any:
+    """Standard normal."""
+    import torch
+
+    return torch.randn((batch, features) if layout == "bsf" else (features, batch)).to(dtype).requires_grad_(requires_grad)
+
+
+def truth(x: Any, weights: Any, layout: str, bias: Any = None, activation: str = "none", residual: Any = None) -> Any:
+    """In float64."""
+    import torch
+
+    x, weights, bias, residual = (None if each is None else each.detach().double().numpy() for each in (x, weights, bias, residual))
+    found = reference.multiply(Pattern(*weights.shape), x, weights, layout, bias=bias, activation=activation, residual=residual)
+    return torch.from_numpy(found)
+
+
+def error(found: Any, expected: Any) -> float:
+    """Relative, Frobenius."""
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
