@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,10 @@ torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
 
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, UnsupportedError  # noqa: E402
-from ksgen.bench.contenders import contenders  # noqa: E402
+from ksgen.bench.contenders import Ready, contenders  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
-from ksgen.bench.timing import Protocol, Times  # noqa: E402
+from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
 
 has_opencl = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install 'ksgen[cpu]'")
@@ -212,21 +213,22 @@ def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypat
     assert {each.status for each in rows} == {"out of memory"}
 
 
-def test_a_slow_contender_is_measured_less_often(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleepy(pattern: Pattern, layout: str, weights: Any) -> Any:
-        multiply_by = torch.zeros(pattern.in_features, pattern.out_features)
+@pytest.mark.parametrize(
+    ("once_s", "runs", "most_measurements"),
+    [(0.001, 10, 200), (0.04, 5, 10), (0.15, 1, 13), (0.9, 1, 2), (7.0, 1, 1)],
+)
+def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_measurements: int) -> None:
+    ran: list[int] = []
 
-        def product(x: Any) -> Any:
-            time.sleep(0.02)
-            return x @ multiply_by
+    def clock(call: Any) -> float:
+        before = len(ran)
+        call()
+        return (len(ran) - before) * once_s
 
-        return product
-
-    monkeypatch.setitem(BASELINES, "dense", BASELINES["dense"].__class__("dense", "", sleepy))
-    _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense",), measurements=3, runs=10, most_seconds=0.15)
-    assert (rows[0].measurements, rows[0].runs) == (3, 2)
-    _, rows = measure(cpu, tmp_path / "other.jsonl", [JOB], names=("dense",), measurements=3, runs=10, most_seconds=0.01)
-    assert (rows[0].measurements, rows[0].runs) == (1, 1)
+    timed = Timed(Ready(ran.append, lambda y: y, clock, lambda: None), 3, Protocol((), most_seconds=2.0))
+    assert (timed.runs, timed.most_measurements) == (runs, most_measurements)
+    assert timed.seconds() == pytest.approx(once_s)
+    assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns
 
 
 def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:
@@ -253,6 +255,22 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40"))
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
+
+
+def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def search(pattern: Pattern, **options: Any) -> None:
+        asked.append((pattern, options["precision"], options["layout"], options["batch"], options["budget"], options["device"]))
+
+    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=search))
+    measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
+    assert asked == [(JOB.pattern, "float32", "bsf", 40, "3", f"opencl:{cpu.index}")]
+    measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3", names=("bmm",))
+    assert len(asked) == 1
+    monkeypatch.setitem(sys.modules, "ksgen.tuning", None)
+    with pytest.raises(KsgenError, match=r"--tune: this version of ksgen has no tuner; leave it out"):
+        measure(cpu, tmp_path / "other.jsonl", [JOB], tune="3")
 
 
 # The log, and the files that rows go to.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
 from ksgen.devices.base import Buffer, Device
 from ksgen.emit import Source, render, template_digest
+from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
@@ -85,9 +87,7 @@ def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contend
 def ours(job: Job, device: Device) -> Iterator[Contender]:
     """Every family's default, and what wisdom says is better: "tuned"."""
     limits = limits_of(device)
-    for arithmetic in job.comparison.ours:
-        if arithmetic != job.precision and not limits.tensor_cores:
-            continue  # served by the plain kernel, which is there already
+    for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
         serving = [family for family in FAMILIES.values() if family.serves(kernel, limits)]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
@@ -97,6 +97,24 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
         if all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
             yield _our(job, device, arithmetic, chosen, "tuned")
+
+
+def tune(job: Job, device: Device, budget: str) -> None:
+    """Search for those kernels of ours that wisdom does not know; what is found is "tuned" from then on."""
+    try:
+        search = import_module("ksgen.tuning").tune
+    except ModuleNotFoundError as error:
+        raise KsgenError("--tune: this version of ksgen has no tuner; leave it out") from error
+    for arithmetic in _arithmetics(job, device):
+        if not PLANNER.choice(device, job.kernel(arithmetic), job.batch).is_measured:
+            selector = f"{device.runtime}:{device.index}"
+            search(job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector)
+
+
+def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
+    """What our kernels multiply in: without tensor cores, what stands for float32 on them is the plain kernel once more."""
+    has_cores = limits_of(device).tensor_cores
+    return tuple(each for each in job.comparison.ours if has_cores or each == job.precision)
 
 
 def torch_device(device: Device) -> torch.device:

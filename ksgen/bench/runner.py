@@ -13,10 +13,10 @@ from time import monotonic
 import torch
 
 from ksgen.bench.baselines import UnsupportedError
-from ksgen.bench.contenders import Contender, contenders, torch_device
+from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import Job, Problem
-from ksgen.bench.roster import Comparison
+from ksgen.bench.roster import OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
 from ksgen.build import Request, build_many
@@ -51,7 +51,10 @@ class Runner:
         """How many jobs are complete: all of them, or those that fit into the time."""
         waiting = iter(jobs)
         done = 0
-        while chunk := list(islice(waiting, _BUILT_AHEAD)):
+        while chunk := list(islice(waiting, 1 if self.protocol.tune else _BUILT_AHEAD)):
+            if self.protocol.tune and OURS in self.protocol.names and self._in_time():
+                self.report(done, len(jobs), f"searching for {chunk[0].key}")
+                tune(chunk[0], self.device, self.protocol.tune)
             todo = {job: self._undone(job) for job in chunk}
             self._build([each for some in todo.values() for each in some], done, len(jobs))
             for job in chunk:

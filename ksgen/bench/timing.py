@@ -18,6 +18,7 @@ class Protocol:
     runs: int = 10  # in one measurement
     most_seconds: float = 2.0  # of one contender in one job: slower ones are measured less often, as their rows say
     seed: int = 0
+    tune: str | None = None  # the search's budget for each of our kernels, such as 60s; None: no search
 
 
 class Quantity(PythonProtocol):

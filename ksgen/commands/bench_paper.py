@@ -17,8 +17,9 @@ from ksgen.commands.common import json_option
     show_default=True,
     help="Of each; slower ones are run less often.",
 )
+@click.option("--tune", metavar="BUDGET", help="Search first for what wisdom does not know: 60s, or a number of candidates, a kernel.")
 @json_option
-def command(selection: Selection, measurements: int, runs: int, most_seconds: float, as_json: bool) -> None:
+def command(selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool) -> None:
     """Measure our kernels beside PyTorch's ways of computing the same, in turn, with their errors and their floors.
 
     Goes on where the file ends: a run that was stopped, or killed, is continued by the same command.
@@ -32,5 +33,5 @@ def command(selection: Selection, measurements: int, runs: int, most_seconds: fl
     check_library("torch", "`ksgen bench paper`", "pip install 'ksgen[bench]'")
     from ksgen.bench.timing import Protocol, Times
 
-    protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed)
+    protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
     print_done(measure(selection, protocol, lambda device: Times()), as_json)
