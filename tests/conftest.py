@@ -31,6 +31,7 @@ SLOW = {  # files and tests, beyond a minute together on two cores
     "test_oclgrind.py",
     "test_sass.py",
     "test_any_pattern_constants_and_batch",
+    "test_compiled_by_inductor",
     "test_inf_and_nan_do_not_leak",
     "test_nvcc_takes_the_text",
     "test_the_space_holds_only_what_fits_and_is_right",

@@ -92,6 +92,17 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
     assert called.count(((3, 5, 384), 1536, True, "gelu", True)) == 3 * runs  # feed-forward, block and whole
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no NVIDIA GPU")
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("name", models.MODELS)
+def test_rows_of_a_gpu(name: str) -> None:
+    job = Job(name, ("float32", "float16"), ("ksgen", "bmm"), torch.device("cuda"), batch=2, tokens=16, repeats=3)
+    rows = list(measure(job))
+    assert len(rows) == 2 * 2 * len(MODULES)
+    assert all(row.sparse_s.low > 0 for row in rows)
+
+
 def test_calls_take_turns() -> None:
     order: list[str] = []
     seconds = seconds_in_turn({name: lambda name=name: order.append(name) for name in "abc"}, 3, torch.device("cpu"))

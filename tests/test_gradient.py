@@ -1,5 +1,6 @@
 """The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from ksgen import arguments, arrays, fits, reference
 from ksgen import launcher as launchers
 from ksgen.devices import device_for
-from ksgen.emit import PORTABLE, render
+from ksgen.emit import PORTABLE, render, template_digest
 from ksgen.errors import ConstantsError, LaunchError, SpecError
-from ksgen.families import check, cuda_limits
+from ksgen.families import check, cuda_limits, family_for
+from ksgen.families import gradient_mma as tensor_cores
 from ksgen.families.gradient import Gradient, GradientConstants, Shape
+from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
+from ksgen.families.mma.shape import wavefronts
 from ksgen.launcher import Launcher
 from ksgen.memory import numpy_dtype
 from ksgen.pattern import Pattern
@@ -28,11 +32,13 @@ from tests.kernels import in_emulator, kernel_of, source_of
 from tests.simt import is_installed
 from tests.test_verify import needs_opencl
 
-FAMILY = Gradient()
+FAMILY, TENSOR_CORES = Gradient(), GradientMma()
 SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
 PATTERN = Pattern(*SHAPE)
 GPU = cuda_limits("sm_90a")
 GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
+GOOD_MMA = GradientMmaConstants(64, 32, 1, 32, 2, 1, 3, 1024, 2, 1)
+MMA_CASES = [("gradient_mma", "float16"), ("gradient_mma", "tf32")]
 Array = np.ndarray[Any, Any]
 
 
@@ -90,7 +96,7 @@ def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pyt
 
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", arrays.DTYPES)
+@pytest.mark.parametrize("precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])])
 def test_numpy_arrays(precision: str, layout: str) -> None:
     x, grad_y = inputs(precision, layout)
     grad = Launcher(*SHAPE).gradient(x, grad_y, layout=layout)
@@ -262,12 +268,13 @@ def test_wisdom_keeps_jobs_apart() -> None:
 def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
     for layout in LAYOUTS:
         spec = kernel(shape, precision, layout)
-        constants = FAMILY.default(spec, GPU)
-        few, many = (FAMILY.geometry(spec, constants, batch) for batch in (1, 2**20))
-        assert few.left_bytes == 0
-        assert many.grid * many.block // 32 >= 1900
-        assert many.left_bytes <= 40_000_000
-        assert many.left_bytes <= FAMILY.packed_bytes(spec, constants)
+        for family in (family for family in (FAMILY, TENSOR_CORES) if family.serves(spec, GPU)):
+            constants = family.default(spec, GPU)
+            few, many = (family.geometry(spec, constants, batch) for batch in (1, 2**20))
+            assert few.left_bytes == 0
+            assert many.grid * many.block // 32 >= 1900
+            assert many.left_bytes <= 40_000_000
+            assert many.left_bytes <= family.packed_bytes(spec, constants)
 
 
 def test_parts_cover_the_batch_and_none_is_empty() -> None:
@@ -281,19 +288,44 @@ def test_parts_cover_the_batch_and_none_is_empty() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_memory_that_is_not_aligned_to_16_bytes(precision: str, layout: str) -> None:
+@pytest.mark.parametrize(("family", "precision"), [("gradient", "float32"), ("gradient", "float16"), *MMA_CASES])
+def test_memory_that_is_not_aligned_to_16_bytes(family: str, precision: str, layout: str) -> None:
     for shift in (1, 2):
-        kernels.check(source_of("gradient", kernel((2, 48, 16, 4), precision, layout)), 64, in_emulator(), shift=shift)
+        kernels.check(source_of(family, kernel((2, 48, 16, 4), precision, layout)), 64, in_emulator(), shift=shift)
 
 
-def test_16_bit_sums_are_float32() -> None:
+@pytest.mark.parametrize("family", ["gradient", "gradient_mma"])
+def test_16_bit_sums_are_float32(family: str) -> None:
     """A thousand ones on top of 2048, where float16 counts by two, and bfloat16 by sixteen."""
     for precision in ("float16", "bfloat16"):
-        source = source_of("gradient", kernel((1, 4, 4, 1), precision))
+        source = source_of(family, kernel((1, 4, 4, 1), precision))
         ones = np.ones((3072, 4), numpy_dtype(precision))
         problem = replace(make_problem(source.kernel, 3072), x=ones, grad_y=ones)
         assert (kernels.differentiate(problem, source, in_emulator()) == 3072).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_promoted_sums_are_as_good_as_float32_ones(layout: str) -> None:
+    """Tensor cores cut their sums off: over 2048 entries in one part, that would cost ten times float32's own rounding."""
+    source = source_of("gradient_mma", kernel((1, 16, 16, 1), "tf32x3", layout))
+    problem = make_problem(source.kernel, 2048)
+    errors = {}
+    for promote in (32, 4096):
+        constants = replace(source.constants, parts=1, promote=promote)
+        got = kernels.differentiate(problem, source_of("gradient_mma", source.kernel, constants), in_emulator())
+        errors[promote] = compare(problem, got)[0]
+    assert errors[32] < 4e-7
+    assert errors[4096] > 2e-6
+
+
+def test_gradients_of_fp16x3_take_numbers_that_float16_has_not() -> None:
+    source = source_of("gradient_mma", kernel(SHAPE, "fp16x3"))
+    problem = make_problem(source.kernel, 300)
+    assert problem.grad_y is not None
+    tiny = replace(problem, grad_y=problem.grad_y * np.float32(1e-9))
+    got = kernels.differentiate(tiny, source, in_emulator()).astype(np.float64)
+    truth = truth_of(tiny)
+    assert np.linalg.norm(got - truth) <= tolerance("fp16x3", 300) * np.linalg.norm(truth)
 
 
 # ---- rules
@@ -329,10 +361,71 @@ def test_rules_on_job_layout_and_precision() -> None:
         check(FAMILY, kernel(precision="float16"), GOOD)
 
 
-def test_a_device_that_no_tile_fits_is_told() -> None:
-    small = replace(GPU, shared_bytes=512)
-    with pytest.raises(ConstantsError, match=r"ks_2x37x13x5_float32_bsf_gradient: no tile fits 512 bytes of shared memory"):
-        FAMILY.default(kernel(), small)
+BROKEN_MMA: list[tuple[dict[str, Any], str]] = [
+    ({"promote": 0}, "every constant is at least 1"),
+    ({"tile_out": 48}, "16 warps_out divides tile_out"),
+    ({"tile_in": 36}, "8 warps_in divides tile_in"),
+    ({"tile_batch": 16}, "64 bytes divide tile_batch"),
+    ({"tile_d": 2}, "tile_d is 1 in bsl"),
+    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads"),
+    ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums"),
+    ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads"),
+    ({"min_blocks": 20}, "the registers of min_blocks blocks fit a multiprocessor"),
+    ({"stages": 1}, "stages is at least 2, and 2 in 16-bit bsf"),
+    ({"promote": 48}, "tile_batch divides promote"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BROKEN_MMA)
+def test_each_rule_of_tensor_cores_refuses_its_case(changes: dict[str, Any], says: str) -> None:
+    spec = kernel(precision="float16", layout="bsl")
+    check(TENSOR_CORES, spec, GOOD_MMA, GPU)
+    with pytest.raises(ConstantsError, match=says):
+        check(TENSOR_CORES, spec, replace(GOOD_MMA, **changes))
+
+
+def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
+    spec = kernel(precision="float16")
+    check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2))
+    with pytest.raises(ConstantsError, match="stages is at least 2, and 2 in 16-bit bsf"):
+        check(TENSOR_CORES, spec, GOOD_MMA)
+    with pytest.raises(ConstantsError, match="tile_d is at most d"):
+        check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2, tile_d=6))
+    with pytest.raises(ConstantsError, match="the job is a gradient"):
+        check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
+    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
+        check(TENSOR_CORES, kernel(), GOOD_MMA)
+
+
+@pytest.mark.parametrize("family", [FAMILY, TENSOR_CORES])
+def test_a_device_that_no_tile_fits_is_told(family: Any) -> None:
+    small, spec = replace(GPU, shared_bytes=512), kernel(precision="float16")
+    with pytest.raises(ConstantsError, match=r"ks_2x37x13x5_float16_bsf_gradient: no tile fits 512 bytes of shared memory and 1024"):
+        family.default(spec, small)
+
+
+def test_lanes_read_operands_without_bank_conflicts() -> None:
+    for tile_batch in (32, 64, 96):
+        shape = tensor_cores.Shape(kernel(precision="float16", layout="bsl"), replace(GOOD_MMA, tile_batch=tile_batch))
+        assert wavefronts([(lane // 4 * shape.pitch + lane % 4 * 8) * 2 for lane in range(32)]) == 4
+
+
+def test_which_family_takes_a_gradient() -> None:
+    chosen = {precision: family_for(kernel(precision=precision), GPU).name for precision in PRECISIONS}
+    assert chosen == {precision: "gradient" if precision in ("float32", "float64") else "gradient_mma" for precision in PRECISIONS}
+    assert {family_for(kernel(precision=precision), cuda_limits("sm_75")).name for precision in PRECISIONS} == {"gradient"}
+
+
+def test_a_template_digest_covers_what_is_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of another family's templates, too."""
+    shutil.copytree(Path(__file__).parents[1] / "templates", tmp_path / "templates")
+    monkeypatch.setattr("ksgen.emit.resource", lambda name: tmp_path / name)
+    names = ("simt", "gradient", "gradient_mma")
+    before = [template_digest.__wrapped__(name) for name in names]
+    with (tmp_path / "templates/include/gradient/sum.j2").open("a") as file:
+        file.write("// more")
+    after = [template_digest.__wrapped__(name) for name in names]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, False]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

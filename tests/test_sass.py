@@ -13,6 +13,7 @@ from ksgen.spec import KernelSpec
 from ksgen.toolchain import find_compiler
 from tests import sass
 from tests.compile_matrix import PROMISES
+from tests.kernels import job_of
 
 PATTERN = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
 STAGES = 3  # of the pipeline with cp.async: its copies are there once in the loop and twice before it
@@ -57,6 +58,31 @@ ROWS += [
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     for layout in ("bsf", "bsl")
 ]
+# gradients: X and dY an element at a time in a transposing copy, 16 bytes at a time where nothing is transposed or registers
+# are on the way; both sums' kinds of store
+ROWS += [
+    Row("gradient", "float32", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.64": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("gradient", "float32", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.128": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("gradient", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row("gradient", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row("gradient", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
+    Row("gradient", "float32", "bsf", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
+    Row("gradient", "float16", "bsl", ("sm_75",), {"LDG.64": 4, "STS.32": 16, "STG.U16": 1}, ("FFMA", 16)),
+    Row("gradient", "bfloat16", "bsf", ("sm_75",), {"LDG.64": 4, "STS.32": 16, "STG.U16": 1}, ("FFMA", 16)),
+]
+ROWS += [
+    Row("gradient_mma", precision, layout, ("sm_80", "sm_90a"), {"HMMA": 16, "STG.64": 1, **copies}, ("HMMA", 1))
+    for precision, layout, copies in (
+        ("float16", "bsl", {"LDGSTS.128": 6}),
+        ("bfloat16", "bsl", {"LDGSTS.128": 6}),
+        ("tf32", "bsl", {"LDGSTS.128": 6}),
+        ("tf32x3", "bsl", {"LDGSTS.128": 6}),
+        ("float16", "bsf", {"LDG.128": 8, "STS.32": 16, "PRMT": 16}),
+        ("bfloat16", "bsf", {"LDG.128": 8, "STS.32": 16, "PRMT": 16}),
+        ("tf32", "bsf", {"LDGSTS.32": 2 * STAGES}),
+        ("tf32x3", "bsf", {"LDGSTS.32": 2 * STAGES}),
+    )
+]
 CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
 
 
@@ -68,7 +94,7 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
         compiler = find_compiler()
     except ToolchainError as error:
         pytest.skip(f"no CUDA compiler: {error}")
-    kernel = KernelSpec(PATTERN, row.precision, row.layout)
+    kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
     entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
     assert set(entries) == {source.entry, source.pack_entry}

@@ -13,7 +13,6 @@ from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.reference import to_dense  # noqa: E402
 from ksgen.torch.factorize import LEAST_STEPS, Factorization, factorize  # noqa: E402
-from ksgen.torch.projection import balance  # noqa: E402
 from ksgen.torch.refinement import product_of, start  # noqa: E402
 
 PAIRS = [
@@ -160,13 +159,16 @@ def test_zeros_and_blocks_of_zeros_and_of_small_rank(chain: Chain) -> None:
     assert found.relative_error < (1e-6 if found.method != "refinement" else 1)
 
 
-def test_weights_are_balanced_and_none_is_dead() -> None:
-    weights = list(factorize(torch.ones(1536, 384), PAIRS[0]).weights)
-    assert float(weights[0].norm()) == pytest.approx(float(weights[1].norm()), rel=1e-4)
-    assert (weights[1].norm(dim=1) > 0).all()  # of rank 1, and yet each inner feature has a column that training can use
-    before = product_of(weights)
-    balance(weights)
-    assert (product_of(weights) - before).norm() < 1e-5 * before.norm()
+@pytest.mark.parametrize("shapes", [PAIRS[0], [(1, 24, 96, 1), (1, 96, 24, 1)]], ids=str)  # blocks tall and wide
+def test_weights_are_balanced_and_none_is_dead(shapes: list[tuple[int, int, int, int]]) -> None:
+    chain = chain_of(shapes)
+    matrix = torch.ones(chain.out_features, chain.in_features)  # of rank 1
+    matrix[: chain.out_features // 2] = 0
+    right, left = factorize(matrix, chain).weights
+    assert float(right.norm()) == pytest.approx(float(left.norm()), rel=1e-4)
+    lengths = torch.maximum(left.norm(dim=1).flatten(), right.norm(dim=2).flatten())
+    assert lengths.min() > 1e-4 * lengths.max()
+    assert (product_of([right, left]) - matrix).norm() < 1e-5 * matrix.norm()
 
 
 def test_sixteen_bits_are_computed_in_float32() -> None:
@@ -180,6 +182,18 @@ def test_threads_are_as_before() -> None:
     torch.set_num_threads(threads := 2)
     factorize(random_matrix(chain_of(PAIRS[0])), PAIRS[0], progress=True)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no NVIDIA GPU")
+@pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *LONGER], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_gpu_finds_what_the_processor_does(chain: Chain, dtype: "torch.dtype") -> None:
+    matrix = random_matrix(chain, dtype)
+    there, here = factorize(matrix.cuda(), chain), factorize(matrix, chain)
+    assert there.weights[0].is_cuda
+    assert there.relative_error == pytest.approx(here.relative_error, abs=1e-5)
+    assert there.least_error == pytest.approx(here.least_error, abs=1e-5)
 
 
 @pytest.mark.parametrize(

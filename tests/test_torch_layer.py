@@ -235,10 +235,10 @@ def test_exported_for_any_batch(layout: str) -> None:
 
 
 def test_a_layer_explains_itself() -> None:
-    ours, views = "tensors on cpu are multiplied by PyTorch's own products", "batched products on views of X and Y, where there are any"
-    assert make().explain() == f"2,8,4,3: strided: {ours}; {views}\n4,6,12,1: strided: {ours}; {views}"
+    words = "bmm, as there are no kernels for tensors on cpu: permute, one batched product, permute back"
+    for backend in ("auto", "ksgen"):
+        assert make(backend=backend).explain() == f"2,8,4,3: {words}\n4,6,12,1: {words}"
     assert make(backend="dense").explain().startswith("2,8,4,3: dense, as asked for: a product with the whole matrix, zeros included\n")
-    assert make(backend="ksgen").explain().startswith(f"2,8,4,3: ksgen, as asked for; on cpu without kernels: {views}\n")
 
 
 def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,9 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0].startswith("2,8,4,3: ksgen: as asked for; ks_2x8x4x3_float32_bsf at batch 77 on ")
     assert "ks_4x6x12x1_float32_bsf_bias_gelu at batch 77" in told[1]
     assert "simt" in told[1]
+    told = KSLinear([(2, 8, 4, 3), (4, 64, 12, 1), (1, 4, 256, 1)], bias=False).explain().splitlines()
+    assert told[0].startswith("2,8,4,3: ksgen: most to win")
+    assert told[1].startswith("4,64,12,1: strided: nothing to win")
 
 
 # ---- what is refused

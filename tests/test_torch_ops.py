@@ -14,7 +14,6 @@ from torch.func import grad, jacrev, vmap  # noqa: E402
 from ksgen.errors import DeviceError, LaunchError, SpecError  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
-from ksgen.plan import PLANNER  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch import choice, multiply, ops, products  # noqa: E402
 from ksgen.torch.kept import Kept  # noqa: E402
@@ -70,6 +69,15 @@ def test_first_and_second_derivatives(path: str, shape: tuple[int, ...], layout:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_derivatives_of_products_on_views(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "LEAST_ELEMENTS", 0)
+    given = tensors(shape, layout)
+    assert gradcheck(lambda *each: multiply(*each, layout=layout, backend="strided"), given, fast_mode=True)
+    assert gradgradcheck(lambda *each: multiply(*each, layout=layout, backend="strided"), given, fast_mode=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_operator_itself_is_differentiable(path: str, activation: str, layout: str) -> None:
     """With the activation inside: the backward pass computes its input again. And with the transposed K."""
@@ -106,7 +114,7 @@ def test_many_small_products_are_one_of_copies_and_large_ones_are_views() -> Non
     for batch, has_views in ((2, False), (4 * products.LEAST_ELEMENTS // 72 + 1, True)):
         x, weights = matrix(batch, 72, layout, torch.float64), torch.randn(shape, dtype=torch.float64)
         assert products._has_views(x, layout, 4, 6) is has_views
-        y = multiply(x, weights, layout=layout)
+        y = multiply(x, weights, layout=layout, backend="strided")
         torch.testing.assert_close(y, truth(x, weights, layout))
         found = products.weight_gradient(x, y, layout, 4, 6)
         expected = torch.einsum("ikjs,icjs->ikcj", y.view(4, 5, 6, -1), x.view(4, 3, 6, -1))
@@ -204,17 +212,18 @@ def test_gradients_of_each_sample(path: str, layout: str) -> None:
     torch.testing.assert_close(found, torch.stack([grad(loss)(weights, row) for row in rows]))
 
 
-def test_a_hessian() -> None:
+def test_a_hessian(path: str) -> None:
     x, weights, _, _ = tensors((2, 3, 5, 2), "bsf", requires_grad=False)
-    found = jacrev(jacrev(lambda x: multiply(x, weights).square().sum()))(x[:1])
+    found = jacrev(jacrev(lambda x: multiply(x, weights, backend="ksgen").square().sum()))(x[:1])
     kernel = jacrev(lambda x: multiply(x, weights))(x[:1]).view(12, 20)
     torch.testing.assert_close(found.view(20, 20), 2 * kernel.t() @ kernel)
 
 
-def test_forward_mode_is_refused() -> None:
+def test_forward_mode_is_refused_where_kernels_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kernels(monkeypatch)
     x, weights, _, _ = tensors((2, 3, 5, 2), "bsf", requires_grad=False)
     with pytest.raises(NotImplementedError, match="forward mode AD"):
-        torch.func.jvp(lambda x: multiply(x, weights), (x,), (x,))
+        torch.func.jvp(lambda x: multiply(x, weights, backend="ksgen"), (x,), (x,))
 
 
 # ---- what "auto" takes
@@ -241,8 +250,7 @@ def test_the_heuristic(kernel: KernelSpec, backend: str, why: str) -> None:
 
 
 def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice._on_cuda.cache_clear()
-    kernel, cuda, cpu = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0"), torch.device("cpu")
+    kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
     monkeypatch.setattr(choice, "device_for", lambda place: place)
     known = SimpleNamespace(choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1)
     monkeypatch.setattr(choice, "PLANNER", known)
@@ -256,9 +264,21 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(choice, "device_for", nothing)
     known.generation = -3
     assert choice.choose(kernel, 5, cuda) == choice.Choice("strided", "no kernel can be launched: no driver")
-    assert choice.choose(kernel, 5, cpu) == choice.Choice("strided", "tensors on cpu are multiplied by PyTorch's own products")
-    choice._on_cuda.cache_clear()
-    assert PLANNER.generation >= 0
+
+
+@pytest.mark.parametrize(("shape", "launches"), [((2, 9, 5, 3), 3), ((2, 9, 5, 1), 0)], ids=str)
+def test_auto_takes_kernels_where_there_is_something_to_win(shape: tuple[int, ...], launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, and both gradients."""
+    use_kernels(monkeypatch)
+    called: list[Any] = []
+    for name in ("__call__", "gradient"):
+        own = getattr(Launcher, name)
+        monkeypatch.setattr(Launcher, name, lambda *given, own=own, **options: called.append(own) or own(*given, **options))
+    x, weights, _, _ = tensors(shape, "bsf")
+    assert gradcheck(lambda *given: multiply(*given), (x, weights), fast_mode=True)
+    called.clear()
+    multiply(x, weights).sum().backward()
+    assert len(called) == launches
 
 
 # ---- what is kept of weights

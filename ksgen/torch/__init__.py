@@ -1,4 +1,5 @@
-"""ksgen in PyTorch: `KSLinear`, a layer like `torch.nn.Linear`, and `multiply`, the product that it is made of.
+"""ksgen in PyTorch: `KSLinear`, a layer like `torch.nn.Linear`, and `multiply`, the product that it is made of; `factorize` and
+`convert`, from a dense matrix and a dense model to Kronecker-sparse ones.
 
 Nothing else in ksgen imports this package.
 """
@@ -11,7 +12,9 @@ except ModuleNotFoundError as error:
 if not hasattr(torch.library, "custom_op"):
     raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: pip install 'ksgen[torch]'")
 
+from ksgen.torch.convert import convert
+from ksgen.torch.factorize import factorize
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import multiply
 
-__all__ = ["KSLinear", "multiply"]
+__all__ = ["KSLinear", "convert", "factorize", "multiply"]

@@ -129,10 +129,10 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     """Which backend multiplies by a kernel's pattern on a tensor's device, and why."""
     if backend in BACKENDS:
         return f"{backend}, as asked for: {BACKENDS[backend].why}"
+    if not has_kernels(device):
+        return f"bmm, as there are no kernels for tensors on {device.type}: {BACKENDS['bmm'].why}"
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
     if choice.backend == "strided":
         return f"strided: {choice.why}; {BACKENDS['strided'].why}"
-    if not has_kernels(device):
-        return f"ksgen, {choice.why}; on {device.type} without kernels: {BACKENDS['strided'].why}"
     told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"

@@ -21,15 +21,13 @@ class Choice:
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
     """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's."""
-    if device.type != "cuda":
-        return Choice("strided", f"tensors on {device.type} are multiplied by PyTorch's own products")
-    return _on_cuda(kernel, batch, device.index, PLANNER.generation)
+    return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
 
 
 @lru_cache(REMEMBERED)
-def _on_cuda(kernel: KernelSpec, batch: int, index: int, generation: int) -> Choice:
+def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choice:
     try:
-        found = PLANNER.choice(device_for(("cuda", index)), kernel, batch)
+        found = PLANNER.choice(device_for(place), kernel, batch)
     except DeviceError as error:
         return Choice("strided", f"no kernel can be launched: {error}")
     return Choice("ksgen", found.why) if found.is_measured else by_heuristic(kernel)

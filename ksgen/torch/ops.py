@@ -5,7 +5,7 @@
     y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
-They run in ksgen's kernels on CUDA tensors, and in `ksgen.torch.products` elsewhere. Matrices alone: (batch, features) in
+Both run in ksgen's kernels on CUDA tensors, and in `ksgen.torch.products` elsewhere. Matrices alone: (batch, features) in
 layout "bsf", (features, batch) in "bsl".
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ksgen.launcher import Launcher
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
@@ -46,11 +47,13 @@ def multiply(
     Where gradients are recorded, the activation is an operation of its own, whose input is kept for the backward pass as
     `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
     """
-    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
+    x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
-    given = [tensor for tensor in (x, weights, bias) if tensor is not None]
-    if activation != "none" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if not has_kernels(x.device) and backend != "strided" and not _is_watched(x, weights, bias, residual):
+        y = products.permuted_multiply(x, products.blocks_of(weights), layout, weights.shape[0], weights.shape[3])
+        return finish(y, bias, activation, residual, layout)
+    if activation != "none" and _needs_gradient(x, weights, bias):
         before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
         return finish(before, None, activation, residual, layout)
     return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
@@ -60,7 +63,7 @@ def autocast(*given: Any) -> Any:
     """Tensors as autocast wants them, as for `torch.nn.functional.linear`; the precision, last, is then theirs."""
     *tensors, precision = given
     kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return given
     dtype = torch.get_autocast_dtype(kind)
     takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
@@ -71,13 +74,7 @@ def autocast(*given: Any) -> Any:
 # ---- Y = X K^T, or X K where transposed
 
 
-@torch.library.custom_op(
-    "ksgen::multiply",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
-    "bool transposed, str backend) -> Tensor",
-)
-def _multiply(
+def _compute(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
@@ -87,13 +84,22 @@ def _multiply(
     a, b, c, d = weights.shape
     own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
-    if not _takes_kernel(own, x, layout, precision, backend, epilogue=epilogue):
+    if _chosen(own, x, layout, precision, backend, epilogue=epilogue) == "strided":
         matrices = products.by_matrix(weights)
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
     options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
     options |= {"bias": _contiguous(bias), "residual": _contiguous(residual)}
     return own(x, _transposed(weights) if transposed else weights, **options)
+
+
+_multiply = torch.library.custom_op(
+    "ksgen::multiply",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
+    "bool transposed, str backend) -> Tensor",
+)
 
 
 @_multiply.register_fake
@@ -146,20 +152,23 @@ def _multiply_batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: T
 # ---- the gradient of the weights
 
 
-@torch.library.custom_op(
-    "ksgen::weight_gradient",
-    mutates_args=(),
-    schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
-)
-def _weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
     x, y_gradient = x.contiguous(), y_gradient.contiguous()
     shape = _weight_shape(x, y_gradient, a, d, layout)
     if not x.numel():
         return x.new_zeros(shape)
     own = launcher(*shape)
-    if not _takes_kernel(own, x, layout, precision, backend, job="gradient"):
+    if _chosen(own, x, layout, precision, backend, job="gradient") == "strided":
         return products.weight_gradient(x, y_gradient, layout, a, d)
     return own.gradient(x, y_gradient, layout=layout, precision=precision)
+
+
+_weight_gradient = torch.library.custom_op(
+    "ksgen::weight_gradient",
+    _compute_weight_gradient,
+    mutates_args=(),
+    schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
+)
 
 
 @_weight_gradient.register_fake
@@ -193,33 +202,53 @@ def _weight_gradient_batched(
     return _outer_product(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
-# ---- torch.func, whose transforms take functions, and operators in part
+# ---- called: as functions where nobody is watching, which costs a third; as operators where a compiler or a mode is
 
 
 class _Multiply(torch.autograd.Function):
-    forward = staticmethod(_multiply)
+    forward = staticmethod(_compute)
     setup_context = staticmethod(_keep)
     backward = staticmethod(_backward)
     vmap = staticmethod(_multiply_batched)
 
 
 class _WeightGradient(torch.autograd.Function):
-    forward = staticmethod(_weight_gradient)
+    forward = staticmethod(_compute_weight_gradient)
     setup_context = staticmethod(_keep_for_weights)
     backward = staticmethod(_backward_of_weights)
     vmap = staticmethod(_weight_gradient_batched)
 
 
-def _product(*arguments: Any) -> Tensor:
-    return _Multiply.apply(*arguments) if _in_transform() else _multiply(*arguments)
+def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
+    if _is_watched(x, weights, bias, residual):
+        return _multiply(x, weights, bias, residual, *options)
+    if _is_recorded(x, weights, bias, residual):
+        return _Multiply.apply(x, weights, bias, residual, *options)
+    return _compute(x, weights, bias, residual, *options)
 
 
-def _outer_product(*arguments: Any) -> Tensor:
-    return _WeightGradient.apply(*arguments) if _in_transform() else _weight_gradient(*arguments)
+def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
+    if _is_watched(x, y_gradient):
+        return _weight_gradient(x, y_gradient, *options)
+    if _is_recorded(x, y_gradient):
+        return _WeightGradient.apply(x, y_gradient, *options)
+    return _compute_weight_gradient(x, y_gradient, *options)
 
 
-def _in_transform() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+def _is_watched(*tensors: Tensor | None) -> bool:
+    """Whether a compiler, a mode or a tensor of another kind, such as one without memory, wants to see operators."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    return not all(each is None or type(each) in (Tensor, Parameter) for each in tensors)
+
+
+def _is_recorded(*tensors: Tensor | None) -> bool:
+    """Whether a derivative may follow, or a transform of torch.func is at work, which takes functions alone."""
+    return _needs_gradient(*tensors) or torch._C._are_functorch_transforms_active()
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
 def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
@@ -249,11 +278,14 @@ def kernel(
     return KernelSpec(launcher.pattern, precision, layout, Epilogue(*epilogue), job=job)
 
 
-def _takes_kernel(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> bool:
-    if backend == "auto":
-        wanted = kernel(own, precision or dtype_name(x.dtype), layout, **what)
-        backend = choose(wanted, x.shape[0 if layout == "bsf" else 1], x.device).backend
-    return backend == "ksgen" and has_kernels(x.device)
+def _chosen(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> str:
+    """ "ksgen" or "strided"."""
+    if not has_kernels(x.device):
+        return "strided"
+    if backend != "auto":
+        return backend
+    wanted = kernel(own, precision or dtype_name(x.dtype), layout, **what)
+    return choose(wanted, x.shape[0 if layout == "bsf" else 1], x.device).backend
 
 
 def has_kernels(device: Any) -> bool:

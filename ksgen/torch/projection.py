@@ -13,6 +13,7 @@ add up, and none is above that of the nearest product: the error is at most sqrt
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -23,8 +24,8 @@ from ksgen.pattern import Chain, Pattern
 
 # Squared singular values below this part of the largest are noise of float64's sums, and less than float32 can hold.
 _NOISE = 1e-14
-# In balanced factors, no inner feature's column or row counts as shorter than this part of the longest: those that the
-# matrix does not need keep a column, so that training can use them.
+# In balanced factors, a column is at least this part as long as the longest, and its row the shorter: inner features that the
+# matrix does not need stay of use to training, which moves a row by what its column lets through.
 _LEAST_LENGTH = 1e-3
 
 
@@ -68,7 +69,7 @@ def balance(weights: list[Tensor]) -> None:
     """Rescale in place: each inner feature's column and row to one length, all factors to one norm; the product stays."""
     for right, left in pairwise(weights):
         columns, rows = left.norm(dim=1), right.norm(dim=2)
-        scale = (_lengths(rows).flatten() / _lengths(columns).flatten()).sqrt()
+        scale = _scale(columns.flatten(), rows.flatten())
         left *= scale.reshape(columns.shape).unsqueeze(1)
         right /= scale.reshape(rows.shape).unsqueeze(2)
     norms = torch.stack([each.norm() for each in weights])
@@ -77,8 +78,14 @@ def balance(weights: list[Tensor]) -> None:
             each *= norms.log().mean().exp() / norm
 
 
-def _lengths(norms: Tensor) -> Tensor:
-    return norms.clamp_min(max(_LEAST_LENGTH * float(norms.max()), torch.finfo(norms.dtype).tiny))
+def _scale(columns: Tensor, rows: Tensor) -> Tensor:
+    """What columns are multiplied by, and rows divided: to the root of both lengths, or to the least length."""
+    lengths = (columns * rows).sqrt()
+    if not lengths.any():
+        return torch.ones_like(lengths)
+    lengths = lengths.clamp_min(_LEAST_LENGTH * float(lengths.max()))
+    by_row = torch.where(rows > 0, rows / lengths, 1)
+    return torch.where(columns > 0, lengths / columns, by_row)
 
 
 def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
@@ -130,34 +137,35 @@ def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Where the rank is above b or c, the last terms are zero.
     """
-    decompose = _by_svd if blocks.dtype == torch.float64 else _by_gram_matrix
-    workers = min(torch.get_num_threads(), blocks.shape[1])
-    if blocks.device.type == "cpu" and workers > 1:
-        # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work.
+    *stacked, b, c = blocks.shape
+    kept = min(rank, b, c)
+    decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
+    stack = blocks.reshape(-1, b, c)
+    workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
+    if workers > 1:  # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work
         with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
-            parts = zip(*pool.map(decompose, blocks.chunk(workers, dim=1)), strict=True)
-            columns, rows, squares = (torch.cat(part, dim=1) for part in parts)
+            columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
     else:
-        columns, rows, squares = decompose(blocks)
-    missing = max(0, rank - squares.shape[-1])
-    return pad(columns[..., :rank], (0, missing)), pad(rows[..., :rank, :], (0, 0, 0, missing)), squares
+        columns, rows, squares = decompose(stack)
+    columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
+    return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
 
 
-def _by_svd(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     columns, lengths, rows = torch.linalg.svd(blocks, full_matrices=False)
-    return columns, lengths[..., None] * rows, lengths.square()
+    return columns[..., :kept], (lengths[..., None] * rows)[..., :kept, :], lengths.square()
 
 
-def _by_gram_matrix(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     """By the eigenvectors of the smaller Gram matrix in float64: what that loses of an SVD is less than float32 holds."""
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
     squares, vectors = torch.linalg.eigh(wide @ wide.mT if has_less_rows else wide.mT @ wide)
-    squares, vectors = squares.flip(-1).clamp_min(0), vectors.flip(-1)
+    squares, vectors = squares.flip(-1).clamp_min(0), vectors[..., -kept:].flip(-1)
     if has_less_rows:
         columns, rows = vectors, vectors.mT @ wide
     else:
-        lengths = squares.maximum(squares[..., :1] * _NOISE + torch.finfo(squares.dtype).tiny).sqrt()
+        lengths = squares[..., :kept].clamp_min(max(_NOISE * float(squares.max()), torch.finfo(squares.dtype).tiny)).sqrt()
         columns, rows = wide @ vectors / lengths[..., None, :], lengths[..., None] * vectors.mT
     return columns.to(blocks.dtype), rows.to(blocks.dtype), squares
 

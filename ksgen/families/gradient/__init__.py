@@ -4,18 +4,18 @@ Decides the tiles of `gradient.cu.j2`; its design is docs/kernels.md. Never rend
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Rule
-from ksgen.families.gradient.defaults import THREADS, default, parts
-from ksgen.families.gradient.family import GradientFamily, fits
+from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
+from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -59,22 +59,15 @@ class Gradient(GradientFamily[GradientConstants]):
         """Every combination that the rules, the shared memory and the registers allow."""
         copies = ["registers"] if is_sixteen_bit(kernel) or not limits.async_copies else ["async", "registers"]
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
-        for tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, min_blocks, copy in product(
-            (4, 8, 16, 32, 48, 64, 96, 128),
-            (8, 16, 32, 48, 64, 96, 128),
-            planes,
-            (8, 16, 32),
-            THREADS,
-            THREADS,
-            (2, 3, 4),
-            (1, 2, 3, 4, 6),
-            copies,
+        for thread_out, thread_in, warps_out, warps_in, tile_d, tile_batch, stages, copy in product(
+            THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), planes, (8, 16, 32), (2, 3, 4), copies
         ):
-            constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, min_blocks, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(Shape(kernel, constants), limits, min_blocks):
-                most = parts(kernel, constants, limits)
-                for count in sorted({1, divide_up(most, 2), most, 2 * most}):
-                    yield replace(constants, parts=count)
+            tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
+            if max(tile_out, tile_in) > MOST_TILE or thread_out * thread_in > MOST_SUMS["async"]:
+                continue
+            constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
+            if all(rule.holds(kernel, constants) for rule in _RULES):
+                yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
         return {"copies": copies(kernel.item_bytes, 16), "sides": SIDES}

@@ -16,6 +16,7 @@ from ksgen.spec import KernelSpec
 GPU_WARPS = 16 * 132  # that keep a large GPU busy: sixteen on each multiprocessor
 CPU_BLOCKS = 16
 MOST_SUMS = {"async": 72, "registers": 48}  # a thread, beside what waits in registers
+MOST_TILE = 128  # along one side
 THREADS = (1, 2, 4, 6, 8, 12)  # sums a thread, along one side
 PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
 LONE = 1.25  # how much worse a block may be, by its cost, that shares its multiprocessor with another
@@ -51,7 +52,7 @@ def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[Gradie
         if thread_out * thread_in > most_sums:
             continue
         tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
-        if max(tile_out, tile_in) <= 128:
+        if max(tile_out, tile_in) <= MOST_TILE:
             stages = 3 if copy == "async" else 2
             yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
 

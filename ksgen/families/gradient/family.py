@@ -1,12 +1,15 @@
 """What every gradient family answers alike, from its shape."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Geometry, Limits, Rule, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
 from ksgen.families.tiles import WARP, divide_up, read_constants
 from ksgen.spec import KernelSpec
+
+MOST_BLOCKS = 6  # a multiprocessor, that a search tries
 
 ConstantsT = TypeVar("ConstantsT")
 
@@ -95,3 +98,12 @@ def fits(shape: GradientShape, limits: Limits, blocks: int) -> bool:
     if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
         return False
     return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers
+
+
+def choices(constants: Any, shape: GradientShape, limits: Limits, parts: int) -> Iterator[Any]:
+    """The constants with as many blocks a multiprocessor as fit it, each with fewer and more parts than would fill the device."""
+    for blocks in range(1, MOST_BLOCKS + 1):
+        if not fits(shape, limits, blocks):
+            return
+        for count in sorted({1, divide_up(parts, 2), parts, 2 * parts}):
+            yield replace(constants, parts=count, min_blocks=blocks)

@@ -9,14 +9,15 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Rule
-from ksgen.families.gradient.family import GradientFamily, fits, registers_taken
+from ksgen.families.gradient.defaults import MOST_TILE
+from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient_mma.defaults import PROMOTE, PROMOTE_ELSE, default, parts
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
 from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
 from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS
 from ksgen.families.simt.defaults import neighbours
-from ksgen.families.tiles import MOST_THREADS, divide_up, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -69,19 +70,18 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         """Every combination that the rules, the shared memory and the registers allow."""
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
         promote = PROMOTE.get(kernel.precision, PROMOTE_ELSE)
-        for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages, min_blocks in product(
-            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5), (1, 2, 3, 4)
+        for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
+            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):
-            tile_out, tile_in, tile_batch = (
-                ROWS * row_tiles * warps_out,
-                COLUMNS * column_tiles * warps_in,
-                STRETCH // kernel.item_bytes * stretches,
-            )
-            constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, min_blocks)
-            if all(rule.holds(kernel, constants) for rule in _RULES) and fits(Shape(kernel, constants), limits, min_blocks):
-                most = parts(kernel, constants)
-                for count in sorted({1, divide_up(most, 2), most, 2 * most}):
-                    yield GradientMmaConstants(**(asdict(constants) | {"parts": count}))
+            tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
+            if max(tile_out, tile_in) > MOST_TILE or 4 * row_tiles * column_tiles > MOST_SUMS:
+                continue
+            tile_batch = STRETCH // kernel.item_bytes * stretches
+            constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
+            if all(rule.holds(kernel, constants) for rule in _RULES):
+                for choice in choices(constants, Shape(kernel, constants), limits, parts(kernel, constants)):
+                    if all(rule.holds(kernel, choice) for rule in _RULES):
+                        yield choice
 
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)
