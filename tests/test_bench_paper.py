@@ -19,15 +19,18 @@ from ksgen.bench.rows import COLUMNS, OK, Row, read_rows, write_csv, write_parqu
 from ksgen.devices import Found, list_devices
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
+from ksgen.plan import Choice, load, make_plan
 from ksgen.reference import multiply
 from ksgen.spec import LAYOUTS
 from tests.bench_rows import row
+from tests.fake_gpu import FakeGpu, TextCompiler
+from tests.simt import is_installed
 
 torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
 
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, UnsupportedError  # noqa: E402
-from ksgen.bench.contenders import Ready, contenders  # noqa: E402
+from ksgen.bench.contenders import Ready, _on_tensors, contenders  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
@@ -243,8 +246,7 @@ def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:
 
 def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) -> None:
     from ksgen.families import family_named
-    from ksgen.plan import PLANNER, Choice, limits_of
-    from tests.fake_gpu import FakeGpu
+    from ksgen.plan import PLANNER, limits_of
 
     gpu: Any = FakeGpu()
     names = [(each.arithmetic, each.family, each.variant) for each in contenders(JOB, gpu, (OURS,))]
@@ -255,6 +257,37 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40"))
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
+
+
+@pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl")])
+def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA: pointers of tensors, the default stream; the device is the emulator."""
+    gpu: Any = FakeGpu()
+    job = Job(Pattern(1, 16, 8, 2), precision, layout, 24)
+    problem = Problem(job, torch.device("cpu"), 0)
+    del problem.sets[2:]
+    owned = []
+
+    def own(tensor: Any) -> Any:
+        owned.append(tensor.view(torch.uint8).numpy())
+        gpu.own(owned[-1].reshape(-1))
+        return tensor
+
+    for tensor in (problem.weights, *problem.sets):
+        own(tensor)
+    new_full = torch.Tensor.new_full
+    monkeypatch.setattr(torch.Tensor, "new_full", lambda self, *shape: own(new_full(self, *shape)))
+    for each in contenders(job, gpu, (OURS,)):
+        assert each.source is not None
+        text = each.source()
+        loaded = load(gpu, text, TextCompiler().compile(text.text, text.entry, gpu.target))
+        ready = _on_tensors(make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded), problem)
+        for number in (1, 0):
+            y = ready.run(number)
+            gpu.synchronize()
+            assert problem.error(ready.y(y)) <= (1e-6 if precision == "float32" else 1e-3)  # the sets are copies
+        assert {stream for _, stream in gpu.launches} == {None}
 
 
 def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

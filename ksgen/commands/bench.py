@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands import bench_energy, bench_paper, bench_report
+from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
 from ksgen.commands.common import console, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
@@ -27,7 +27,7 @@ def command() -> None:
     """Measure what the paper measured: products, their energy, whole models; and report what was found."""
 
 
-for subcommand in (bench_paper.command, bench_energy.command, bench_report.command):
+for subcommand in (bench_paper.command, bench_energy.command, bench_report.command, bench_share.command):
     command.add_command(subcommand)
 
 
