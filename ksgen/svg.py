@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}  # on a dark page
-LEFT, RIGHT, BOTTOM, TOP = 0.6, 0.1, 0.75, 0.25  # inches around what is drawn: a number, a word, slanted labels, the title
+LEFT, RIGHT, BOTTOM, TOP = 0.6, 0.2, 0.75, 0.25  # inches around what is drawn: a number, a word, slanted labels, the title
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _LOOK: Any = {
     "svg.fonttype": "none",

@@ -18,8 +18,8 @@ from ksgen.bench.rows import read_rows
 from ksgen.errors import KsgenError
 
 PATTERNS = 60
-_QUICK = ("--most-seconds", "0.1")
-_EXPERTS = ("--contenders", "ksgen,bmm,einsum,strided,three_passes,densified,rewriting")
+_QUICK = ("--most-seconds", "0.08")
+_EXPERTS = ("--contenders", "ksgen,bmm,strided,three_passes,densified,rewriting")
 _LEAST_SECONDS = 5  # with less a stage is left out
 _GRACE_SECONDS = 15  # that a command may take to stop by itself
 

@@ -210,6 +210,25 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Pa
     assert len(lines_of(tmp_path / "paper.jsonl", "contender")) == 5
 
 
+def test_memory_that_runs_out_later_is_a_row_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def greedy(pattern: Pattern, layout: str, weights: Any) -> Any:
+        def product(x: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 8:
+                raise torch.OutOfMemoryError("no more")
+            return x @ torch.zeros(pattern.in_features, pattern.out_features)
+
+        return product
+
+    monkeypatch.setitem(BASELINES, "dense", BASELINES["dense"].__class__("dense", "", greedy))
+    complete, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense", "bmm"), measurements=9)
+    said = {each.implementation: (each.status, each.reason, each.counts) for each in rows}
+    assert said == {"dense": ("out of memory", "no more", False), "bmm": (OK, "", True)}
+    assert complete == 1
+
+
 def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_free_memory", lambda: 1000)
     _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("ksgen", "bmm"))
@@ -499,6 +518,8 @@ def test_which_patterns() -> None:
     from ksgen.spec import paper_patterns, stratified
 
     assert patterns_named(None, 7) == stratified(7)
+    assert patterns_named(None, 60) == stratified(60)
+    assert max(pattern.d for pattern in patterns_named(None, None, most_d=64)) == 64
     assert set(patterns_named("paper", None)) == set(paper_patterns())
     assert patterns_named("published", None)[0] == Pattern(1, 48, 48, 16)
     assert len(patterns_named("specs/vit.yaml", None)) == 6

@@ -11,24 +11,34 @@ import torch
 import ksgen
 from ksgen.bench.contenders import torch_device
 from ksgen.devices.base import Device
+from ksgen.errors import ToolchainError
 
 
 def run_facts(device: Device) -> dict[str, str]:
     """Of one process that measures on a device."""
-    where, compiler = torch_device(device), device.compiler()
+    where = torch_device(device)
     on_cuda = where.type == "cuda"
     return {
         "device": device.name,
         "target": device.target,
         "runtime": device.runtime,
         "driver": device.driver_version,
-        "compiler": f"{compiler.name} {compiler.version}",
+        "compiler": _compiler(device),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}" if on_cuda else torch.__version__,
         "baselines_on": torch.cuda.get_device_name(where) if on_cuda else f"{processor()}, {torch.get_num_threads()} threads",
         "ksgen": ksgen.__version__,
         "commit": commit(Path(ksgen.__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def _compiler(device: Device) -> str:
+    """Empty where there is none: binaries then come from a cache."""
+    try:
+        compiler = device.compiler()
+    except ToolchainError:
+        return ""
+    return f"{compiler.name} {compiler.version}"
 
 
 def commit(folder: Path) -> str:

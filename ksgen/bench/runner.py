@@ -42,6 +42,8 @@ class Runner:
         self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
+        if self.where.type == "cuda":
+            torch.cuda.set_device(self.where)  # for events, and what keeps it busy
         before = log.content.run.get("device", device.name)
         if before != device.name:
             raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
@@ -92,23 +94,36 @@ class Runner:
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
         """Whether it was done to the end."""
         ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
-        if why := self._too_large(2 * job.bytes):
-            for each in todo:
-                self._say(each, ceilings[each.arithmetic], _refusal("out of memory", why))
-            return True
         with _allowing(job.comparison), torch.no_grad():
-            problem = Problem(job, self.where, self.protocol.seed)
+            try:
+                problem = self._problem(job)
+            except (torch.OutOfMemoryError, MemoryError) as refused:
+                for each in todo:
+                    self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
+                return True
             ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings[each.arithmetic]))]
-            return self._in_turn(ready, len(problem.sets))
+            return self._in_turn(ready, ceilings)
 
-    def _in_turn(self, ready: list[tuple[Contender, "Timed"]], sets: int) -> bool:
+    def _problem(self, job: Job) -> Problem:
+        if self.where.type == "cuda":
+            torch.cuda.empty_cache()  # what the job before left
+        if why := self._too_large(2 * job.bytes):
+            raise MemoryError(why)
+        return Problem(job, self.where, self.protocol.seed)
+
+    def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """One measurement of each contender, then the next of each."""
         for _ in range(self.protocol.measurements):
             if not self._in_time():
                 return False
             for contender, timed in ready:
                 if self._missing(contender):
-                    self.log.append("measurement", {"key": contender.key, **self.quantity.measure(timed)})
+                    try:
+                        facts = self.quantity.measure(timed)
+                    except torch.OutOfMemoryError as refused:  # others have come since it was prepared
+                        self._say(contender, ceilings[contender.arithmetic], _refusal("out of memory", _one_line(refused)))
+                    else:
+                        self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
     def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> "Timed | None":
@@ -162,7 +177,7 @@ class Runner:
 
     def _too_large(self, need: int) -> str:
         """Why so many more bytes cannot be had; a processor's memory has no error to catch."""
-        free = torch.cuda.mem_get_info(self.where)[0] if self.where.type == "cuda" else _free_memory()
+        free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
@@ -195,6 +210,13 @@ def _allowing(comparison: Comparison) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(matmul, name, value)
+
+
+def _free_on_gpu(where: torch.device) -> int:
+    """With what PyTorch keeps for itself and does not use."""
+    free: int = torch.cuda.mem_get_info(where)[0]
+    kept: int = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
+    return free + kept
 
 
 def _free_memory() -> int:

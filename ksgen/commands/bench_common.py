@@ -94,11 +94,11 @@ class Selection:
             raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
         return left
 
-    def jobs(self, device: "Device") -> list["Job"]:
+    def jobs(self, device: "Device", most_d: int | None = None) -> list["Job"]:
         """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
         from ksgen.bench.problem import Job
 
-        patterns, batch = patterns_named(self.named, self.subset), self.batch or default_batch(device)
+        patterns, batch = patterns_named(self.named, self.subset, most_d), self.batch or default_batch(device)
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
         return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
 
@@ -126,7 +126,9 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_selection
 
 
-def measure(selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"]) -> Done:
+def measure(
+    selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
+) -> Done:  # fmt: skip
     """Run what was selected, and write the log's rows beside it."""
     deadline = monotonic() + (selection.seconds or inf)
     if selection.output.suffix != ".jsonl":
@@ -137,7 +139,7 @@ def measure(selection: Selection, protocol: "Protocol", quantity: Callable[["Dev
     from ksgen.devices import find_device
 
     device = find_device(selection.device)
-    jobs, measured = selection.jobs(device), quantity(device)
+    jobs, measured = selection.jobs(device, most_d), quantity(device)
     with Log(selection.output) as log, bar() as report:
         complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
     return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
@@ -180,13 +182,13 @@ def check_library(name: str, needed_for: str, install: str) -> None:
         raise KsgenError(f"{needed_for} needs {name}: {install}")
 
 
-def patterns_named(named: str | None, subset: int | None) -> list[Pattern]:
-    """Without a name: `subset` of the paper's patterns, in the order that tells most first."""
+def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:
+    """Without a name: `subset` of the paper's patterns, those of no larger d, in the order that tells most first."""
     from ksgen.bench.published import published_patterns
     from ksgen.spec import load, paper_patterns, stratified
 
     if named is None or named == "paper":
-        return stratified(subset or len(paper_patterns()))
+        return [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)][:subset]
     if named == "published":
         found = published_patterns()
     elif named.endswith((".yaml", ".yml")):
