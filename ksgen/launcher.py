@@ -155,12 +155,13 @@ class Launcher:
         return pack_in_place(found, self.pattern, where, on)
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
-    ) -> str:
-        """Which family and constants serve a call, on which device, and why."""
-        KernelSpec(self.pattern, precision, layout, batch=batch)  # a batch of at least 1
-        where = find_device(device)
-        kernel = self._fits.kernel(precision, layout, epilogue or Epilogue(), batch)
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
+        job: str = "multiply",
+    ) -> str:  # fmt: skip
+        """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why."""
+        KernelSpec(self.pattern, precision, layout, epilogue or Epilogue(), batch, job)  # a batch of at least 1
+        where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
+        kernel = fits.kernel(precision, layout, epilogue or Epilogue(), batch)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"

@@ -210,19 +210,29 @@ def _sampled_blocks(problem: Problem, grad: "Array") -> tuple[Problem, "Array"]:
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:
-    """Seconds, and Y, of what one writes in NumPy: permute, batched matrix product, permute back. 16-bit goes through float32."""
+    """Seconds, and the result, of what one writes in NumPy: permute, batched matrix product, permute back. 16-bit goes through
+    float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
     small = PRECISIONS[problem.kernel.precision].item_bytes == 2
+
+    def columns_of(array: "Array", rows: int) -> "Array":
+        """(a * d, rows, batch)"""
+        wide = array.astype(np.float32) if small else array
+        if problem.kernel.layout == "bsf":
+            return wide.reshape(batch, a, rows, d).transpose(1, 3, 2, 0).reshape(a * d, rows, batch)
+        return wide.reshape(a, rows, d, batch).transpose(0, 2, 1, 3).reshape(a * d, rows, batch)
+
+    if problem.grad_y is not None:
+        begin = perf_counter()
+        grad = np.matmul(columns_of(problem.grad_y, b), columns_of(problem.x, c).transpose(0, 2, 1))
+        grad = grad.reshape(a, d, b, c).transpose(0, 2, 3, 1).astype(problem.x.dtype, order="C")
+        return perf_counter() - begin, grad
     stacked = np.ascontiguousarray(problem.weights.transpose(0, 3, 1, 2).reshape(a * d, b, c))
     stacked = stacked.astype(np.float32) if small else stacked
     begin = perf_counter()
-    x = problem.x.astype(np.float32) if small else problem.x
-    if problem.kernel.layout == "bsf":
-        columns = x.reshape(batch, a, c, d).transpose(1, 3, 2, 0).reshape(a * d, c, batch)
-        y = np.matmul(stacked, columns).reshape(a, d, b, batch).transpose(3, 0, 2, 1).reshape(problem.y_shape)
-    else:
-        columns = x.reshape(a, c, d, batch).transpose(0, 2, 1, 3).reshape(a * d, c, batch)
-        y = np.matmul(stacked, columns).reshape(a, d, b, batch).transpose(0, 2, 1, 3).reshape(problem.y_shape)
+    y = np.matmul(stacked, columns_of(problem.x, c)).reshape(a, d, b, batch)
+    y = y.transpose(3, 0, 2, 1) if problem.kernel.layout == "bsf" else y.transpose(0, 2, 1, 3)
+    y = y.reshape(problem.y_shape)
     y = y.astype(problem.x.dtype, copy=False)
     return perf_counter() - begin, y

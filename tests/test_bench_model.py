@@ -16,6 +16,7 @@ from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 from ksgen.bench.model import MODULES, Job, measure  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
 from ksgen.torch import models  # noqa: E402
+from ksgen.torch.backends import NAMES  # noqa: E402
 from ksgen.torch.layer import KSLinear  # noqa: E402
 
 
@@ -80,7 +81,7 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
     forward = KSLinear.forward
 
     def watched(self: KSLinear, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        called.append((tuple(x.shape), self.out_features, self.bias is not None, self.activation, torch.is_inference_mode_enabled()))
+        called.append((tuple(x.shape), self.out_features, self.bias is not None, self.activation, torch.is_grad_enabled()))
         return forward(self, x, *rest)
 
     monkeypatch.setattr(KSLinear, "forward", watched)
@@ -88,8 +89,16 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
     runs = 1 + WARMUP_RUNS
     for in_features, out_features in ((384, 384), (384, 1536), (1536, 384)):
         for has_bias in (False, True):
-            assert called.count(((3, 5, in_features), out_features, has_bias, "none", True)) >= runs
-    assert called.count(((3, 5, 384), 1536, True, "gelu", True)) == 3 * runs  # feed-forward, block and whole
+            assert called.count(((3, 5, in_features), out_features, has_bias, "none", False)) >= runs
+    assert called.count(((3, 5, 384), 1536, True, "gelu", False)) == 3 * runs  # feed-forward, block and whole
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("backend", NAMES)
+def test_every_backend_has_its_rows(backend: str) -> None:
+    rows = list(measure(Job("vit-s16", ("float32",), (backend,), torch.device("cpu"), batch=1, tokens=0, repeats=1)))
+    assert [(row.module, row.backend) for row in rows] == [(module, backend) for module in MODULES]
 
 
 @pytest.mark.gpu
@@ -115,6 +124,7 @@ def test_spread_is_the_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -125,6 +135,7 @@ def test_spread_is_the_quartiles() -> None:
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
+        (["vit-s16", "--device", "cpu", "--backend", "sparse", "--precision", "float16"], "PyTorch on cpu: "),
         (["vit-s16", "--batch", "1000000000"], "--batch 1000000000: "),
     ],
 )

@@ -1,5 +1,6 @@
 """The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,12 @@ import pytest
 from ksgen import arguments, arrays, fits, reference
 from ksgen import launcher as launchers
 from ksgen.devices import device_for
-from ksgen.emit import PORTABLE, render, template_digest
+from ksgen.emit import PORTABLE, emit, render, template_digest
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import check, cuda_limits, family_for
 from ksgen.families import gradient_mma as tensor_cores
 from ksgen.families.gradient import Gradient, GradientConstants, Shape
+from ksgen.families.gradient.family import registers_taken
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
 from ksgen.launcher import Launcher
@@ -24,6 +26,7 @@ from ksgen.memory import numpy_dtype
 from ksgen.pattern import Pattern
 from ksgen.plan import Planner
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import parse as parse_spec
 from ksgen.verify import compare, make_problem, tolerance, truth_of
 from ksgen.wisdom import Entry, Wisdom, dump, parse
 from tests import kernels
@@ -113,6 +116,19 @@ def test_out_and_tensors_on_the_host() -> None:
     grad = Launcher(*SHAPE).gradient(torch.tensor(x), torch.tensor(grad_y))
     assert isinstance(grad, torch.Tensor)
     np.testing.assert_array_equal(grad.numpy(), out)
+
+
+@needs_opencl
+def test_explain_names_the_family_of_a_gradient() -> None:
+    ks = Launcher(*SHAPE, batches=[7])
+    told = ks.explain(BATCH, job="gradient")
+    assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
+    assert "gradient (the weights' gradient by plain multiply-adds, on every device), tile_out=" in told
+    assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")
+    with pytest.raises(SpecError, match="job='grad'; did you mean gradient"):
+        ks.explain(BATCH, job="grad")
+    with pytest.raises(SpecError, match="job=gradient with relu; accepted: no epilogue"):
+        ks.explain(BATCH, job="gradient", epilogue=Epilogue(activation="relu"))
 
 
 @needs_opencl
@@ -248,6 +264,16 @@ def test_what_a_job_cannot_be() -> None:
         KernelSpec(PATTERN, job="gradients")
     with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue"):
         KernelSpec(PATTERN, epilogue=Epilogue(True, "relu"), job="gradient")
+
+
+def test_a_spec_with_gradients_is_emitted_with_them(tmp_path: Path) -> None:
+    spec = parse_spec("kernels: [{pattern: [1,6,4,2], gradients: true}]", "small.yaml")
+    sources = emit(spec, tmp_path / "small")
+    assert [source.family for source in sources] == ["simt", "gradient", "simt"]
+    rows = json.loads((tmp_path / "small/manifest.json").read_text())["kernels"]
+    assert [row.get("job") for row in rows] == [None, "gradient", None]
+    assert (tmp_path / "small/ks_1x6x4x2_float32_bsf_gradient.cu").is_file()
+    assert "ks_1_4_6_2" in (tmp_path / "small/launchers.py").read_text()
 
 
 def test_wisdom_keeps_jobs_apart() -> None:
@@ -408,6 +434,12 @@ def test_lanes_read_operands_without_bank_conflicts() -> None:
     for tile_batch in (32, 64, 96):
         shape = tensor_cores.Shape(kernel(precision="float16", layout="bsl"), replace(GOOD_MMA, tile_batch=tile_batch))
         assert wavefronts([(lane // 4 * shape.pitch + lane % 4 * 8) * 2 for lane in range(32)]) == 4
+
+
+def test_registers_are_given_to_four_warps_at_a_time() -> None:
+    assert registers_taken(100, 96, 1) == 100 * 128
+    assert registers_taken(100, 96, 4) == 100 * 96 * 4
+    assert registers_taken(168, 96, 3) <= 65536 < registers_taken(176, 96, 3)
 
 
 def test_which_family_takes_a_gradient() -> None:

@@ -36,9 +36,10 @@ class Case:
     layout: str = "bsf"
     epilogue: tuple[bool, str, bool] = (False, "none", False)
     batches: tuple[int, ...] = (7,)
+    job: str = "multiply"
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.pattern))}_{self.precision}_{self.layout}_{self.epilogue[1]}"
+        return f"{'x'.join(map(str, self.pattern))}_{self.precision}_{self.layout}_{self.epilogue[1]}_{self.job}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ CASES = [  # c = 9 and 17 take several stages; ragged tiles of b, c and the batc
     Case((1, 3, 17, 4), epilogue=(True, "gelu", True)),
     Case((1, 5, 9, 3), layout="bsl", epilogue=(True, "gelu_tanh", True)),
     Case((3, 4, 3, 1), "float16", epilogue=(True, "silu", True)),
+]
+CASES += [
+    *(Case((2, 5, 9, 1), precision, layout, job="gradient") for precision in ("float32", "float64") for layout in ("bsf", "bsl")),
+    Case((1, 5, 9, 3), "float16", batches=(130,), job="gradient"),  # two parts
+    Case((1, 5, 8, 1), "bfloat16", "bsl", batches=(136,), job="gradient"),  # and the wide accesses
 ]
 LARGER = [Case((1, 40, 24, 1)), Case((1, 12, 9, 16)), Case((2, 40, 24, 2), layout="bsl")]
 
@@ -100,10 +106,20 @@ BROKEN = {  # which checks must notice that a part of the text is gone, or is an
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_text_is_reported(tmp_path: Path, name: str) -> None:
-    checks, before, after, report = BROKEN[name]
-    found = check(tmp_path, Case((1, 9, 17, 1)), checks, (before, after))
+BROKEN_GRADIENTS = {
+    "no barrier after a stage": BROKEN["no barrier after a stage"],
+    "no barrier in the sum": (RACES, "wait_for_block();\n    if (thread_index() >= SUM_COLUMNS) return;", "", "data race at local memory"),
+    "all parts in one place": (RACES, "store_part(parts + block_index() *", "store_part(parts + 0 *", "data race at global memory"),
+    "dY that is not there": (EVERYTHING, "keep_dy(shared + DY_BASE, held_dy);", "", "ninitialized"),
+    "dY beyond the batch": (EVERYTHING, "< D) && line < left;", "< D);", "Invalid read"),
+    "weights beyond the edge": (EVERYTHING, "if (k < B && l < C && j < D) dw", "dw", "Invalid write"),
+}
+
+
+@pytest.mark.parametrize(("job", "name"), [*(("multiply", name) for name in BROKEN), *(("gradient", name) for name in BROKEN_GRADIENTS)])
+def test_a_broken_text_is_reported(tmp_path: Path, job: str, name: str) -> None:
+    checks, before, after, report = (BROKEN if job == "multiply" else BROKEN_GRADIENTS)[name]
+    found = check(tmp_path, Case((1, 9, 17, 1), batches=(7 if job == "multiply" else 130,), job=job), checks, (before, after))
     assert any(report in line for line in found.reports), found.reports[:5]
 
 
@@ -131,7 +147,7 @@ def main(arguments: dict[str, Any]) -> list[bool]:
         return replace(source, text=source.text.replace(before, after) if before else source.text)
 
     device.allocate, plan.render = allocate_and_keep, render_changed
-    kernel = KernelSpec(Pattern(*case["pattern"]), case["precision"], case["layout"], Epilogue(*case["epilogue"]))
+    kernel = KernelSpec(Pattern(*case["pattern"]), case["precision"], case["layout"], Epilogue(*case["epilogue"]), job=case["job"])
     return [measure(device, kernel, batch, runs=0).passed for batch in case["batches"]]
 
 

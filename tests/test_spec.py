@@ -201,6 +201,31 @@ def test_a_chain_can_be_a_named_family() -> None:
     ]
 
 
+def test_gradients_add_what_training_needs_once() -> None:
+    text = """
+        defaults: {layout: bsl, gradients: true}
+        kernels:
+          - {pattern: [1,6,4,2], precision: [float32, float16]}
+          - 1,4,6,2
+          - {pattern: [1,9,9,1], gradients: false}
+        layers:
+          up: {chain: [[1,6,4,2]], bias: true, batch: 5}
+        """
+    assert names(text) == [
+        "1x6x4x2_float32_bsl",
+        "1x6x4x2_float16_bsl",
+        "1x6x4x2_float32_bsl_gradient",
+        "1x4x6x2_float32_bsl",
+        "1x6x4x2_float16_bsl_gradient",
+        "1x4x6x2_float16_bsl",
+        "1x4x6x2_float32_bsl_gradient",
+        "1x9x9x1_float32_bsl",
+        "1x6x4x2_float32_bsl_bias_batch5",
+        "1x6x4x2_float32_bsl_batch5_gradient",
+        "1x4x6x2_float32_bsl_batch5",
+    ]
+
+
 option_values = {
     "precision": st.sampled_from(list(PRECISIONS)),
     "layout": st.sampled_from(LAYOUTS),
@@ -352,7 +377,7 @@ WRONG = [
     ("kernels:\n-", "2: kernels[0]: '' is not a pattern; accepted"),
     (
         "kernels:\n- {layout: bsf}",
-        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual",
+        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, gradients",
     ),
     ("kernels:\n- {pattern: {a: 1}}", "2: kernels[0].pattern: got a mapping; accepted: a pattern"),
     (
@@ -467,6 +492,7 @@ WRONG_OPTIONS = [
     ("bias: yes", "bias: got 'yes'; accepted: true, false"),
     ("bias: 'true'", "bias: got 'true'; accepted: true, false"),
     ("residual:", "residual: got nothing; accepted: true, false"),
+    ("gradients: 1", "gradients: got '1'; accepted: true, false"),
     ("activation: gelu_than", "activation: got 'gelu_than'; did you mean gelu_tanh? accepted"),
 ]
 

@@ -42,6 +42,13 @@ def test_gradients(name: str, layout: str) -> None:
     assert torch.autograd.gradcheck(lambda *given: BACKENDS[name](*given, layout), (x, weights), fast_mode=True)
 
 
+def test_strided_under_a_transform() -> None:
+    layer = KSLinear([(2, 8, 4, 3)], backend="strided")
+    x = torch.randn(5, BATCH, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+
+
 def test_bsr_refuses_gradients() -> None:
     layer = KSLinear([(2, 8, 4, 3)], backend="bsr")
     x = torch.randn(BATCH, 24)

@@ -268,6 +268,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         (CHAIN, {"backend": "einsums"}, SpecError, "backend='einsums'; did you mean einsum"),
         (CHAIN, {"precision": "tf32x"}, SpecError, "precision='tf32x'; did you mean tf32"),
         (CHAIN, {"activation": "geluu"}, SpecError, "activation='geluu'; did you mean gelu"),
+        (CHAIN, {"bias": "yes"}, SpecError, "bias='yes'; accepted: True or False"),
         (CHAIN, {"dtype": torch.int64}, LaunchError, "tensors of int64; accepted: float32, float64, float16, bfloat16"),
         (CHAIN, {"precision": "tf32", "dtype": torch.float16}, LaunchError, "precision='tf32' for tensors of float16; accepted: float16"),
         (CHAIN, {"precision": "tf32", "backend": "bmm"}, SpecError, "precision='tf32' with backend='bmm'; only ksgen's kernels have it"),
@@ -296,6 +297,13 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         layer(x.double())
     with pytest.raises(LaunchError, match="x lies on meta and weights on cpu; give both in one place"):
         layer(x.to("meta"))
+
+
+def test_a_backend_that_a_precision_does_not_have_is_refused_later_too() -> None:
+    layer = make(precision="tf32x3")
+    layer.backend = "einsum"
+    with pytest.raises(SpecError, match="precision='tf32x3' with backend='einsum'; only ksgen's kernels have it"):
+        layer(x_of())
 
 
 def test_a_precision_that_a_moved_layer_no_longer_has_is_refused() -> None:

@@ -15,7 +15,7 @@ from ksgen.errors import DeviceError, LaunchError, SpecError  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
-from ksgen.torch import choice, multiply, ops, products  # noqa: E402
+from ksgen.torch import choice, multiply, products  # noqa: E402
 from ksgen.torch.kept import Kept  # noqa: E402
 from ksgen.verify import tolerance  # noqa: E402
 from tests.torch_cases import SHAPES, error, matrix, truth, use_kernels  # noqa: E402
@@ -212,6 +212,23 @@ def test_gradients_of_each_sample(path: str, layout: str) -> None:
     torch.testing.assert_close(found, torch.stack([grad(loss)(weights, row) for row in rows]))
 
 
+@pytest.mark.skipif(not hasattr(torch.library.CustomOpDef, "register_vmap"), reason="PyTorch 2.5 and later have rules for operators")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vmap_of_the_operators_themselves(layout: str) -> None:
+    several = [torch.stack(each) for each in zip(*(tensors((2, 3, 5, 2), layout, requires_grad=False) for _ in range(3)), strict=True)]
+    x, weights, _, y = several
+
+    def product(x: Any, weights: Any) -> Any:
+        return torch.ops.ksgen.multiply(x, weights, None, None, layout, None, "none", False, "auto")
+
+    def gradient(x: Any, y: Any) -> Any:
+        return torch.ops.ksgen.weight_gradient(x, y, 2, 2, layout, None, "auto")
+
+    for function, given in ((product, (x, weights)), (gradient, (x, y))):
+        expected = torch.stack([function(*each) for each in zip(*given, strict=True)])
+        torch.testing.assert_close(vmap(function)(*given), expected)
+
+
 def test_a_hessian(path: str) -> None:
     x, weights, _, _ = tensors((2, 3, 5, 2), "bsf", requires_grad=False)
     found = jacrev(jacrev(lambda x: multiply(x, weights, backend="ksgen").square().sum()))(x[:1])
@@ -335,6 +352,12 @@ def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             LaunchError,
             "precision='float16' for tensors of float32; did you mean float32",
         ),
+        (
+            "strided",
+            {"precision": "tf32x3", "backend": "strided"},
+            SpecError,
+            "precision='tf32x3' with backend='strided'; only",
+        ),
         ("layout", {"layout": "bsk"}, SpecError, "layout='bsk'; did you mean bsl"),
         ("activation", {"activation": "gelu_tan"}, SpecError, "activation='gelu_tan'; did you mean gelu_tanh"),
         ("backend", {"backend": "stride"}, SpecError, "backend='stride'; did you mean strided"),
@@ -369,7 +392,6 @@ def test_product_and_gradients_on_a_gpu(dtype: Any, layout: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 def test_a_cuda_graph_on_a_gpu() -> None:
     x, weights = torch.randn(100, 768, device="cuda"), torch.randn(1, 64, 48, 16, device="cuda")
-    assert {"cuda"} == ops.KERNEL_DEVICES
     expected = multiply(x, weights, backend="ksgen")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

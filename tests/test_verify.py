@@ -7,7 +7,7 @@ from ksgen import reference, verify
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.pattern import Pattern
 from ksgen.roofline import Ceilings, measure_ceilings
-from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import compare, make_problem, measure, numpy_way, tolerance
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
@@ -57,12 +57,14 @@ def test_a_sample_holds_both_ends_and_any_gap_is_found(monkeypatch: pytest.Monke
     assert np.isnan(compare(problem, y)[0])
 
 
+@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_numpys_way_is_right(precision: str, layout: str) -> None:
-    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout), 33)
+def test_numpys_way_is_right(precision: str, layout: str, job: str) -> None:
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout, job=job), 33)
     seconds, y = numpy_way(problem)
     assert seconds > 0
+    assert y.flags.c_contiguous
     assert compare(problem, y)[0] <= tolerance(precision, 5)
 
 

@@ -16,10 +16,10 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the processor go through the launcher's kernels, on OpenCL."""
     if not HAS_OPENCL:
         pytest.skip("no OpenCL device")
-    from ksgen.torch import ops
+    from ksgen.torch import choice
 
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
-    monkeypatch.setattr(ops, "KERNEL_DEVICES", {"cuda", "cpu"})
+    monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda", "cpu"})
 
 
 def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bool = False) -> Any:

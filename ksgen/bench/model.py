@@ -22,6 +22,7 @@ class Module:
 
 
 WHOLE = "whole"
+DENSE = "nn.Linear"  # beside the names of backends, of which "dense" is one
 MODULES = {  # a linear layer is named as its matrix, outputs x inputs
     "linear N x N": Module("attention.projection", 0.50, has_bias=False),
     "linear N x N + bias": Module("attention.projection", 0.66, has_bias=True),
@@ -68,10 +69,10 @@ def measure(job: Job) -> Iterator[Row]:
         variants = _variants(job, getattr(torch, precision))
         for name, module in MODULES.items():
             calls = {variant: _call(job, name, model) for variant, model in variants.items()}
-            with torch.inference_mode():
+            with torch.no_grad():  # PyTorch's sparse products fail in inference mode
                 seconds = seconds_in_turn(calls, job.repeats, job.device)
             paper = module.paper_ratio if (job.model, precision) == ("vit-s16", "float32") else None
-            dense = seconds.pop("dense")
+            dense = seconds.pop(DENSE)
             for backend, sparse in seconds.items():
                 ratio = Spread.of([ours / theirs for ours, theirs in zip(sparse, dense, strict=True)])
                 yield Row(name, precision, backend, Spread.of(dense), Spread.of(sparse), ratio, paper)
@@ -83,7 +84,7 @@ def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:
         dense = models.build(job.model).to(dtype).eval()
     sparse = deepcopy(dense)
     models.make_sparse(sparse, models.rule(job.model), from_weights=False)
-    variants = {"dense": dense}
+    variants = {DENSE: dense}
     for backend in job.backends:
         variants[backend] = deepcopy(sparse)
         for layer in variants[backend].modules():

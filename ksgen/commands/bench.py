@@ -99,6 +99,8 @@ def _measure_all(job: "Job") -> list["Row"]:
             for row in measure(job):
                 rows.append(row)
                 bar.update(task, advance=1, now=f"{row.precision} {row.module}")
+        except NotImplementedError as error:
+            raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
         except RuntimeError as error:
             if "memory" in str(error):
                 raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
@@ -112,19 +114,19 @@ def _print(job: "Job", rows: list["Row"]) -> None:
     click.echo(
         f"{job.model} on {_facts(job)['device']}, batch {job.batch}: the median of {job.repeats} rounds, sparse over dense (quartiles)."
     )
+    is_papers = any(row.paper_ratio for row in rows)
     for precision in job.precisions:
         table = Table(title=precision, title_justify="left")
-        table.add_column("module", no_wrap=True)
-        for title in ("dense, ms", *job.backends, "paper"):
-            table.add_column(title, justify="right")
+        for title in ("module", "dense, ms", *job.backends, *(["paper"] if is_papers else [])):
+            table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
         for module, alike in groupby((row for row in rows if row.precision == precision), lambda row: row.module):
             found = list(alike)
-            ratios = (f"{row.ratio.median:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})" for row in found)
-            paper = f"{found[0].paper_ratio:.2f}" if found[0].paper_ratio else ""
-            table.add_row(module, f"{found[0].dense_s.median * 1e3:.3g}", *ratios, paper)
+            ratios = (f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
+            paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
+            table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
-    if any(row.paper_ratio for row in rows):
-        click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, on an A100.")
+    if is_papers:
+        click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")
 
 
 def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
             rows.append(
                 {
                     "pattern": str(kernel.pattern),
+                    "job": kernel.job,
                     "precision": kernel.precision,
                     "layout": kernel.layout,
                     "error": measured.error,
@@ -90,7 +91,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         verdict = "[green]ok[/]" if row["passed"] else f"[red]over {row['tolerance']:.1e}[/]"
         figures = (f"{row['error']:.1e}", verdict, f"{row['median_us']:.0f}", f"{row['numpy_us']:.0f}")
-        table.add_row(row["pattern"], row["precision"], row["layout"], *figures)
+        job = "" if row["job"] == "multiply" else f", {row['job']}"
+        table.add_row(f"{row['pattern']}{job}", row["precision"], row["layout"], *figures)
     console().print(table)
     passed = sum(row["passed"] for row in rows)
     click.echo(

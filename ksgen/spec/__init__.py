@@ -1,12 +1,13 @@
 """What to generate: a YAML spec, and the kernels and layers that it stands for.
 
-    defaults:                            # any of the six options; these are the values without one
+    defaults:                            # any of the seven options; these are the values without one
       precision: float32                 # float32, float64, float16, bfloat16
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
       bias: false                        # then, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
+      gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}

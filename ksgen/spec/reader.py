@@ -33,11 +33,19 @@ class Options:
     bias: tuple[bool, ...] = (False,)
     activation: tuple[str, ...] = ("none",)
     residual: tuple[bool, ...] = (False,)
+    gradients: tuple[bool, ...] = (False,)
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (self.precision, self.layout, self.batch, self.bias, self.activation, self.residual)
         for precision, layout, batch, bias, activation, residual in product(*axes):
             yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch)
+
+    def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
+        """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
+        if True in self.gradients:
+            for precision, layout, batch in product(self.precision, self.layout, self.batch):
+                yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
+                yield KernelSpec(pattern.transpose, precision, layout, batch=batch)
 
     def without_epilogue(self) -> "Options":
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
@@ -97,6 +105,8 @@ def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec
         with _blaming(request.place):
             for kernel in request.options.kernels(request.pattern):
                 yield request, kernel
+            for kernel in request.options.backward(request.pattern):
+                yield replace(request, is_listed=False), kernel
 
 
 def _kernel(node: Node, defaults: Options) -> Request:
@@ -226,4 +236,5 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "bias": _flag,
     "activation": partial(_word, accepted=ACTIVATIONS),
     "residual": _flag,
+    "gradients": _flag,
 }

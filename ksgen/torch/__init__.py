@@ -1,7 +1,7 @@
 """ksgen in PyTorch: `KSLinear`, a layer like `torch.nn.Linear`, and `multiply`, the product that it is made of; `factorize` and
 `convert`, from a dense matrix and a dense model to Kronecker-sparse ones.
 
-Nothing else in ksgen imports this package.
+Nothing else in ksgen imports this package, but for the benchmark of models.
 """
 
 try:

@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen.errors import LaunchError
-from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
-from ksgen.torch.checks import check
-from ksgen.torch.choice import Choice, choose
+from ksgen.torch.checks import check, check_backend
+from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.kept import Kept
-from ksgen.torch.ops import autocast, has_kernels, multiply
+from ksgen.torch.ops import autocast, is_plain, multiply
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
 
@@ -99,7 +98,7 @@ def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -
 
 
 def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or matrices.requires_grad)):
+    if not is_plain(x, matrices):
         return multiply(x, matrices.permute(0, 2, 3, 1), layout=layout, backend="strided")
     return products.multiply(x.contiguous(), matrices, layout)
 
@@ -122,6 +121,7 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, options["precision"])
     layout = options["layout"]
     check(x, weights, bias, residual, layout, precision)
+    check_backend(backend, precision, x.dtype)
     return finish(BACKENDS[backend](x, weights, layout), bias, options["activation"], residual, layout)
 
 
@@ -134,5 +134,5 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
     if choice.backend == "strided":
         return f"strided: {choice.why}; {BACKENDS['strided'].why}"
-    told = Launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
+    told = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"

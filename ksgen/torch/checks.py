@@ -50,6 +50,12 @@ def check_precision(precision: str | None, dtype: str) -> None:
         raise LaunchError(f"precision={precision!r} for tensors of {dtype}; {hint(precision, accepted)}")
 
 
+def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
+    """Raise `SpecError` where a backend has no such precision: PyTorch's products know the tensors' own alone."""
+    if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
+        raise SpecError(f"precision={precision!r} with backend={backend!r}; only ksgen's kernels have it: backend='ksgen'")
+
+
 def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:
     """One precision, one device."""
     for name, given in others.items():

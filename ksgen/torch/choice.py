@@ -1,15 +1,20 @@
-"""Who multiplies when nobody is asked for, "auto": ksgen's kernels or PyTorch's products on views; and why."""
+"""Who multiplies: ksgen's kernels or PyTorch's products on views. When neither is asked for, "auto", which one, and why."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
+
+from torch import Tensor
 
 from ksgen.devices import device_for
 from ksgen.errors import DeviceError
+from ksgen.launcher import Launcher
 from ksgen.pattern import Gain
 from ksgen.plan import PLANNER
-from ksgen.spec import KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.torch.checks import dtype_name
 
+KERNEL_DEVICES = {"cuda"}  # whose tensors kernels multiply; tests add "cpu", to run them through OpenCL
 REMEMBERED = 4096  # choices: one for each kernel and batch
 
 
@@ -17,6 +22,33 @@ REMEMBERED = 4096  # choices: one for each kernel and batch
 class Choice:
     backend: str  # "ksgen" or "strided"
     why: str
+
+
+@cache
+def launcher(a: int, b: int, c: int, d: int) -> Launcher:
+    return Launcher(a, b, c, d)
+
+
+def has_kernels(device: Any) -> bool:
+    """Whether tensors that lie there are multiplied by ksgen's kernels."""
+    return device.type in KERNEL_DEVICES
+
+
+def chosen(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> str:
+    """Who serves a call: "ksgen" or "strided". `what`: the epilogue, or another job than a product."""
+    if not has_kernels(x.device):
+        return "strided"
+    if backend != "auto":
+        return backend
+    kernel = _kernel(own, precision or dtype_name(x.dtype), layout, **what)
+    return choose(kernel, x.shape[0 if layout == "bsf" else 1], x.device).backend
+
+
+@lru_cache(REMEMBERED)
+def _kernel(
+    own: Launcher, precision: str, layout: str, epilogue: tuple[bool, str, bool] = (False, "none", False), job: str = "multiply"
+) -> KernelSpec:
+    return KernelSpec(own.pattern, precision, layout, Epilogue(*epilogue), job=job)
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError, PatternError, SpecError
+from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, excerpt
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.torch.backends import NAMES, explain, multiply_by
-from ksgen.torch.checks import check_precision, check_words, dtype_name
+from ksgen.torch.checks import check_backend, check_precision, check_words, dtype_name
 
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
@@ -38,12 +38,11 @@ class KSLinear(nn.Module):
         self.chain = as_chain(patterns)
         check_words(backend=(backend, NAMES))
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
-            KernelSpec(pattern, precision or "float32", layout, Epilogue(bool(bias), activation))
+            KernelSpec(pattern, precision or "float32", layout, Epilogue(bias, activation))
         if dtype is None:
             dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
         check_precision(precision, dtype_name(dtype))
-        if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
-            raise SpecError(f"precision={precision!r} with backend={backend!r}; only ksgen's kernels have it: backend='ksgen'")
+        check_backend(backend, precision, dtype)
         self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)

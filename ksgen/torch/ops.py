@@ -5,27 +5,27 @@
     y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
-Both run in ksgen's kernels on CUDA tensors, and in `ksgen.torch.products` elsewhere. Matrices alone: (batch, features) in
-layout "bsf", (features, batch) in "bsl".
+Both run in ksgen's kernels, or in `ksgen.torch.products` where `ksgen.torch.choice` says so. Matrices alone: (batch, features) in layout
+"bsf", (features, batch) in "bsl".
 """
 
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ksgen.launcher import Launcher
-from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec import LAYOUTS
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_words, dtype_name
-from ksgen.torch.choice import REMEMBERED, choose
+from ksgen.torch.checks import check, check_backend, check_words
+from ksgen.torch.choice import chosen, has_kernels, launcher
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.kept import Kept
 
+Product = Callable[..., Tensor]
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
-KERNEL_DEVICES = {"cuda"}  # whose tensors kernels multiply; tests add "cpu", to run them through OpenCL
 GRADIENT_PRECISIONS = {"fp16x3": "tf32x3"}  # gradients are smaller than what float16 resolves
 
 _transposes = Kept(lambda weights: weights.transpose(1, 2).contiguous())  # what the gradient of x is multiplied by
@@ -50,6 +50,7 @@ def multiply(
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
+    check_backend(backend, precision, x.dtype)
     if not has_kernels(x.device) and backend != "strided" and not _is_watched(x, weights, bias, residual):
         y = products.permuted_multiply(x, products.blocks_of(weights), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
@@ -84,7 +85,7 @@ def _compute(
     a, b, c, d = weights.shape
     own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
-    if _chosen(own, x, layout, precision, backend, epilogue=epilogue) == "strided":
+    if chosen(own, x, layout, precision, backend, epilogue=epilogue) == "strided":
         matrices = products.by_matrix(weights)
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
@@ -137,7 +138,9 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 _multiply.register_autograd(_backward, setup_context=_keep)
 
 
-def _multiply_batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any) -> Any:
+def _multiply_batched(
+    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any
+) -> tuple[Tensor, int]:
     """What `vmap` maps over becomes part of the batch; of a, as further blocks, where weights or biases differ too."""
     layout, count = options[0], info.batch_size
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
@@ -146,7 +149,7 @@ def _multiply_batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: T
         axis = 1 - axis
         weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
     x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
-    return _product(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
+    return call(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
 
 
 # ---- the gradient of the weights
@@ -158,7 +161,7 @@ def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layo
     if not x.numel():
         return x.new_zeros(shape)
     own = launcher(*shape)
-    if _chosen(own, x, layout, precision, backend, job="gradient") == "strided":
+    if chosen(own, x, layout, precision, backend, job="gradient") == "strided":
         return products.weight_gradient(x, y_gradient, layout, a, d)
     return own.gradient(x, y_gradient, layout=layout, precision=precision)
 
@@ -194,29 +197,34 @@ _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for
 
 
 def _weight_gradient_batched(
-    info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
-) -> Any:
+    call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
+) -> tuple[Tensor, int]:
     """What `vmap` maps over, such as the samples of per-sample gradients, becomes part of a."""
     axis = 1 if layout == "bsf" else 0
     x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
-    return _outer_product(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
+    return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
-# ---- called: as functions where nobody is watching, which costs a third; as operators where a compiler or a mode is
+# ---- called: as operators where a compiler or a mode is watching, else as functions, which cost less
 
 
 class _Multiply(torch.autograd.Function):
     forward = staticmethod(_compute)
     setup_context = staticmethod(_keep)
     backward = staticmethod(_backward)
-    vmap = staticmethod(_multiply_batched)
+    vmap = staticmethod(lambda *given: _multiply_batched(_product, *given))
 
 
 class _WeightGradient(torch.autograd.Function):
     forward = staticmethod(_compute_weight_gradient)
     setup_context = staticmethod(_keep_for_weights)
     backward = staticmethod(_backward_of_weights)
-    vmap = staticmethod(_weight_gradient_batched)
+    vmap = staticmethod(lambda *given: _weight_gradient_batched(_outer_product, *given))
+
+
+if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
+    _multiply.register_vmap(partial(_multiply_batched, _multiply))
+    _weight_gradient.register_vmap(partial(_weight_gradient_batched, _weight_gradient))
 
 
 def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
@@ -247,6 +255,11 @@ def _is_recorded(*tensors: Tensor | None) -> bool:
     return _needs_gradient(*tensors) or torch._C._are_functorch_transforms_active()
 
 
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether nothing is asked for but the values."""
+    return not (_is_watched(*tensors) or _is_recorded(*tensors))
+
+
 def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
@@ -260,37 +273,6 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
 
 
 # ---- what both operators share
-
-
-@cache
-def launcher(a: int, b: int, c: int, d: int) -> Launcher:
-    return Launcher(a, b, c, d)
-
-
-@lru_cache(REMEMBERED)
-def kernel(
-    launcher: Launcher,
-    precision: str,
-    layout: str,
-    epilogue: tuple[bool, str, bool] = (False, "none", False),
-    job: str = "multiply",
-) -> KernelSpec:
-    return KernelSpec(launcher.pattern, precision, layout, Epilogue(*epilogue), job=job)
-
-
-def _chosen(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> str:
-    """ "ksgen" or "strided"."""
-    if not has_kernels(x.device):
-        return "strided"
-    if backend != "auto":
-        return backend
-    wanted = kernel(own, precision or dtype_name(x.dtype), layout, **what)
-    return choose(wanted, x.shape[0 if layout == "bsf" else 1], x.device).backend
-
-
-def has_kernels(device: Any) -> bool:
-    """Whether tensors that lie there are multiplied by ksgen's kernels."""
-    return device.type in KERNEL_DEVICES
 
 
 def _transposed(weights: Tensor) -> Tensor:
