@@ -93,20 +93,20 @@ def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Both permutations of `bmm`; what it permutes back is as large as Y and holds zeros."""
+    """All that `bmm` moves around its product, which leaves zeros here."""
+    count, first = pattern.a * pattern.d, layout == "bsf"
     results: dict[int, Tensor] = {}
 
     def product(x: Tensor) -> Tensor:
         blocks = permuted(x, layout, pattern.a, pattern.d)
         batch = blocks.shape[2]
+        if 1 not in blocks.stride()[1:]:
+            (blocks.transpose(1, 2) if first else blocks).contiguous()  # torch.bmm does that itself
         if batch not in results:
-            count = pattern.a * pattern.d
-            # As the product leaves them.
-            if layout == "bsf":
-                results[batch] = x.new_zeros(count, batch, pattern.b).transpose(1, 2)
-            else:
-                results[batch] = x.new_zeros(count, pattern.b, batch)
-        return permuted_back(results[batch], layout, pattern.a, pattern.d)
+            shape = (count, batch, pattern.b) if first else (count, pattern.b, batch)
+            results[batch] = x.new_zeros(shape)
+        result = results[batch]
+        return permuted_back(result.transpose(1, 2) if first else result, layout, pattern.a, pattern.d)
 
     return product
 
