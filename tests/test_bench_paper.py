@@ -29,7 +29,7 @@ from tests.simt import is_installed
 torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
 
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
-from ksgen.bench.baselines import BASELINES, UnsupportedError  # noqa: E402
+from ksgen.bench.baselines import BASELINES, Baseline, UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import Ready, _on_tensors, contenders  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
@@ -189,9 +189,9 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Pa
         return lambda x: x.new_zeros(len(x), pattern.out_features)
 
     for name, prepare in (("bmm", broken), ("einsum", full), ("dense", wrong)):
-        monkeypatch.setitem(BASELINES, name, BASELINES[name].__class__(name, "", prepare))
-    huge = BASELINES["sparse"].__class__("sparse", "", broken, elements=lambda pattern: 10**15)
-    slow = BASELINES["bsr"].__class__("bsr", "", broken, multiplications=lambda pattern: 10**15)
+        monkeypatch.setitem(BASELINES, name, Baseline(name, "", prepare))
+    huge = Baseline("sparse", "", broken, elements=lambda pattern: 10**15)
+    slow = Baseline("bsr", "", broken, multiplications=lambda pattern: 10**15)
     monkeypatch.setitem(BASELINES, "sparse", huge)
     monkeypatch.setitem(BASELINES, "bsr", slow)
     _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm", "einsum", "dense", "sparse", "bsr"))
@@ -210,23 +210,41 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Pa
     assert len(lines_of(tmp_path / "paper.jsonl", "contender")) == 5
 
 
-def test_memory_that_runs_out_later_is_a_row_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [(torch.OutOfMemoryError("no more"), "out of memory", "no more"), (RuntimeError("a bug"), "failed", "RuntimeError: a bug")],
+)
+def test_what_fails_later_is_a_row_too(error: Exception, status: str, reason: str, cpu: Any, tmp_path: Path, monkeypatch: Any) -> None:
     calls = []
 
     def greedy(pattern: Pattern, layout: str, weights: Any) -> Any:
         def product(x: Any) -> Any:
             calls.append(1)
             if len(calls) > 8:
-                raise torch.OutOfMemoryError("no more")
+                raise error
             return x @ torch.zeros(pattern.in_features, pattern.out_features)
 
         return product
 
-    monkeypatch.setitem(BASELINES, "dense", BASELINES["dense"].__class__("dense", "", greedy))
+    monkeypatch.setitem(BASELINES, "dense", Baseline("dense", "", greedy))
     complete, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense", "bmm"), measurements=9)
     said = {each.implementation: (each.status, each.reason, each.counts) for each in rows}
-    assert said == {"dense": ("out of memory", "no more", False), "bmm": (OK, "", True)}
+    assert said == {"dense": (status, reason, False), "bmm": (OK, "", True)}
     assert complete == 1
+
+
+def test_a_lost_gpu_ends_the_run_and_says_so(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(where: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with Log(tmp_path / "paper.jsonl") as log:
+        measuring = Runner(log, cpu, Protocol(FAST), Times(), {"device": cpu.name}, 0.0, lambda done, total, now: None)
+        measuring.where = torch.device("cuda")
+        monkeypatch.setattr(torch.cuda, "synchronize", lost)
+        with pytest.raises(KsgenError, match=r"the GPU context is lost \(a bug\); start again: it goes on after this"):
+            measuring._refused(RuntimeError("a bug"))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+        assert measuring._refused(RuntimeError("a bug"))["status"] == "failed"
 
 
 def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,8 @@ class Runner:
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
         """Whether it was done to the end."""
+        if self.where.type == "cuda":
+            torch.cuda.empty_cache()  # what the job before left
         ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
         with _allowing(job.comparison), torch.no_grad():
             try:
@@ -105,8 +107,6 @@ class Runner:
             return self._in_turn(ready, ceilings)
 
     def _problem(self, job: Job) -> Problem:
-        if self.where.type == "cuda":
-            torch.cuda.empty_cache()  # what the job before left
         if why := self._too_large(2 * job.bytes):
             raise MemoryError(why)
         return Problem(job, self.where, self.protocol.seed)
@@ -120,19 +120,19 @@ class Runner:
                 if self._missing(contender):
                     try:
                         facts = self.quantity.measure(timed)
-                    except torch.OutOfMemoryError as refused:  # others have come since it was prepared
-                        self._say(contender, ceilings[contender.arithmetic], _refusal("out of memory", _one_line(refused)))
+                    except RuntimeError as refused:  # such as memory that others have taken since it was prepared
+                        self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
                     else:
                         self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
-    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> "Timed | None":
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> Timed | None:
         """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
         timed, facts = self._attempt(contender, problem, ceilings)
         self._say(contender, ceilings, facts)
         return timed
 
-    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple["Timed | None", Facts]:
+    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple[Timed | None, Facts]:
         job = problem.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
@@ -147,12 +147,8 @@ class Runner:
                 timed = Timed(ready, len(problem.sets), self.protocol)
         except UnsupportedError as refused:
             return None, _refusal("unsupported", str(refused))
-        except torch.OutOfMemoryError as refused:
-            torch.cuda.empty_cache()
-            return None, _refusal("out of memory", _one_line(refused))
-        except (KsgenError, RuntimeError, NotImplementedError, MemoryError) as refused:
-            self._check_alive(refused)
-            return None, _refusal("failed", f"{type(refused).__name__}: {_one_line(refused)}")
+        except (KsgenError, RuntimeError, MemoryError) as refused:
+            return None, self._refused(refused)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
         if not contender.is_part:
             facts |= {
@@ -166,6 +162,15 @@ class Runner:
     def _say(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
         told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
         self.log.append("contender", {**contender.facts, **told, **facts})
+
+    def _refused(self, error: Exception) -> Facts:
+        """A library's error as a reason; `DeviceError` where the GPU is lost to this process."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            if self.where.type == "cuda":
+                torch.cuda.empty_cache()
+            return _refusal("out of memory", _one_line(error))
+        self._check_alive(error)
+        return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _check_alive(self, error: Exception) -> None:
         """A lost context would fail everything that follows."""
