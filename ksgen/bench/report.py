@@ -129,7 +129,7 @@ def _closing(rows: Sequence[Row], with_figures: bool = True) -> list[Section]:
 
 
 def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:
-    """Point by layout: which one-line rule predicts the gain."""
+    """By layout: which one-line rule predicts the gain."""
     found = []
     is_gpu = all(row.runtime != "opencl" for row in rows)
     for layout in LAYOUTS:
