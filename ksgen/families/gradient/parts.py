@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ksgen.families.base import Constexpr
-from ksgen.families.tiles import CopyPlan, Tiled, divide_up
+from ksgen.families.tiles import CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 
 LEAST_BATCH = 64  # batch entries that are worth a part of their own
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
 BANK_BYTES = 128  # that shared memory serves at once
+SECTOR = 32  # bytes that memory serves at least
 SIDES = (  # the words of what the templates say of both operands
     {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
     {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
@@ -25,6 +26,12 @@ class Image:
     next_feature: int
     plane: int
     lane_run: int
+
+
+def lane_runs(run: int, vector: int, item_bytes: int) -> list[int]:
+    """How many lanes may copy a line side by side, the most first: a memory sector, where the line is as long."""
+    found = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
+    return [lanes for lanes in found if lanes * vector * item_bytes >= SECTOR] or found[:1]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side
+from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side, lane_runs
 from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
@@ -29,8 +29,9 @@ class GradientConstants(Constants):
 
 
 @cache
-def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, real_bytes: int, is_bsf: bool) -> Image:
+def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes: int, is_bsf: bool) -> Image:
     """The image whose copies meet the fewest bank conflicts; then the least memory, and the longest runs of lanes."""
+    real_bytes = max(4, item_bytes)
     banks, group = BANK_BYTES // real_bytes, 16 // real_bytes
     run = tile * tile_d if is_bsf else tile_batch
 
@@ -43,11 +44,10 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, real_bytes:
             count[(j * image.plane + s * image.next_entry + feature) % banks] += 1
         return max(count)
 
-    lanes = sorted({power_of_two_in(run // vector, most) for most in (4, 8, 16, 32)}, reverse=True)
     pads = range(0, banks, group)
     images = [
         Image(tile + pad, 1, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
-        for lane_run, pad, more in product(lanes, pads, pads if tile_d > 1 else (0,))
+        for lane_run, pad, more in product(lane_runs(run, vector, item_bytes), pads, pads if tile_d > 1 else (0,))
     ]
     return min(images, key=lambda image: (turns(image), image.plane, -image.lane_run))
 
@@ -108,7 +108,7 @@ class Shape(Parts):
         constants = self.constants
         vector = self._vector(features, tile)
         scattered = 1 if constants.copy == "async" else vector  # a wide asynchronous copy stays in one piece
-        image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.real_bytes, self.is_bsf)
+        image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.kernel.item_bytes, self.is_bsf)
         lines, run = (constants.tile_batch, tile * constants.tile_d) if self.is_bsf else (tile, constants.tile_batch)
         lane_run = image.lane_run if scattered == vector else power_of_two_in(run // vector, 8)
         plan = CopyPlan(lines, run, vector, lane_run, self.warps)

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side
+from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side, lane_runs
 from ksgen.families.mma.shape import CHUNK, COLUMNS, ROWS
 from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
@@ -36,10 +36,9 @@ class GradientMmaConstants(Constants):
 
 
 @cache
-def find_image(pitch: int, tile: int, tile_d: int, entries: int, vector: int) -> Image:
+def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int) -> Image:
     """The image of a batch-size-first tile whose copies meet the fewest bank conflicts; then the least memory, and the longest
-    runs of lanes. All in words: one holds one batch entry, or two; `entries` of them are copied by one lane after the other."""
-    run = tile * tile_d
+    runs of lanes. All in words: one holds one batch entry, or two."""
 
     def turns(plane: int, lane_run: int) -> int:
         count = [0] * BANKS
@@ -48,10 +47,9 @@ def find_image(pitch: int, tile: int, tile_d: int, entries: int, vector: int) ->
             count[(at % tile_d * plane + at // tile_d * pitch + line) % BANKS] += 1
         return max(count)
 
-    lanes = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
-    lanes = [lane_run for lane_run in lanes if WARP // lane_run <= max(entries, WARP // lanes[0])]
     planes = [tile * pitch + pad for pad in (range(0, BANKS, 4) if tile_d > 1 else (0,))]
-    plane, lane_run = min(product(planes, lanes), key=lambda choice: (turns(*choice), choice[0], -choice[1]))
+    choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
+    plane, lane_run = min(choices, key=lambda choice: (turns(*choice), choice[0], -choice[1]))
     return Image(1, pitch, plane, lane_run)
 
 
@@ -136,7 +134,7 @@ class Shape(Parts):
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
         together = 2 if self.copy == "registers" else 1  # batch entries of a word
         vector = self._vector(features, tile)
-        image = find_image(self.pitch // together, tile, tile_d, batch // together, vector)
+        image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes)
         image = Image(1, self.pitch, image.plane * together, image.lane_run)
         plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
@@ -147,7 +145,7 @@ class Shape(Parts):
             return 1
         d, tile_d = self.kernel.pattern.d, self.constants.tile_d
         whole = features * d if tile_d == d else gcd(d, tile_d)
-        return self.group if whole % self.group == 0 and tile * tile_d % self.group == 0 else 1
+        return gcd(self.group, whole, tile * tile_d)
 
     # ---- shared memory
 
