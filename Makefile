@@ -33,7 +33,7 @@ pycuda: .venv/.ready-dev
 matrix: .venv/.ready-dev
 	@$(BIN) -m tests.compile_matrix
 
-# What the emulator proves, again on this machine's NVIDIA GPU; then compute-sanitizer. Logs go to .gpu.
+# What the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer. Results go to benchmarks/results.
 gpu-check: .venv/.ready-dev
 	@$(BIN) -m tests.gpu_check
 

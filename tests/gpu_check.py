@@ -1,6 +1,8 @@
-"""`make gpu-check`: what the emulator proves, again on this machine's NVIDIA GPU; then compute-sanitizer, then a page.
+"""`make gpu-check`: what the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer; then a page.
 
-python -m tests.gpu_check [FOLDER]        logs go to the folder, .gpu unless given
+python -m tests.gpu_check [FOLDER]        results and logs go to the folder, benchmarks/results/<gpu> unless given
+
+Under nine minutes: each part has its time, and what does not fit is left out and named.
 """
 
 import os
@@ -9,10 +11,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
+from time import monotonic
 from xml.etree import ElementTree
 
 import click
@@ -22,6 +26,9 @@ from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
 from ksgen.plan import limits_of
 from ksgen.spec import KernelSpec
+from ksgen.wisdom import file_name
+from tests import gpu_benchmarks
+from tests.gpu_benchmarks import Outcome
 from tests.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
 TESTS = ("tests/test_gpu.py", "tests/test_devices.py", "tests/test_runtimes.py", "tests/test_driver.py")
@@ -29,7 +36,8 @@ TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
-_MOST_SECONDS = 600
+_ALL_SECONDS = 510.0
+_TEST_SECONDS, _SANITIZER_SECONDS, _LEAST_SECONDS = 150.0, 45.0, 5.0
 
 
 @dataclass
@@ -89,26 +97,31 @@ def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
     return able and (able, next(each for each in count(BATCHES[able.job][-1]) if chosen.takes(able, each, True)))
 
 
-def sanitize(sanitizer: str, device: Device, folder: Path) -> Iterator[Sanitized]:
+def sanitize(sanitizer: str, device: Device, folder: Path, end: float = inf) -> Iterator[Sanitized]:
+    """Each tool on each family, until the time is up."""
     for family in FAMILIES:
         found = kernel_for(device, family)
         for tool in TOOLS:
             if found is None:
                 yield Sanitized(tool, family, f"not run: it serves nothing on {device.name}")
                 continue
+            seconds = min(_SANITIZER_SECONDS, end - monotonic())
+            if seconds < _LEAST_SECONDS:
+                yield Sanitized(tool, family, "not run: the time was up")
+                continue
             kernel, batch = found
             run = ["run", "--pattern", ",".join(map(str, kernel.pattern.shape)), "--batch", str(batch), "--runs", "1", "--device", "cuda"]
             run += ["--precision", kernel.precision, "--layout", kernel.layout, "--job", kernel.job, "--family", family]
             command = [sanitizer, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9", sys.executable, "-m", "ksgen", *run]
-            yield judge(tool, family, command, folder / f"{tool}-{family}.txt")
+            yield judge(tool, family, command, folder / f"{tool}-{family}.txt", seconds)
 
 
-def judge(tool: str, family: str, command: list[str], log: Path) -> Sanitized:
+def judge(tool: str, family: str, command: list[str], log: Path, seconds: float = _SANITIZER_SECONDS) -> Sanitized:
     """Run it; a tool that never comes to its summary does not work here, which is no failure of the kernel."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_MOST_SECONDS)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Sanitized(tool, family, f"did not end in {_MOST_SECONDS} s")
+        return Sanitized(tool, family, f"did not end in {seconds:.0f} s")
     log.write_text(done.stdout, encoding="utf-8")
     last = next((line for line in reversed(done.stdout.splitlines()) if line.strip(" =")), "no output")
     found = [int(count) for count in _FOUND.findall(done.stdout)]
@@ -121,7 +134,7 @@ def judge(tool: str, family: str, command: list[str], log: Path) -> Sanitized:
     return Sanitized(tool, family, CLEAN)
 
 
-def page(device: Device, tests: Outcomes, sanitized: list[Sanitized]) -> Iterator[str]:
+def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome], folder: Path) -> Iterator[str]:
     """The summary, in lines."""
     yield f"{device.name} ({device.target}), {device.runtime}, driver {device.driver_version}, {_compiler(device)}"
     yield f"tests: {tests.passed} passed, {len(tests.failed)} failed, {tests.skipped.total()} skipped"
@@ -135,11 +148,12 @@ def page(device: Device, tests: Outcomes, sanitized: list[Sanitized]) -> Iterato
         yield from (f"  {error}  {label}" for label, error in tests.errors.items())
     yield "compute-sanitizer: not on PATH, nor in CUDA_HOME/bin" if not sanitized else "compute-sanitizer"
     yield from (f"  {each.tool:10} {each.family:8} {each.verdict}" for each in sanitized)
-    yield "gpu-check passed" if is_good(tests, sanitized) else "gpu-check FAILED"
+    yield from gpu_benchmarks.page(folder, measured)
+    yield "gpu-check passed" if is_good(tests, sanitized, measured) else "gpu-check FAILED"
 
 
-def is_good(tests: Outcomes, sanitized: list[Sanitized]) -> bool:
-    return bool(tests.passed) and not tests.failed and not any(each.is_failure for each in sanitized)
+def is_good(tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome] = ()) -> bool:
+    return bool(tests.passed) and not tests.failed and not any(each.is_failure for each in (*sanitized, *measured))
 
 
 def _compiler(device: Device) -> str:
@@ -147,25 +161,37 @@ def _compiler(device: Device) -> str:
     return f"{compiler.name} {compiler.version}"
 
 
+def run_tests(folder: Path) -> Outcomes:
+    """What pytest's report says; a run that never ends is one failure."""
+    report = folder / "tests.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-rs", f"--junitxml={report}"]
+    try:
+        subprocess.run(command, check=False, timeout=_TEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Outcomes(failed=[f"the tests did not end in {_TEST_SECONDS:.0f} s"])
+    return read_report(report) if report.exists() else Outcomes(failed=["pytest wrote no report"])
+
+
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path(".gpu"))
-def main(folder: Path) -> None:
-    """Check this machine's NVIDIA GPU; exit with 1 where something is wrong, or where there is none."""
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+def main(folder: Path | None) -> None:
+    """Check and measure this machine's NVIDIA GPU; exit with 1 where something is wrong, or where there is none."""
+    end = monotonic() + _ALL_SECONDS
     try:
         device = find_device("cuda")
     except DeviceError as error:
         raise click.ClickException(f"gpu-check needs an NVIDIA GPU. {error}") from None
+    folder = folder or Path("benchmarks/results", file_name(device.name).removesuffix(".json"))
     folder.mkdir(parents=True, exist_ok=True)
-    report = folder / "tests.xml"
-    report.unlink(missing_ok=True)
-    subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-rs", f"--junitxml={report}"], check=False)
-    tests = read_report(report) if report.exists() else Outcomes(failed=["pytest wrote no report"])
+    tests = run_tests(folder)
+    measured = list(gpu_benchmarks.run(folder, end))
     sanitizer = find_sanitizer()
-    sanitized = list(sanitize(sanitizer, device, folder)) if sanitizer else []
-    lines = "\n".join(page(device, tests, sanitized))
+    sanitized = list(sanitize(sanitizer, device, folder, end)) if sanitizer else []
+    lines = "\n".join(page(device, tests, sanitized, measured, folder))
     (folder / "summary.txt").write_text(f"{lines}\n", encoding="utf-8")
     click.echo(f"\n{lines}")
-    raise SystemExit(not is_good(tests, sanitized))
+    raise SystemExit(not is_good(tests, sanitized, measured))
 
 
 if __name__ == "__main__":

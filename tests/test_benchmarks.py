@@ -1,20 +1,15 @@
 """What benchmarks launch by themselves, rehearsed on the stand-in device."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from ksgen import reference
 from ksgen.emit import render_probe
 from ksgen.errors import ToolchainError
 from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
-from ksgen.plan import Planner
 from ksgen.roofline import WARPGROUP_COLUMNS
-from ksgen.spec import KernelSpec
 from ksgen.toolchain import find_compiler
-from tests.fake_gpu import FakeGpu, TextCompiler
+from tests.fake_gpu import FakeGpu
 from tests.ptx import on_gpu
 from tests.ptx.cases import Case
 from tests.ptx.on_gpu import case_named
@@ -24,26 +19,11 @@ pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator n
 
 
 @pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma_shared", "mma"]), ("bsf", ["wgmma_registers", "mma"])])
-def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    tensor_cores = pytest.importorskip("benchmarks.tensor_cores")
-    monkeypatch.setattr(tensor_cores, "PLANNER", Planner())
-    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ksgen.build.find_compiler", TextCompiler)
-    gpu, kernel, batch = FakeGpu(), KernelSpec(Pattern(2, 16, 8, 2), "float16", layout), 40
-    shapes = [(batch, size) if layout == "bsf" else (size, batch) for size in (32, 64)]
-    x, y, weights = torch.randn(shapes[0]).half(), torch.empty(shapes[1]).half(), torch.randn(2, 16, 8, 2).half()
-    for tensor in (x, y, weights):
-        gpu.own(tensor.numpy())
-    truth = reference.multiply(kernel.pattern, x.numpy(), weights.numpy(), layout)
-    assert tensor_cores.families_of(gpu, kernel, batch) == kinds
-    assert tensor_cores.families_of(gpu, kernel, 41) == (kinds if layout == "bsf" else ["mma"])
-    for name in kinds:
-        y.fill_(float("nan"))
-        product = tensor_cores.by_family(name, gpu, kernel, batch, weights)(x, y)
-        assert product() is y
-        gpu.synchronize()
-        np.testing.assert_allclose(y.numpy(), truth, rtol=1e-3, atol=2e-3)
+def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str]) -> None:
+    contenders = pytest.importorskip("ksgen.bench.contenders")
+    for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):
+        job = contenders.Job(Pattern(2, 16, 8, 2), "float16", layout, batch)
+        assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
 
 
 def test_facts_of_a_device_are_what_the_emulator_plays() -> None:

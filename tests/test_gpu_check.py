@@ -1,7 +1,10 @@
 """`make gpu-check` without a GPU: its checks on a device that is the emulator, its reading of reports, its page."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +12,10 @@ from click.testing import CliRunner
 
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from tests import gpu_check, kernels
+from tests import gpu_benchmarks, gpu_check, kernels
 from tests.fake_gpu import FakeGpu
-from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good, judge, kernel_for, page, read_report, sanitize
+from tests.gpu_benchmarks import Stage
+from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good, judge, kernel_for, page, read_report, run_tests, sanitize
 from tests.kernels import SERVED, kernel_of, on_device, source_of
 from tests.ptx import on_gpu as ptx
 from tests.simt import is_installed
@@ -92,7 +96,7 @@ def read(tmp_path: Path, failure: str = "") -> Outcomes:
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     tests, sanitized = read(tmp_path), [Sanitized("memcheck", "simt", CLEAN)]
-    assert list(page(FakeGpu(), tests, sanitized)) == [
+    assert list(page(FakeGpu(), tests, sanitized, [], tmp_path)) == [
         "Fake GPU (sm_90a), driver, driver 0, text 1",
         "tests: 6 passed, 0 failed, 1 skipped",
         "  skipped 1: clusters",
@@ -105,7 +109,7 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
         "  memcheck   simt     clean",
         "gpu-check passed",
     ]
-    assert "compute-sanitizer: not on PATH, nor in CUDA_HOME/bin" in page(FakeGpu(), tests, [])
+    assert "compute-sanitizer: not on PATH, nor in CUDA_HOME/bin" in page(FakeGpu(), tests, [], [], tmp_path)
 
 
 def test_what_fails_the_check(tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ def test_what_fails_the_check(tmp_path: Path) -> None:
     assert not is_good(Outcomes(skipped=failed.skipped), [])  # nothing ran
     assert not is_good(NO_TESTS, [Sanitized("memcheck", "simt", "1 found", is_failure=True)])
     assert is_good(NO_TESTS, [Sanitized("memcheck", "simt", "does not work here: no permission")])
-    assert list(page(FakeGpu(), failed, []))[-1] == "gpu-check FAILED"
+    assert list(page(FakeGpu(), failed, [], [], tmp_path))[-1] == "gpu-check FAILED"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,12 @@ def test_verdicts_of_the_sanitizer(output: str, code: int, verdict: str, is_fail
 
 def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
-    monkeypatch.setattr(gpu_check, "judge", lambda tool, family, command, log: commands.append(command) or Sanitized(tool, family, CLEAN))
+
+    def judged(tool: str, family: str, command: list[str], log: Path, seconds: float) -> Sanitized:
+        commands.append(command)
+        return Sanitized(tool, family, CLEAN)
+
+    monkeypatch.setattr(gpu_check, "judge", judged)
     done = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path))
     assert {(each.tool, each.family) for each in done} == {(tool, family) for tool in gpu_check.TOOLS for family in FAMILIES}
     assert len(commands) == sum(each.verdict == CLEAN for each in done)
@@ -154,6 +163,8 @@ def test_a_run_for_each_family_and_tool(tmp_path: Path, monkeypatch: pytest.Monk
     }
     kernel, batch = kernel_for(FakeGpu(), "wgmma_shared")
     assert FAMILIES["wgmma_shared"].takes(kernel, batch, aligned=True)
+    late = list(sanitize("/opt/compute-sanitizer", FakeGpu(), tmp_path, end=0.0))
+    assert {each.verdict for each in late if not each.verdict.startswith("not run: it serves nothing")} == {"not run: the time was up"}
 
 
 def test_the_sanitizer_is_found_on_path_or_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,17 +188,90 @@ def test_no_gpu_is_a_clear_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_the_whole_command_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def pytest_run(command: list[str], check: bool) -> None:
+    def pytest_run(command: list[str], check: bool, timeout: float) -> None:
+        assert timeout == 150
         assert command[1:6] == ["-m", "pytest", "-m", "gpu", "tests/test_gpu.py"]
         Path(command[-1].partition("=")[2]).write_text(REPORT.format(failure=""))
 
     monkeypatch.setattr(gpu_check, "find_device", lambda name: FakeGpu())
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
     monkeypatch.setattr(gpu_check.subprocess, "run", pytest_run)
+    monkeypatch.setattr(gpu_check.gpu_benchmarks, "run", lambda folder, end: [])
     done = CliRunner().invoke(gpu_check.main, [str(tmp_path / "results")])
     assert done.exit_code == 0
     assert (tmp_path / "results" / "summary.txt").read_text() == done.output[1:]
-    monkeypatch.setattr(gpu_check.subprocess, "run", lambda command, check: None)
+    monkeypatch.setattr(gpu_check.subprocess, "run", lambda command, check, timeout: None)
     done = CliRunner().invoke(gpu_check.main, [str(tmp_path / "results")])
     assert done.exit_code == 1
     assert "FAILED pytest wrote no report" in done.output
+
+    def never_ends(command: list[str], check: bool, timeout: float) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", never_ends)
+    assert run_tests(tmp_path).failed == ["the tests did not end in 150 s"]
+
+
+# The benchmarks of gpu-check.
+
+
+def test_each_benchmark_is_a_command_that_exists_and_all_fit() -> None:
+    from ksgen.cli import cli
+
+    stages = gpu_benchmarks.stages(Path("results"))
+    for stage in stages:
+        arguments = [*stage.arguments, *(["--time-limit", "5s"] if stage.is_told else [])]
+        done = CliRunner().invoke(cli, [*arguments, "--help"])
+        assert done.exit_code == 0, (stage, done.output)
+        command, names = done.output, [each for each in arguments if each.startswith("--")]
+        assert all(name in command for name in names), stage
+    assert sum(stage.seconds for stage in stages) + gpu_check._TEST_SECONDS < gpu_check._ALL_SECONDS < 9 * 60
+    assert "--subset" in stages[1].arguments
+    assert "60" in stages[1].arguments
+
+
+def test_a_benchmark_that_fails_or_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    failing, hanging, told, late = (Stage(name, ("x",), 6, name == "told") for name in ("failing", "hanging", "told", "late"))
+    commands = []
+
+    def run(command: list[str], stdout: Any, timeout: float, **rest: Any) -> Any:
+        commands.append(command)
+        if len(commands) == 2:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, len(commands) == 1)
+
+    clock = iter([0, 0, 0, 1000])
+    monkeypatch.setattr(gpu_benchmarks, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(gpu_benchmarks.subprocess, "run", run)
+    monkeypatch.setattr(gpu_benchmarks, "stages", lambda folder: (failing, hanging, told, late))
+    outcomes = list(gpu_benchmarks.run(tmp_path, 500))
+    assert commands[2][-3:] == ["x", "--time-limit", "6s"]
+    assert list(gpu_benchmarks.page(tmp_path, outcomes)) == [
+        f"failing: failed; see {tmp_path / 'failing.txt'}",
+        f"hanging: stopped after 21 s; see {tmp_path / 'hanging.txt'}",
+        "late: not run: the time was up",
+    ]
+    assert [each.is_failure for each in outcomes] == [True, False, False, False]
+    assert not is_good(NO_TESTS, [], outcomes)
+
+
+def test_the_page_of_what_was_measured(tmp_path: Path) -> None:
+    results = tmp_path / "paper.jsonl"
+    job = {"pattern": "1,48,48,2", "precision": "float32", "layout": "bsl", "batch": 9, "arithmetic": "float32", "identity": ""}
+    found = {"status": "ok", "error": 1e-7, "tolerance": 1e-6, "commit": "c0ffee", "date": "2026-01-02"}
+    lines: list[dict[str, Any]] = []
+    for name, us in (("ksgen", 50.0), ("bmm", 100.0)):
+        lines.append({"kind": "contender", "key": name, "implementation": name, **job, **found})
+        lines.append({"kind": "measurement", "key": name, "us": us, "runs": 10})
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    model = {"model": "vit-s16", "rows": [{"module": "whole", "precision": "float32", "backend": "ksgen", "ratio": {"median": 0.777}}]}
+    (tmp_path / "vit-s16.json").write_text(json.dumps(model))
+    (tmp_path / "wrong.json").write_text("[]")
+    told = "\n".join(gpu_benchmarks.page(tmp_path, []))
+    assert "benchmark: 1 patterns, 2 rows, 2026-01-02, commit c0ffee\n" in told
+    assert "  float32    bsl     1         100 %" in told
+    assert "vit-s16, whole, time over the dense model's\n  float32   ksgen    0.78" in told
+    assert "wrong.json: cannot be read (" in told
+    results.write_text("{\n")
+    assert "paper.jsonl:1: not a line of `ksgen bench`" in "\n".join(gpu_benchmarks.page(tmp_path, []))

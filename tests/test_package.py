@@ -13,8 +13,8 @@ import ksgen
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
-TORCH_ROOMS = {"ksgen/commands/bench.py"} | {
-    path.relative_to(ROOT).as_posix() for room in ("torch", "bench") for path in (ROOT / "ksgen" / room).glob("*.py")
+TORCH_ROOMS = {
+    path.relative_to(ROOT).as_posix() for room in ("torch/*.py", "bench/*.py", "commands/bench*.py") for path in (ROOT / "ksgen").glob(room)
 }
 ALONE = {  # what only one module, or one folder, may import
     "pycuda": {"ksgen/devices/cuda_pycuda.py"},

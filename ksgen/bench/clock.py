@@ -1,4 +1,5 @@
-"""Times of several calls, in turn and by the device's own clock, so that what disturbs one disturbs all."""
+"""Seconds of calls, by the GPU's own events or by the processor's clock; and of several calls in turn, so that what disturbs one
+disturbs all."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,48 @@ from time import perf_counter
 
 import torch
 
+from ksgen.devices.base import Device
+
+Clock = Callable[[Callable[[], None]], float]
+
 WARMUP_RUNS = 2
+_CYCLES_PER_S = 2e9  # of a GPU's clock, about
+_LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
+
+
+def host_clock(call: Callable[[], object]) -> float:
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
+def cuda_clock(call: Callable[[], object]) -> float:
+    """By events on PyTorch's stream; what the host takes to launch is part of it where the GPU waits for that."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+class BusyCudaClock:
+    """The same behind other work, which keeps the GPU busy while the host enqueues the call: launching is not measured."""
+
+    def __init__(self) -> None:
+        self._busy_s = _MOST_BUSY_S  # what enqueuing took last time, and half as much again
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        def enqueue() -> None:
+            self._busy_s = min(max(1.5 * host_clock(call), _LEAST_BUSY_S), _MOST_BUSY_S)
+
+        torch.cuda._sleep(int(self._busy_s * _CYCLES_PER_S))
+        return cuda_clock(enqueue)
+
+
+def opencl_clock(device: Device) -> Clock:
+    """From the start of the first launch to the end of the last one, by the device's own profile."""
+    return lambda call: device.time(call, None, runs=1, warmup=0)[0]
 
 
 @dataclass(frozen=True)
@@ -31,26 +73,11 @@ def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, dev
     for call in calls.values():
         for _ in range(WARMUP_RUNS):
             call()
-    time = _time_on_cuda if device.type == "cuda" else _time_on_cpu
+    clock = cuda_clock if device.type == "cuda" else host_clock
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(repeats):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(time(calls[name]))
+            seconds[name].append(clock(calls[name]))
     return seconds
-
-
-def _time_on_cpu(call: Callable[[], object]) -> float:
-    begin = perf_counter()
-    call()
-    return perf_counter() - begin
-
-
-def _time_on_cuda(call: Callable[[], object]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3

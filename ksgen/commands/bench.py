@@ -1,4 +1,4 @@
-"""`ksgen bench`."""
+"""`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
 
 import json
 from datetime import UTC, datetime
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
 from ksgen.commands.common import console, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
@@ -21,9 +22,13 @@ GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
 GPU_REPEATS, CPU_REPEATS = 30, 5
 
 
-@click.group("bench", short_help="Measure whole models, dense and Kronecker-sparse.")
+@click.group("bench", short_help="Measure beside other libraries, and report what was found.")
 def command() -> None:
-    """Measure what the paper measured."""
+    """Measure what the paper measured: products, their energy, whole models; and report what was found."""
+
+
+for subcommand in (bench_paper.command, bench_energy.command, bench_report.command, bench_share.command):
+    command.add_command(subcommand)
 
 
 @command.command("model", short_help="A model and its modules, as ratios to the dense ones.")

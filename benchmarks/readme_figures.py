@@ -1,0 +1,58 @@
+"""README's figures, written from the result files under benchmarks/results: `python benchmarks/readme_figures.py [--check]`.
+
+Only a GPU's results are shown. Never by hand: `--check` exits with 1 where README says something else.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ksgen.bench.rows import Row, read_rows
+from ksgen.bench.tables import markdown, overview
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
+NOTHING = "Nothing has been measured on a GPU yet.\n"
+
+
+def results(folder: Path) -> Iterator[tuple[Path, list[Row]]]:
+    """Each device's file, newest form first: the log, or the table that was kept of it."""
+    for place in sorted(folder.glob("*/")):
+        path = next((place / name for name in ("paper.jsonl", "paper.csv") if (place / name).exists()), None)
+        if path and (rows := [row for row in read_rows(path) if row.runtime != "opencl"]):
+            yield path, rows
+
+
+def figures(folder: Path) -> str:
+    parts = []
+    for path, rows in results(folder):
+        latest = max(rows, key=lambda row: row.date)
+        made = f"{latest.device}, {latest.date}, commit {latest.commit[:12] or 'unknown'}"
+        parts.append(f"{markdown(overview(rows))}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
+    return "\n".join(parts) or NOTHING
+
+
+def updated(readme: str, shown: str) -> str:
+    """README with other figures between its marks."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise click.ClickException(f"README.md has no lines {BEGIN.strip()!r} and {END.strip()!r}")
+    return f"{before}{BEGIN}{shown}{END}{after}"
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 where README differs.")
+def main(check: bool) -> None:
+    """Write README's figures."""
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    new = updated(text, figures(ROOT / "benchmarks" / "results"))
+    if check:
+        raise SystemExit(new != text)
+    readme.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What our kernels are compared with: each baseline puts weights of shape (a, b, c, d) into its own format, ahead of time, and gives a
+function of X. Never timed here.
+
+The paper's five (appendix D.1) and `strided` are `ksgen.torch`'s backends. Besides, what an expert would write with the same library
+where `strided` has no views to work on, torch.compile, and the part of `bmm` that only moves memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+from ksgen.torch.backends import BACKENDS
+from ksgen.torch.products import by_matrix, permuted, permuted_back
+
+Product = Callable[[Tensor], Tensor]
+Prepare = Callable[[Pattern, str, Tensor], Product]
+
+MOST_DENSIFIED = 4  # d up to which zeros in between are worth their multiplications
+
+
+class UnsupportedError(KsgenError):
+    """A baseline that has no form of its own for this pattern and layout."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One way: its name, what it is in a few words, how it is made ready, and what it costs."""
+
+    name: str
+    says: str
+    prepare: Prepare
+    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # of its own weight format
+    multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # for each batch entry
+
+
+def backend(name: str) -> Prepare:
+    """One of `ksgen.torch`'s, its weights prepared once."""
+
+    def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+        chosen = BACKENDS[name]
+        ready = weights if chosen.prepared is None else chosen.prepared.make(weights)
+        return lambda x: chosen.multiply(x, ready, layout, pattern)
+
+    return prepare
+
+
+def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    if layout == "bsf" and pattern.d > 1:
+        raise UnsupportedError(f"{pattern} in bsf: no view of X has a stride of 1 where d > 1, and permuting is what bmm does")
+    return backend("strided")(pattern, layout, weights)
+
+
+def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """`bmm` into memory that is there already."""
+    if layout == "bsl" or pattern.d == 1:
+        raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
+    a, b, c, d = pattern.shape
+    matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def product(x: Tensor) -> Tensor:
+        batch = len(x)
+        if batch not in kept:
+            kept[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
+        moved, result = kept[batch]
+        moved.copy_(x.view(batch, a, c, d).permute(1, 3, 0, 2))
+        torch.bmm(moved.view(a * d, batch, c), matrices, out=result)
+        y = x.new_empty(batch, a * b * d)
+        y.view(batch, a, b, d).copy_(result.view(a, d, batch, b).permute(2, 0, 3, 1))
+        return y
+
+    return product
+
+
+def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """`strided` for the pattern (a, b d, c d, 1), with zeros."""
+    if layout == "bsl" or not 1 < pattern.d <= MOST_DENSIFIED:
+        raise UnsupportedError(f"{pattern} in {layout}: zeros in between may pay for d of 2 to {MOST_DENSIFIED} in bsf alone")
+    a, b, c, d = pattern.shape
+    wide = weights.new_zeros(a, b, d, c, d)
+    wide.diagonal(dim1=2, dim2=4).copy_(weights)
+    return strided(Pattern(a, b * d, c * d, 1), layout, wide.view(a, b * d, c * d, 1))
+
+
+def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    torch.compiler.reset()  # what it made for other shapes would make this one dynamic
+    made: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
+    return made
+
+
+def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """All that `bmm` moves around its product, which leaves zeros here."""
+    count, first = pattern.a * pattern.d, layout == "bsf"
+    results: dict[int, Tensor] = {}
+
+    def product(x: Tensor) -> Tensor:
+        blocks = permuted(x, layout, pattern.a, pattern.d)
+        batch = blocks.shape[2]
+        if 1 not in blocks.stride()[1:]:
+            (blocks.transpose(1, 2) if first else blocks).contiguous()  # torch.bmm does that itself
+        if batch not in results:
+            shape = (count, batch, pattern.b) if first else (count, pattern.b, batch)
+            results[batch] = x.new_zeros(shape)
+        result = results[batch]
+        return permuted_back(result.transpose(1, 2) if first else result, layout, pattern.a, pattern.d)
+
+    return product
+
+
+def _densified_count(pattern: Pattern) -> int:
+    return pattern.d * pattern.weight_count
+
+
+def _dense_count(pattern: Pattern) -> int:
+    return pattern.in_features * pattern.out_features
+
+
+BASELINES = {
+    each.name: each
+    for each in (
+        *(Baseline(name, BACKENDS[name].why, backend(name)) for name in ("bmm", "einsum", "bsr")),
+        # Twice: the matrix is laid out anew when it is made.
+        Baseline("dense", BACKENDS["dense"].why, backend("dense"), lambda pattern: 2 * _dense_count(pattern), _dense_count),
+        # A column index of 64 bits beside each value, and as much again while it is made.
+        Baseline("sparse", BACKENDS["sparse"].why, backend("sparse"), lambda pattern: 12 * pattern.weight_count),
+        Baseline("strided", BACKENDS["strided"].why, strided),
+        Baseline("three_passes", "permute, one batched product, permute back, into memory that is there already", three_passes),
+        Baseline("densified", "one batched product on views, with zeros in between", densified, _densified_count, _densified_count),
+        Baseline("compiled", "torch.compile of the einsum", compiled),
+        Baseline("rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0),
+    )
+}

@@ -1,0 +1,198 @@
+"""Who is compared: our kernels, by family and choice of constants, and the baselines, each made ready to run over a job's arrays."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen import __version__
+from ksgen.bench.baselines import BASELINES, Baseline
+from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
+from ksgen.bench.problem import Job, Problem
+from ksgen.bench.roster import OURS, PARTS
+from ksgen.build import build
+from ksgen.devices.base import Buffer, Device
+from ksgen.emit import Source, render, template_digest
+from ksgen.families import FAMILIES, family_named
+from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
+from ksgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A contender over one problem's arrays."""
+
+    run: Callable[[int], Any]  # one product, on that set of arrays
+    y: Callable[[Any], Tensor]  # what a run gave
+    clock: Clock
+    wait: Callable[[], None]  # until all that was run is done
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a job. Equal `identity`: measurements of different days are of the same thing."""
+
+    job: Job
+    implementation: str
+    variant: str
+    arithmetic: str
+    identity: str
+    prepare: Callable[[Problem], Ready]
+    extra_bytes: int  # beside X, Y and the weights
+    multiplications: int  # for each batch entry
+    family: str = ""
+    constants: str = ""
+    why: str = ""
+    source: Callable[[], Source] | None = None
+
+    @property
+    def key(self) -> str:
+        words = (self.job.key, self.implementation, self.variant, self.arithmetic, self.family, self.constants)
+        return " ".join(word for word in words if word)
+
+    @property
+    def is_part(self) -> bool:
+        return self.implementation in PARTS
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        job = self.job
+        return {
+            "key": self.key,
+            "pattern": str(job.pattern),
+            "precision": job.precision,
+            "layout": job.layout,
+            "batch": job.batch,
+            "implementation": self.implementation,
+            "variant": self.variant,
+            "arithmetic": self.arithmetic,
+            "family": self.family,
+            "constants": self.constants,
+            "why": self.why,
+            "identity": self.identity,
+        }
+
+
+def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contender]:
+    """Everyone named who can be thought of for a job, ours first."""
+    found = list(ours(job, device)) if OURS in names else []
+    return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name != OURS]
+
+
+def ours(job: Job, device: Device) -> Iterator[Contender]:
+    """Every family's default, and what wisdom says is better: "tuned"."""
+    limits = limits_of(device)
+    for arithmetic in _arithmetics(job, device):
+        kernel = job.kernel(arithmetic)
+        able = [family for family in FAMILIES.values() if family.serves(kernel, limits) and family.takes(kernel, job.batch, aligned=True)]
+        defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in able]
+        if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
+            defaults = [each for each in defaults if family_named(each.family).words(kernel, each.constants).get("operand")]
+        chosen = PLANNER.choice(device, kernel, job.batch)
+        yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
+        if all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
+            yield _our(job, device, arithmetic, chosen, "tuned")
+
+
+def tune(job: Job, device: Device, budget: str) -> None:
+    """Search for those kernels of ours that wisdom does not know; what is found is "tuned" from then on."""
+    from ksgen.tuning import tune as search
+
+    for arithmetic in _arithmetics(job, device):
+        if not PLANNER.choice(device, job.kernel(arithmetic), job.batch).is_measured:
+            selector = f"{device.runtime}:{device.index}"
+            search(job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector)
+
+
+def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
+    """What our kernels multiply in: without tensor cores, what stands for float32 on them is the plain kernel once more."""
+    has_cores = limits_of(device).tensor_cores
+    return tuple(each for each in job.comparison.ours if has_cores or each == job.precision)
+
+
+def torch_device(device: Device) -> torch.device:
+    """Where the baselines run: beside our kernels where those run on CUDA, else on the processor."""
+    return torch.device("cuda", device.index) if device.kind == "cuda" else torch.device("cpu")
+
+
+def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
+    kernel = job.kernel(arithmetic)
+
+    def source() -> Source:
+        return _render(kernel, choice, device.dialect)
+
+    def prepare(problem: Problem) -> Ready:
+        check_grid(kernel, choice.family, choice.constants, job.batch)
+        compiler = device.compiler() if device.kind == "opencl" else None
+        text = source()
+        binary = build(text.text, text.entry, device.target, compiler)
+        plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
+        return _on_tensors(plan, problem) if device.kind == "cuda" else _on_buffers(plan, problem)
+
+    identity = f"ksgen {__version__} {template_digest(choice.family)}"
+    copies = 0 if device.kind == "cuda" else job.bytes
+    return Contender(
+        job, OURS, variant, arithmetic, identity, prepare, copies, job.pattern.weight_count,
+        choice.family, str(choice.constants), choice.why, source,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _render(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
+    return render(kernel, choice.constants, family=choice.family, dialect=dialect)
+
+
+def _on_tensors(plan: Plan, problem: Problem) -> Ready:
+    """On PyTorch's own memory and its default stream, which is everybody's default stream."""
+    packed = plan.pack(problem.weights.data_ptr(), None)
+    outputs = [problem.weights.new_full(problem.y_shape, float("nan")) for _ in problem.sets]
+    arguments = [(x.data_ptr(), packed, y.data_ptr(), plan.batch) for x, y in zip(problem.sets, outputs, strict=True)]
+
+    def run(number: int) -> Tensor:
+        plan.launch(arguments[number], None)
+        return outputs[number]
+
+    return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+
+
+def _on_buffers(plan: Plan, problem: Problem) -> Ready:
+    """On memory of an OpenCL device, which gets copies."""
+    device = plan.device
+    poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
+    packed = plan.pack(_uploaded(device, problem.weights), None)
+    outputs = [_uploaded(device, poisoned) for _ in problem.sets]
+    inputs = [_uploaded(device, x) for x in problem.sets]
+
+    def run(number: int) -> Buffer:
+        plan.launch((inputs[number], packed, outputs[number], plan.batch), None)
+        return outputs[number]
+
+    def y(buffer: Buffer) -> Tensor:
+        found = torch.empty_like(poisoned)
+        device.download(found.view(torch.uint8).numpy(), buffer)
+        return found
+
+    return Ready(run, y, opencl_clock(device), device.synchronize)
+
+
+def _uploaded(device: Device, tensor: Tensor) -> Buffer:
+    array = tensor.contiguous().view(torch.uint8).numpy()
+    buffer = device.allocate(array.nbytes)
+    device.upload(buffer, array)
+    return buffer
+
+
+def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
+    def prepare(problem: Problem) -> Ready:
+        product = baseline.prepare(job.pattern, job.layout, problem.weights)
+        clock, wait = (BusyCudaClock(), torch.cuda.synchronize) if where.type == "cuda" else (host_clock, lambda: None)
+        return Ready(lambda number: product(problem.sets[number]), lambda y: y, clock, wait)
+
+    extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
+    return Contender(
+        job, baseline.name, "", job.comparison.baselines, f"torch {torch.__version__}", prepare, extra,
+        baseline.multiplications(job.pattern), why=baseline.says,
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""Joules of a run by NVML: the GPU's own count of energy, or samples of its power where it keeps none; less what it takes idle.
+
+Refuses what is too short for the count's resolution. Arithmetic and NVML alone: never what is run.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from ksgen.bench.log import Facts
+from ksgen.errors import KsgenError
+
+if TYPE_CHECKING:
+    from ksgen.bench.timing import Timed
+
+LEAST_RUNS = 16  # in one measurement, as in the paper
+LEAST_UPDATES = 20  # of the count, or samples, in one measurement: 5 % of resolution
+SAMPLE_SECONDS = 0.01
+IDLE_SECONDS = 3.0
+SETTLE_SECONDS = 1.0  # until a GPU that has just worked is idle
+INSTALL = "pip install 'ksgen[bench]'"
+
+
+class EnergyError(KsgenError):
+    """No way to measure energy here, or a measurement that says nothing."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a GPU took while something ran."""
+
+    joule: float
+    seconds: float
+    updates: int  # of the count, or samples
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What it takes when nothing runs, and how often its count changes."""
+
+    watt: float
+    update_s: float
+
+
+def open_nvml() -> Any:
+    """The NVML module, started. `EnergyError` says what is missing."""
+    try:
+        import pynvml
+    except ModuleNotFoundError as error:
+        raise EnergyError(f"measuring energy needs NVML's Python module: {INSTALL}") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise EnergyError(f"measuring energy needs an NVIDIA GPU and its driver: NVML says {error}") from error
+    return pynvml
+
+
+class Energies:
+    """Joules of a run above idle, of runs that go on for so many seconds: `bench.timing.Quantity`."""
+
+    column = "joule"
+
+    def __init__(self, meter: "Meter", idle: Idle, seconds: float) -> None:
+        self._meter, self._idle, self._seconds = meter, idle, seconds
+
+    def measure(self, timed: "Timed") -> Facts:
+        runs = max(LEAST_RUNS, ceil(self._seconds / timed.once_s))
+        reading = self._meter.read(lambda: timed.run(runs))
+        joule = joule_a_run(reading, runs, self._idle)
+        return {"joule": joule, "idle_watt": self._idle.watt, "energy_runs": runs, "energy_from": self._meter.source}
+
+
+class Meter:
+    """One GPU's energy. `clock` and `pause` are the machine's, but in tests."""
+
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = monotonic, pause: Callable[[float], None] = sleep) -> None:
+        self._nvml, self._handle, self._clock, self._pause = nvml, handle, clock, pause
+        self.source = "energy counter" if self._has_counter() else "power samples"
+
+    def _has_counter(self) -> bool:
+        try:
+            self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except self._nvml.NVMLError:
+            return False
+        return True
+
+    def idle(self) -> Idle:
+        """Measured now, on a GPU on which nothing runs."""
+        self._pause(SETTLE_SECONDS)
+        reading = self.read(lambda: self._pause(IDLE_SECONDS)) if self.source == "power samples" else self._watched()
+        if not reading.updates:
+            raise EnergyError(f"the GPU's {self.source} did not change in {reading.seconds:.1f} s")
+        return Idle(reading.joule / reading.seconds, reading.seconds / reading.updates)
+
+    def read(self, work: Callable[[], None]) -> Reading:
+        """While `work` runs, to its end."""
+        if self.source == "power samples":
+            return self._sampled(work)
+        before, begin = self._joule(), self._clock()
+        work()
+        seconds = self._clock() - begin
+        return Reading(self._joule() - before, seconds, 0)
+
+    def _watched(self) -> Reading:
+        """How the count grows on its own: from one change to the last one seen."""
+        start, begin = self._joule(), self._clock()
+        changes: list[tuple[float, float]] = []
+        last = start
+        while self._clock() - begin < IDLE_SECONDS:
+            self._pause(SAMPLE_SECONDS)
+            if (now := self._joule()) != last:
+                changes.append((self._clock(), now))
+                last = now
+        if len(changes) < 2:
+            return Reading(last - start, self._clock() - begin, len(changes))
+        (first_at, first), (last_at, joule) = changes[0], changes[-1]
+        return Reading(joule - first, last_at - first_at, len(changes) - 1)
+
+    def _sampled(self, work: Callable[[], None]) -> Reading:
+        """The power's integral, by trapezes between samples."""
+        samples: list[tuple[float, float]] = []
+        done = threading.Event()
+
+        def sample() -> None:
+            while not done.is_set():
+                samples.append((self._clock(), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3))
+                self._pause(SAMPLE_SECONDS)
+
+        thread = threading.Thread(target=sample, daemon=True)
+        thread.start()
+        begin = self._clock()
+        try:
+            work()
+        finally:
+            seconds = self._clock() - begin
+            done.set()
+            thread.join()
+        within = [(at, watt) for at, watt in samples if begin <= at <= begin + seconds]
+        return Reading(integral(within, seconds), seconds, len(within))
+
+    def _joule(self) -> float:
+        millijoules: int = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        return millijoules / 1e3
+
+
+def integral(samples: list[tuple[float, float]], seconds: float) -> float:
+    """Joules over `seconds`, of watts at some moments of them; what lies before the first and after the last is as these are."""
+    if len(samples) < 2:
+        return samples[0][1] * seconds if samples else 0.0
+    between = sum((then - now) * (one + other) / 2 for (now, one), (then, other) in pairwise(samples))
+    spanned = samples[-1][0] - samples[0][0]
+    return between + (seconds - spanned) * (samples[0][1] + samples[-1][1]) / 2
+
+
+def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
+    """Above idle. `EnergyError` where the measurement was too short, or took no more than idling does."""
+    least_s = LEAST_UPDATES * idle.update_s
+    if reading.seconds < least_s:
+        raise EnergyError(
+            f"{runs} runs took {reading.seconds:.2f} s, and this GPU tells its energy every {idle.update_s * 1e3:.0f} ms: at least "
+            f"{least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
+        )
+    above = reading.joule - idle.watt * reading.seconds
+    if above <= 0:
+        raise EnergyError(
+            f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's {idle.watt:.0f} W: "
+            "something else ran while it should have idled; try again alone"
+        )
+    return above / runs
+
+
+def find_handle(nvml: Any, uuid: str | None, index: int) -> Any:
+    """NVML's GPU for CUDA's: by its UUID, since CUDA_VISIBLE_DEVICES renumbers."""
+    if uuid:
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        raise EnergyError(f"NVML does not know GPU {index} ({error})") from error

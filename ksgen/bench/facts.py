@@ -1,0 +1,63 @@
+"""Where, when and by what something was measured: the facts that every row carries. Measures nothing."""
+
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import ksgen
+from ksgen.bench.contenders import torch_device
+from ksgen.devices.base import Device
+from ksgen.errors import ToolchainError
+
+
+def run_facts(device: Device) -> dict[str, str]:
+    """Of one process that measures on a device."""
+    where = torch_device(device)
+    on_cuda = where.type == "cuda"
+    return {
+        "device": device.name,
+        "target": device.target,
+        "runtime": device.runtime,
+        "driver": device.driver_version,
+        "compiler": _compiler(device),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}" if on_cuda else torch.__version__,
+        "baselines_on": torch.cuda.get_device_name(where) if on_cuda else f"{processor()}, {torch.get_num_threads()} threads",
+        "ksgen": ksgen.__version__,
+        "commit": commit(Path(ksgen.__file__).parent),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _compiler(device: Device) -> str:
+    """Empty where there is none: binaries then come from a cache."""
+    try:
+        compiler = device.compiler()
+    except ToolchainError:
+        return ""
+    return f"{compiler.name} {compiler.version}"
+
+
+def commit(folder: Path) -> str:
+    """Of the checkout that a folder of its files is in, with a + where files differ from it; empty outside one."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        is_ours = git("ls-files", "--error-unmatch", "__init__.py")
+        return (git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")) if is_ours else ""
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()

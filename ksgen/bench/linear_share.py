@@ -1,0 +1,57 @@
+"""How much of a vision transformer's forward pass is its feed-forward linear layers: the paper's Table 6, with dense layers.
+
+The layers are timed alone, on inputs as large as theirs, in turn with the whole model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ksgen.bench.clock import Spread, seconds_in_turn
+from ksgen.bench.published import published
+from ksgen.torch.models import VIT_S16, Shape, Vision, VisionTransformer
+
+MODELS = {  # as the paper names them
+    "ViT-S/16": (VIT_S16, Vision()),
+    "ViT-B/16": (replace(VIT_S16, features=768, heads=12), Vision()),
+    "ViT-L/16": (replace(VIT_S16, features=1024, heads=16, depth=24), Vision()),
+    "ViT-H/14": (replace(VIT_S16, features=1280, heads=16, depth=32), Vision(patch=14)),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """One model in one precision."""
+
+    model: str
+    precision: str
+    whole_s: float
+    layers_s: float  # of all of them
+    share: float
+    paper: float | None
+
+
+def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
+    """A share for each model and precision; one model at a time is in memory."""
+    for name in names:
+        for precision in precisions:
+            shape, ends = MODELS[name]
+            with where:
+                model = VisionTransformer(shape, ends).to(getattr(torch, precision)).eval()
+            with torch.inference_mode():
+                seconds = seconds_in_turn(_calls(model, shape, batch), repeats, where)
+            whole, up, down = (Spread.of(seconds[each]).median for each in ("whole", "up", "down"))
+            layers = shape.depth * (up + down)
+            yield Share(name, precision, whole, layers, layers / whole, published()["vit_linear_share"][name].get(precision))
+
+
+def _calls(model: VisionTransformer, shape: Shape, batch: int) -> dict[str, Callable[[], Tensor]]:
+    """The whole model, and the two linear layers of its first block."""
+    images = model.random_inputs(batch)
+    layers = model.get_submodule("blocks.0.feed_forward")
+    up, down = layers.get_submodule("up"), layers.get_submodule("down")
+    narrow = torch.randn(batch, model.positions.shape[1], shape.features, dtype=images.dtype, device=images.device)
+    wide = torch.randn(batch, model.positions.shape[1], 4 * shape.features, dtype=images.dtype, device=images.device)
+    return {"whole": lambda: model(images), "up": lambda: up(narrow), "down": lambda: down(wide)}

@@ -1,0 +1,107 @@
+"""A file that measurements are appended to as they are made, one JSON object a line, so that a kill loses at most one.
+
+Four kinds of lines: "run" (facts of a process), "ceilings" (what the device was seen to do), "contender" (one way to compute one
+job, with its error; it gets a number), "measurement" (what one measurement of that contender gave). Never knows what they mean.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ksgen.errors import KsgenError
+from ksgen.pattern import excerpt
+
+Facts = dict[str, Any]
+
+
+@dataclass
+class Contender:
+    """One contender's lines: its latest facts, the run and the ceilings that they belong to, all its measurements."""
+
+    facts: Facts
+    run: Facts
+    ceilings: Facts
+    measurements: list[Facts] = field(default_factory=list)
+
+
+@dataclass
+class Content:
+    """Everything in a log, by the contender's key in the order of first appearance."""
+
+    contenders: dict[str, Contender] = field(default_factory=dict)
+    run: Facts = field(default_factory=dict)  # the latest
+    ceilings: dict[str, Facts] = field(default_factory=dict)  # of the latest run, by arithmetic
+    whole_bytes: int = 0  # of the file, up to its last complete line
+
+    def take(self, line: Facts) -> None:
+        kind, rest = line["kind"], {name: value for name, value in line.items() if name != "kind"}
+        if kind == "run":
+            self.run, self.ceilings = rest, {}
+        elif kind == "ceilings":
+            self.ceilings[rest["arithmetic"]] = rest
+        elif kind == "contender":
+            known = self.contenders.get(rest["key"])
+            # What was measured of another text of the same kernel, or another PyTorch, counts no more.
+            kept = known.measurements if known and known.facts["identity"] == rest["identity"] else []
+            self.contenders[rest["key"]] = Contender(rest, self.run, self.ceilings.get(rest["arithmetic"], {}), kept)
+        elif kind == "measurement":
+            self.contenders[rest["key"]].measurements.append(rest)
+        else:
+            raise ValueError(f"kind={excerpt(kind)}")
+
+
+def read_log(path: Path) -> Content:
+    """What a log holds; a last line that was cut off by a kill is left out. `KsgenError` names a line that cannot be read."""
+    content = Content()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be read ({error.strerror})") from error
+    content.whole_bytes = data.rfind(b"\n") + 1
+    for number, line in enumerate(data[: content.whole_bytes].split(b"\n")[:-1], start=1):
+        try:
+            content.take(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise KsgenError(
+                f"{path}:{number}: not a line of `ksgen bench` ({type(error).__name__}: {excerpt(str(error))}); delete that line"
+            ) from error
+    return content
+
+
+class Log:
+    """The file, open for one process alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise KsgenError(f"{path}: cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.content = read_log(path)
+            os.ftruncate(self._file, self.content.whole_bytes)
+        except OSError as error:
+            os.close(self._file)
+            raise KsgenError(f"{path}: another `ksgen bench` writes to it; wait for it, or name another file with -o") from error
+        except KsgenError:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def append(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """In one write, which the system finishes whatever becomes of this process."""
+        line = {"kind": kind, **facts}
+        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self.content.take(line)

@@ -1,0 +1,93 @@
+"""What is computed: the jobs of a benchmark, and the arrays of one of them on the device, with the truth that they are judged by."""
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ksgen.bench.roster import COMPARISONS, Comparison
+from ksgen.pattern import Pattern
+from ksgen.reference import multiply
+from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.verify import CPU_CACHE_BYTES, GPU_CACHE_BYTES
+
+MOST_SETS = 64  # of X and Y that runs take in turn
+_ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between
+
+
+@dataclass(frozen=True)
+class Job:
+    """One product that all contenders compute."""
+
+    pattern: Pattern
+    precision: str  # a name in COMPARISONS
+    layout: str
+    batch: int
+
+    @property
+    def comparison(self) -> Comparison:
+        return COMPARISONS[self.precision]
+
+    @property
+    def key(self) -> str:
+        return f"{self.pattern} {self.precision} {self.layout} {self.batch}"
+
+    def kernel(self, arithmetic: str) -> KernelSpec:
+        return KernelSpec(self.pattern, arithmetic, self.layout)
+
+    @property
+    def bytes(self) -> int:
+        return self.kernel(self.comparison.baselines).bytes(self.batch)
+
+
+class Problem:
+    """X, more sets of it than a cache holds, and the weights: the same for the same job and seed."""
+
+    def __init__(self, job: Job, where: torch.device, seed: int) -> None:
+        self.job, self.where = job, where
+        pattern, dtype = job.pattern, getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
+        draw = torch.Generator(where).manual_seed(zlib.crc32(f"{job.pattern} {job.batch} {seed}".encode()))
+        inputs = pattern.in_features
+        shape = (job.batch, inputs) if job.layout == "bsf" else (inputs, job.batch)
+        self.weights = ((torch.rand(pattern.shape, generator=draw, device=where) * 2 - 1) / pattern.c**0.5).to(dtype)
+        first = torch.randn(shape, generator=draw, device=where).to(dtype)
+        cache_bytes = CPU_CACHE_BYTES if where.type == "cpu" else GPU_CACHE_BYTES
+        self.sets = [first, *(first.clone() for _ in range(min(cache_bytes // job.bytes, MOST_SETS - 1)))]
+
+    @property
+    def y_shape(self) -> tuple[int, int]:
+        outputs = self.job.pattern.out_features
+        return (self.job.batch, outputs) if self.job.layout == "bsf" else (outputs, self.job.batch)
+
+    def error(self, y: Tensor) -> float:
+        """Relative, Frobenius, over the compared batch entries; NaN where any entry of Y is not finite."""
+        if tuple(y.shape) != self.y_shape or not bool(torch.isfinite(y).all()):
+            return float("nan")
+        difference = self._sample(y) - self._truth
+        return float(np.linalg.norm(difference) / (np.linalg.norm(self._truth) or 1.0))
+
+    @property
+    def checked(self) -> int:
+        return len(self._entries)
+
+    @cached_property
+    def _entries(self) -> Tensor:
+        batch = self.job.batch
+        if batch <= 2 * _ENDS + _BETWEEN:
+            return torch.arange(batch, device=self.where)
+        ends = [*range(_ENDS), *range(batch - _ENDS, batch)]
+        between = torch.linspace(0, batch - 1, _BETWEEN).round().long().tolist()
+        return torch.tensor(sorted({*ends, *between}), device=self.where)
+
+    @cached_property
+    def _truth(self) -> Any:
+        weights = self.weights.double().cpu().numpy()
+        return multiply(self.job.pattern, self._sample(self.sets[0]), weights, self.job.layout)
+
+    def _sample(self, array: Tensor) -> Any:
+        entries = self._entries.to(array.device)
+        return array.index_select(0 if self.job.layout == "bsf" else 1, entries).double().cpu().numpy()

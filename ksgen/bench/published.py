@@ -1,0 +1,42 @@
+"""What the paper and its authors' files say, to stand beside what is measured here. `published.yaml` is the data."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ksgen.pattern import Pattern
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A share of patterns, a median factor, or both, and where the paper says so."""
+
+    precision: str
+    where: str
+    layout: str = ""
+    share: float | None = None
+    factor: float | None = None
+
+
+@cache
+def published() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def claim(name: str) -> Claim:
+    return Claim(**published()["claims"][name])
+
+
+def published_patterns() -> list[Pattern]:
+    """Those whose times the authors published."""
+    return [Pattern.parse(text) for text in published()["times"]]
+
+
+def published_us(pattern: str, precision: str, layout: str) -> float | None:
+    """The authors' own time of their kernel."""
+    milliseconds = published()["times"].get(pattern, {}).get(f"{precision} {layout}")
+    return None if milliseconds is None else milliseconds * 1e3

@@ -1,0 +1,165 @@
+"""From rows to one self-contained HTML page, or Markdown: the paper's tables and figures with this device's numbers in them.
+
+Judges nothing: `tables`, `figures` and `heuristic` say what is shown. The same rows give the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from ksgen import __version__, svg
+from ksgen.bench import figures, tables
+from ksgen.bench.comparison import BEST, Results, group_by, precisions_of
+from ksgen.bench.heuristic import judge
+from ksgen.bench.published import published
+from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
+from ksgen.bench.rows import Row
+from ksgen.bench.tables import Table
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS
+
+RATIO = "(b+c)/(bc)"
+FASTER = "times as fast"
+
+
+@dataclass(frozen=True)
+class Map:
+    """Our share of the floor, pattern by pattern: a row for each a and d, a column for each block."""
+
+    layout: str
+    columns: tuple[tuple[int, int], ...]  # (b, c)
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...]
+
+
+@dataclass
+class Section:
+    """One precision's part of the page, or what all of them share. What few look at is folded away."""
+
+    title: str
+    says: str = ""
+    tables: list[Table] = field(default_factory=list)
+    figures: list[str] = field(default_factory=list)
+    small: list[str] = field(default_factory=list)
+    folded_tables: list[Table] = field(default_factory=list)
+    folded_figures: list[str] = field(default_factory=list)
+    maps: list[Map] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> str:
+        return self.title.lower().replace(" ", "-")
+
+
+def page(rows: Sequence[Row]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
+    return environment.get_template("page.html.j2").render(
+        title=f"Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}",
+        sections=[_overview(rows), *(_precision(rows, each) for each in precisions_of(rows)), *_closing(rows)],
+        dark_style=Markup(svg.dark_style()),
+        source=published()["source"],
+        version=__version__,
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Every table of the page."""
+    sections = [_overview(rows), *(_tables(rows, each) for each in precisions_of(rows)), *_closing(rows, with_figures=False)]
+    parts = [f"# Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}\n"]
+    for section in sections:
+        parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
+        parts += map(tables.markdown, section.tables + section.folded_tables)
+    return "\n".join(parts)
+
+
+def _overview(rows: Sequence[Row]) -> Section:
+    return Section("Overview", "", [tables.overview(rows), tables.setting(rows)])
+
+
+def _tables(rows: Sequence[Row], precision: str) -> Section:
+    known = COMPARISONS.get(precision)
+    section = Section(precision, f"{known.says}." if known else "")
+    section.tables = [tables.table3(rows, precision), tables.table5(rows, precision)]
+    section.tables += [tables.table8(rows, precision, BEST)]
+    section.folded_tables = [tables.table8(rows, precision, layout) for layout in LAYOUTS]
+    section.tables += [tables.layouts(rows, precision), tables.rewriting(rows, precision), *_heuristics(rows, precision)]
+    section.tables = [table for table in section.tables if table.rows]
+    return section
+
+
+def _precision(rows: Sequence[Row], precision: str) -> Section:
+    section, results = _tables(rows, precision), Results(rows, precision)
+    for layout in LAYOUTS:
+        words = f"{precision}, {tables.LAYOUT_WORDS[layout]}"
+        for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
+            if ratios := results.ratios(OURS, others, layout):
+                title = f"Figure 6: ksgen beside the fastest of {label}, {words}"
+                section.figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio)))
+        if shares := results.rewriting_share(layout):
+            title = f"Figure 4: share of bmm that rewrites memory, {words}"
+            section.figures.append(figures.boxes(title, RATIO, "share", group_by(shares, _ratio), reference=None))
+        for name in OTHERS:
+            if ratios := results.ratios(OURS, [name], layout):
+                title = f"Figures 9 to 17: ksgen beside {name}, {words}"
+                section.folded_figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio)))
+        if ratios := results.ratios(OURS, OTHERS, layout):
+            section.small.append(figures.points(f"by sparsity, {words}", "free share of K", FASTER, ratios, lambda each: each.density))
+            section.small.append(figures.points(f"by size, {words}", "rows and columns of K", FASTER, ratios, _size))
+        if found := _map(results, layout):
+            section.maps.append(found)
+    return section
+
+
+def _closing(rows: Sequence[Row], with_figures: bool = True) -> list[Section]:
+    energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(rows)])
+    for precision in precisions_of(rows) if with_figures else ():
+        if ratios := Results(rows, precision).energy_ratios(OURS, OTHERS):
+            title = f"Figure 7: energy of ksgen over the least of the others, {precision}"
+            groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
+            energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
+    rest = Section("Beside the authors", "", [tables.authors(rows)])
+    trust = Section("What is right, and what is missing", "", [tables.errors(rows), tables.absent(rows)])
+    return [section for section in (energy, rest, trust) if any(table.rows for table in section.tables)]
+
+
+def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:
+    """By layout: which one-line rule predicts the gain."""
+    found = []
+    is_gpu = all(row.runtime != "opencl" for row in rows)
+    for layout in LAYOUTS:
+        if len(ratios := Results(rows, precision).ratios(OURS, OTHERS, layout)) > 1:
+            verdict = judge(ratios, is_gpu)
+            lines = tuple((each.rule.says, f"{each.correlation:.2f}", tables.percent(each.accuracy)) for each in verdict.judged)
+            title = f"What predicts the gain, {precision}, {tables.LAYOUT_WORDS[layout]}"
+            wins = f"Ours wins in {verdict.wins} of {verdict.patterns} patterns; a pattern is judged by a threshold found on the others."
+            found.append(Table(title, ("rule", "rank correlation with the gain", "wins foretold"), lines, f"{verdict.says} {wins}"))
+    return found
+
+
+def _map(results: Results, layout: str) -> Map | None:
+    shares = {Pattern.parse(text): row.share_of_floor for text, row in results.best_rows(OURS, layout).items() if row.share_of_floor}
+    if not shares:
+        return None
+    blocks = sorted({(pattern.b, pattern.c) for pattern in shares})
+    counts = sorted({(pattern.a, pattern.d) for pattern in shares})
+    at = {pattern.shape: share for pattern, share in shares.items()}
+    lines = tuple((f"{a}, {d}", tuple(at.get((a, b, c, d)) for b, c in blocks)) for a, d in counts)
+    return Map(tables.LAYOUT_WORDS[layout], tuple(blocks), lines)
+
+
+def _ratio(pattern: Pattern) -> float:
+    return pattern.rewrite_ratio
+
+
+def _size(pattern: Pattern) -> float:
+    return sqrt(pattern.in_features * pattern.out_features)
+
+
+def _once(words: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(words))

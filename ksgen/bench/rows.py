@@ -1,0 +1,206 @@
+"""Tidy results: one row for each contender of each job, with where, when and by what it was measured. Reads and writes them.
+
+A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parquet where pyarrow is there.
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any, get_type_hints
+
+from ksgen.bench.log import Contender, Facts, read_log
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern, excerpt
+
+OK = "ok"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender of one job. What was not measured is None."""
+
+    pattern: str
+    precision: str  # what the comparison allows: float32 is strict, tf32 lets both sides multiply in TF32
+    layout: str
+    batch: int
+    implementation: str  # ksgen, or one of the baselines
+    variant: str  # of ksgen: tuned or default; of bmm: whole, or its rewriting of memory alone
+    arithmetic: str  # what it multiplies in
+    family: str
+    constants: str
+    why: str  # these constants
+    status: str  # OK, or what kept it from being measured
+    reason: str
+    measurements: int
+    runs: int  # in one measurement
+    median_us: float | None
+    fastest_us: float | None
+    quartile1_us: float | None
+    quartile3_us: float | None
+    slowest_us: float | None
+    error: float | None  # relative, Frobenius, against float64
+    tolerance: float | None
+    checked: int  # batch entries that were compared
+    floor_us: float | None
+    share_of_floor: float | None
+    ceiling_byte_per_s: float | None
+    ceiling_flop_per_s: float | None
+    energy_measurements: int
+    joule: float | None  # of one run, above idle: the median
+    idle_watt: float | None
+    device: str
+    target: str
+    runtime: str
+    driver: str
+    compiler: str
+    torch: str
+    baselines_on: str
+    ksgen: str
+    commit: str
+    date: str
+
+    @property
+    def shape(self) -> Pattern:
+        return Pattern.parse(self.pattern)
+
+    @property
+    def is_accurate(self) -> bool:
+        """A fast wrong answer is no result; false for NaN."""
+        return self.error is not None and self.tolerance is not None and self.error <= self.tolerance
+
+    @property
+    def counts(self) -> bool:
+        return self.status == OK and self.median_us is not None and self.is_accurate
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_TYPES = get_type_hints(Row)
+
+
+def row_of(contender: Contender) -> Row:
+    """What a log says of one contender, its measurements as medians with their spread."""
+    facts = {**contender.run, **contender.ceilings, **contender.facts}
+    times = sorted(each["us"] for each in contender.measurements if "us" in each)
+    joules = [each["joule"] for each in contender.measurements if "joule" in each]
+    idle = [each["idle_watt"] for each in contender.measurements if "idle_watt" in each]
+    floor, middle = facts.get("floor_us"), median(times) if times else None
+    derived: Facts = {
+        "measurements": len(times),
+        "runs": max((each["runs"] for each in contender.measurements if "us" in each), default=0),
+        "median_us": middle,
+        "fastest_us": times[0] if times else None,
+        "quartile1_us": _quantile(times, 0.25),
+        "quartile3_us": _quantile(times, 0.75),
+        "slowest_us": times[-1] if times else None,
+        "share_of_floor": floor / middle if floor and middle else None,
+        "energy_measurements": len(joules),
+        "joule": median(joules) if joules else None,
+        "idle_watt": median(idle) if idle else None,
+    }
+    return Row(**{name: derived[name] if name in derived else facts.get(name, absent(name)) for name in COLUMNS})
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a log, a CSV or a Parquet file. `KsgenError` where there are none, or the file is none of these."""
+    readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_log, ".csv": _read_csv, ".parquet": _read_parquet}
+    if path.suffix not in readers:
+        raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
+    rows = readers[path.suffix](path)
+    if not rows:
+        raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper -o {path.with_suffix('.jsonl')}` adds some")
+    return rows
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _shown(getattr(row, name)) for name in COLUMNS} for row in rows)
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> bool:
+    """Whether it was written: pyarrow is optional."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        return False
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[_kind(name)]) for name in COLUMNS])
+    parquet.write_table(pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=schema), path)
+    return True
+
+
+def _read_log(path: Path) -> list[Row]:
+    try:
+        return [row_of(contender) for contender in read_log(path).contenders.values()]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise KsgenError(f"{path}: a line lacks what it should hold, or holds something else ({excerpt(str(error))})") from error
+
+
+def _read_csv(path: Path) -> list[Row]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            names = reader.fieldnames or ()
+            if missing := [name for name in COLUMNS if name not in names]:
+                raise KsgenError(f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}")
+            return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError as error:
+        raise KsgenError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV beside it") from error
+    try:
+        table = parquet.read_table(path).to_pylist()
+        return [Row(**{name: row[name] for name in COLUMNS}) for row in table]
+    except (OSError, ArrowException) as error:
+        raise KsgenError(f"{path}: cannot be read ({excerpt(str(error))})") from error
+    except KeyError as error:
+        raise KsgenError(f"{path}: the column {error.args[0]} is missing") from error
+
+
+def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        text = texts[name] or ""
+        try:
+            values[name] = text if _kind(name) is str else (None if text == "" else _kind(name)(text))
+        except ValueError:
+            raise KsgenError(f"{where}: {name}={excerpt(text)}; accepted: a number") from None
+        if values[name] is None and _TYPES[name] is int:
+            raise KsgenError(f"{where}: {name} is empty; accepted: a number")
+    try:
+        Pattern.parse(values["pattern"])
+    except KsgenError as error:
+        raise KsgenError(f"{where}: {error}") from error
+    return Row(**values)
+
+
+def _kind(name: str) -> type:
+    """str, int, or float for what may be None."""
+    return _TYPES[name] if _TYPES[name] in (str, int) else float
+
+
+def absent(name: str) -> Any:
+    return {str: "", int: 0, float: None}[_kind(name)]
+
+
+def _shown(value: Any) -> Any:
+    return "" if value is None else repr(value) if isinstance(value, float) else value
+
+
+def _quantile(ordered: list[float], share: float) -> float | None:
+    """Between the two nearest, in proportion."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

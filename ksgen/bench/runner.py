@@ -1,0 +1,243 @@
+"""Runs jobs: every contender of a job checked, then measured in turn, each measurement written down as soon as it is made.
+
+Goes on where a log ends. What cannot run becomes a line with its reason. Never says what the numbers mean.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from time import monotonic
+
+import torch
+
+from ksgen.bench.baselines import UnsupportedError
+from ksgen.bench.contenders import Contender, contenders, torch_device, tune
+from ksgen.bench.log import Facts, Log
+from ksgen.bench.problem import Job, Problem
+from ksgen.bench.roster import OURS, Comparison
+from ksgen.bench.rows import OK
+from ksgen.bench.timing import Protocol, Quantity, Timed
+from ksgen.build import Request, build_many
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError, KsgenError
+from ksgen.families import family_for
+from ksgen.plan import limits_of
+from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.verify import tolerance
+
+ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
+_BUILT_AHEAD = 32  # jobs whose kernels are compiled together
+
+Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
+
+
+class Runner:
+    """One process's measurements of one quantity on one device."""
+
+    def __init__(
+        self, log: Log, device: Device, protocol: Protocol, quantity: Quantity, facts: Facts, deadline: float, report: Report
+    ) -> None:
+        self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
+        self.deadline, self.report = deadline, report
+        self.where = torch_device(device)
+        if self.where.type == "cuda":
+            torch.cuda.set_device(self.where)  # for events, and what keeps it busy
+        before = log.content.run.get("device", device.name)
+        if before != device.name:
+            raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
+        log.append("run", facts)
+
+    def run(self, jobs: Sequence[Job]) -> int:
+        """How many jobs are complete: all of them, or those that fit into the time."""
+        waiting = iter(jobs)
+        done = 0
+        while chunk := list(islice(waiting, 1 if self.protocol.tune else _BUILT_AHEAD)):
+            if self.protocol.tune and OURS in self.protocol.names and self._in_time():
+                self.report(done, len(jobs), f"searching for {chunk[0].key}")
+                tune(chunk[0], self.device, self.protocol.tune)
+            todo = {job: self._undone(job) for job in chunk}
+            self._build([each for some in todo.values() for each in some], done, len(jobs))
+            for job in chunk:
+                self.report(done, len(jobs), job.key)
+                if todo[job] and not (self._in_time() and self._measure(job, todo[job])):
+                    return done
+                done += 1
+        return done
+
+    def _in_time(self) -> bool:
+        return monotonic() < self.deadline
+
+    def _undone(self, job: Job) -> list[Contender]:
+        return [each for each in contenders(job, self.device, self.protocol.names) if self._missing(each)]
+
+    def _missing(self, contender: Contender) -> int:
+        """Measurements that are still to be made."""
+        known = self.log.content.contenders.get(contender.key)
+        if known is None or known.facts["identity"] != contender.identity:
+            return self.protocol.measurements
+        if known.facts["status"] != OK:
+            return 0
+        wanted: int = min(self.protocol.measurements, known.facts["most_measurements"])
+        return max(0, wanted - sum(self.quantity.column in each for each in known.measurements))
+
+    def _build(self, wanted: list[Contender], done: int, total: int) -> None:
+        """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
+        sources = [each.source() for each in wanted if each.source and self._in_time()]
+        if sources:
+            self.report(done, total, f"compiling {len(sources)} kernels")
+            compiler = self.device.compiler() if self.device.kind == "opencl" else None
+            requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
+            build_many(requests, compiler)
+
+    def _measure(self, job: Job, todo: list[Contender]) -> bool:
+        """Whether it was done to the end."""
+        if self.where.type == "cuda":
+            torch.cuda.empty_cache()  # what the job before left
+        ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
+        with _allowing(job.comparison), torch.no_grad():
+            try:
+                problem = self._problem(job)
+            except (torch.OutOfMemoryError, MemoryError) as refused:
+                for each in todo:
+                    self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
+                return True
+            ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings[each.arithmetic]))]
+            return self._in_turn(ready, ceilings)
+
+    def _problem(self, job: Job) -> Problem:
+        if why := self._too_large(2 * job.bytes):
+            raise MemoryError(why)
+        return Problem(job, self.where, self.protocol.seed)
+
+    def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
+        """One measurement of each contender, then the next of each."""
+        for _ in range(self.protocol.measurements):
+            if not self._in_time():
+                return False
+            for contender, timed in ready:
+                if self._missing(contender):
+                    try:
+                        facts = self.quantity.measure(timed)
+                    except RuntimeError as refused:  # such as memory that others have taken since it was prepared
+                        self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
+                    else:
+                        self.log.append("measurement", {"key": contender.key, **facts})
+        return True
+
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> Timed | None:
+        """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
+        timed, facts = self._attempt(contender, problem, ceilings)
+        self._say(contender, ceilings, facts)
+        return timed
+
+    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple[Timed | None, Facts]:
+        job = problem.job
+        if why := self._too_large(contender.extra_bytes):
+            return None, _refusal("out of memory", why)
+        least_s = 2 * contender.multiplications * job.batch / ceilings.flops_per_s
+        if least_s > self.protocol.most_seconds:
+            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # PyTorch calls its sparse formats a beta
+                ready = contender.prepare(problem)
+                error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
+                timed = Timed(ready, len(problem.sets), self.protocol)
+        except UnsupportedError as refused:
+            return None, _refusal("unsupported", str(refused))
+        except (KsgenError, RuntimeError, MemoryError) as refused:
+            return None, self._refused(refused)
+        facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
+        if not contender.is_part:
+            facts |= {
+                "error": error,
+                "tolerance": ACCEPTED * tolerance(contender.arithmetic, job.pattern.c),
+                "checked": problem.checked,
+                "floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6,
+            }
+        return timed, facts
+
+    def _say(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
+        told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
+        self.log.append("contender", {**contender.facts, **told, **facts})
+
+    def _refused(self, error: Exception) -> Facts:
+        """A library's error as a reason; `DeviceError` where the GPU is lost to this process."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            if self.where.type == "cuda":
+                torch.cuda.empty_cache()
+            return _refusal("out of memory", _one_line(error))
+        self._check_alive(error)
+        return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
+
+    def _check_alive(self, error: Exception) -> None:
+        """A lost context would fail everything that follows."""
+        if self.where.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.where)
+            except RuntimeError:
+                raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
+
+    def _too_large(self, need: int) -> str:
+        """Why so many more bytes cannot be had; a processor's memory has no error to catch."""
+        free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
+        return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
+
+    def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
+        """Of this process: measured when first asked for, by the instructions of the family that serves it best."""
+        known = self.log.content.ceilings.get(arithmetic)
+        if known is None:
+            kernel, limits = job.kernel(arithmetic), limits_of(self.device)
+            family = family_for(kernel, limits)
+            operand = family.words(kernel, family.default(kernel, limits)).get("operand")
+            found = measure_ceilings(self.device, arithmetic, operand)
+            known = {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s}
+            self.log.append("ceilings", known)
+        return Ceilings(known["bytes_per_s"], known["flops_per_s"])
+
+
+@contextmanager
+def _allowing(comparison: Comparison) -> Iterator[None]:
+    """PyTorch's own products by the comparison's rules: with TF32 or without, and 16-bit sums in float32 always."""
+    matmul = torch.backends.cuda.matmul
+    names = {
+        "allow_tf32": comparison.allows_tf32,
+        "allow_fp16_reduced_precision_reduction": False,
+        "allow_bf16_reduced_precision_reduction": False,
+    }
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name, value in names.items():
+            setattr(matmul, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+def _free_on_gpu(where: torch.device) -> int:
+    """With what PyTorch keeps for itself and does not use."""
+    free: int = torch.cuda.mem_get_info(where)[0]
+    kept: int = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
+    return free + kept
+
+
+def _free_memory() -> int:
+    """What Linux says is available; elsewhere no limit is known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = re.search(r"MemAvailable:\s+(\d+) kB", file.read())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else 2**63
+
+
+def _refusal(status: str, reason: str) -> Facts:
+    return {"status": status, "reason": reason}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

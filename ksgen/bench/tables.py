@@ -1,0 +1,253 @@
+"""The report's tables, each with what the paper says beside it. Texts alone: pages and Markdown show the same ones."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, group_by, precisions_of
+from ksgen.bench.published import Claim, claim, published, published_us
+from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
+from ksgen.bench.rows import OK, Row
+from ksgen.spec import LAYOUTS
+
+LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as texts; the note is a sentence below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def markdown(table: Table) -> str:
+    lines = [_markdown_line(table.columns), _markdown_line(["---"] * len(table.columns)), *map(_markdown_line, table.rows)]
+    note = f"\n{table.note}\n" if table.note else ""
+    return f"### {table.title}\n\n" + "\n".join(lines) + "\n" + note
+
+
+def overview(rows: Sequence[Row]) -> Table:
+    """One line for each precision and layout: what a reader wants to know first."""
+    lines = []
+    for precision in precisions_of(rows):
+        results = Results(rows, precision)
+        for layout in LAYOUTS:
+            papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, OTHERS))
+            shares = [row.share_of_floor for row in results.best_rows(OURS, layout).values() if row.share_of_floor]
+            if all_others.patterns:
+                floor = percent(median(shares)) if shares else "-"
+                lines.append((precision, layout, str(all_others.patterns), *_beats(papers), *_beats(all_others), floor))
+    columns = ("precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
+    note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
+    return Table("Ours beside the others", columns, tuple(lines), note)
+
+
+def setting(rows: Sequence[Row]) -> Table:
+    """Where and when; a file may hold several dates and commits."""
+    names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
+    counted = {"batch": {str(row.batch) for row in rows}, "measurements": _span(row.measurements for row in rows if row.status == OK)}
+    counted |= {"runs in a measurement": _span(row.runs for row in rows if row.status == OK)}
+    facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names} | counted
+    lines = [(name, ", ".join(sorted(filter(None, values)))) for name, values in facts.items()]
+    return Table("Where and when", ("", ""), tuple(line for line in lines if line[1]))
+
+
+def table3(rows: Sequence[Row], precision: str) -> Table:
+    results = Results(rows, precision)
+    lines = [
+        _line("bmm faster than einsum and bsr", results.duel("bmm", ("einsum", "bsr"), BEST), _claim("bmm_beats_einsum_bsr", precision)),
+        _line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), _claim("kernel_beats_all", precision)),
+        _line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
+        _line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
+        _line("ksgen faster than everyone", results.duel(OURS, OTHERS, BEST)),
+    ]
+    if precision == "float16":
+        lines.append(
+            _line(
+                "bmm, bsr, einsum or ksgen faster than dense and sparse",
+                _specialised(results),
+                _claim("specialised_beats_dense_sparse", precision),
+            )
+        )
+    return _shares(f"Table 3, {precision}: everyone in the better of the two layouts", lines)
+
+
+def table5(rows: Sequence[Row], precision: str) -> Table:
+    results = Results(rows, precision)
+    lines = []
+    for layout in LAYOUTS:
+        paper = _claim(f"kernel_beats_all_{layout}", precision)
+        lines += [
+            _line(f"{layout}: ksgen faster than min(bmm, einsum, bsr, dense, sparse)", results.duel(OURS, PAPERS, layout), paper),
+            _line(f"{layout}: ksgen faster than the expert's", results.duel(OURS, EXPERTS, layout)),
+        ]
+    return _shares(f"Table 5, {precision}: by layout", lines)
+
+
+def table8(rows: Sequence[Row], precision: str, layout: str) -> Table:
+    """Everyone against everyone."""
+    results = Results(rows, precision)
+    names = results.names
+    lines = []
+    for one in names:
+        duels = [None if one == other else results.duel(one, [other], layout) for other in names]
+        lines.append((one, *("" if duel is None else _short(duel) for duel in duels)))
+    title = f"Table 8, {precision}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
+    return Table(title, ("", *names), tuple(lines), "Share of patterns, and the median factor where it is.")
+
+
+def layouts(rows: Sequence[Row], precision: str) -> Table:
+    """Appendix B.5: what a layout costs each contender."""
+    results = Results(rows, precision)
+    theirs = published()["layout_recomputed"] if precision == "float32" else {}
+    names = [name for name in results.names if results.layouts_ratio(name)]
+    by_name = {name: group_by(results.layouts_ratio(name), lambda pattern: pattern.d) for name in names}
+    every_d = sorted({d for groups in by_name.values() for d in groups})
+    lines = [
+        (str(d), *(number(median(groups[d])) if d in groups else "-" for groups in by_name.values()), number(theirs.get(d)))
+        for d in every_d
+    ]
+    paper = _claim("bsf_over_bsl", precision)
+    if names:
+        whole = (number(median(ratio for _, ratio in results.layouts_ratio(name))) for name in names)
+        lines.append(("all", *whole, number(paper.factor if paper else None)))
+    note = "Median of the time in batch-size-first over that in batch-size-last."
+    return Table(f"Layouts, {precision}", ("d", *names, "the authors' kernel"), tuple(lines), note)
+
+
+def rewriting(rows: Sequence[Row], precision: str) -> Table:
+    """Appendix B.2 and Figure 4."""
+    results = Results(rows, precision)
+    lines = []
+    for layout in LAYOUTS:
+        for ratio, shares in group_by(results.rewriting_share(layout), lambda pattern: pattern.rewrite_ratio).items():
+            lines.append((layout, f"{ratio:.4f}", str(len(shares)), percent(median(shares)), percent(max(shares))))
+    paper = _claim("rewriting_most", precision)
+    note = f"The paper: up to {percent(paper.share)} ({paper.where}), growing with (b+c)/(bc)." if paper else ""
+    columns = ("layout", "(b+c)/(bc)", "patterns", "median share", "largest")
+    return Table(f"Share of bmm that rewrites memory, {precision}", columns, tuple(lines), note)
+
+
+def energy(rows: Sequence[Row]) -> Table:
+    """Figure 7 in numbers."""
+    lines = []
+    for precision in precisions_of(rows):
+        theirs = published()["energy_recomputed"].get(precision)
+        for label, others in (("bmm and einsum", ("bmm", "einsum")), ("everyone", OTHERS)):
+            ratios = [ratio for _, ratio in Results(rows, precision).energy_ratios(OURS, others)]
+            if ratios:
+                paper = f"x{theirs['ratio']:.2f}, {percent(theirs['share'])}" if theirs and label != "everyone" else ""
+                less = percent(sum(ratio < 1 for ratio in ratios) / len(ratios))
+                lines.append((precision, label, str(len(ratios)), f"x{median(ratios):.2f}", less, paper))
+    idle = _span(row.idle_watt for row in rows if row.idle_watt)
+    note = f"Above idle, which was {next(iter(idle))} W. Below x1 ours takes less energy." if idle else ""
+    return Table("Energy", ("precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel"), tuple(lines), note)
+
+
+def authors(rows: Sequence[Row]) -> Table:
+    """Pattern by pattern beside the times that the authors published."""
+    lines = []
+    for precision in precisions_of(rows):
+        results = Results(rows, precision)
+        for layout in LAYOUTS:
+            ours = results.best_rows(OURS, layout)
+            for pattern, times in results.times(layout).items():
+                theirs = published_us(pattern, precision, layout)
+                if theirs and pattern in ours:
+                    others = min((times[name] for name in OTHERS if name in times), default=None)
+                    figures = (number(times[OURS]), number(others), number(theirs), f"x{theirs / times[OURS]:.2f}")
+                    lines.append((pattern, precision, layout, *figures, percent(ours[pattern].share_of_floor)))
+    columns = ("pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours", "of the floor")
+    note = "The authors' times are of another GPU (not recorded; the float32 ones fit an A100), at batch 25088: no comparison of kernels."
+    return Table("Beside the authors' own times", columns, tuple(sorted(lines, key=lambda line: (line[1], line[2]))), note)
+
+
+def errors(rows: Sequence[Row]) -> Table:
+    """Who is right, and who could not be measured."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
+    lines = []
+    for key, some in groups.items():
+        checked = [row for row in some if row.error is not None]
+        if checked:
+            worst = max(row.error for row in checked if row.error is not None)
+            wrong = sum(not row.is_accurate for row in checked)
+            lines.append((*key, str(len(checked)), f"{worst:.1e}", str(wrong)))
+    columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
+    return Table("Errors against float64", columns, tuple(lines), "Relative, Frobenius. What is not accurate counts in no other table.")
+
+
+def absent(rows: Sequence[Row]) -> Table:
+    """What has no time, and why; equal reasons once."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.status != OK:
+            groups.setdefault((row.implementation, row.status, row.reason if row.status == "failed" else ""), []).append(row)
+    lines = [(*key[:2], str(len(some)), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
+    return Table("Not measured", ("contender", "status", "jobs", "why"), tuple(lines))
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _specialised(results: Results) -> Duel:
+    """The best of those that know the pattern against the best of those that do not."""
+    found = []
+    for times in results.times(BEST).values():
+        those = [[times[name] for name in names if name in times] for names in ((OURS, "bmm", "bsr", "einsum"), ("dense", "sparse"))]
+        if all(those):
+            found.append(min(those[1]) / min(those[0]))
+    return Duel(tuple(found))
+
+
+def _claim(name: str, precision: str) -> Claim | None:
+    found = published()["claims"].get(name)
+    return claim(name) if found and found["precision"] == precision else None
+
+
+def _line(what: str, duel: Duel, paper: Claim | None = None) -> tuple[str, ...]:
+    theirs = ""
+    if paper:
+        factor = f" (x{paper.factor:.2f})" if paper.factor else ""
+        theirs = f"{percent(paper.share)}{factor}, {paper.where}"
+    where_faster, overall = duel.factor_where_faster, duel.factor
+    return what, str(duel.patterns), percent(duel.share), _times(where_faster), _times(overall), theirs
+
+
+def _shares(title: str, lines: Iterable[tuple[str, ...]]) -> Table:
+    columns = ("", "patterns", "faster in", "median where it is", "median of all", "the paper")
+    return Table(title, columns, tuple(line for line in lines if line[1] != "0"))
+
+
+def _beats(duel: Duel) -> tuple[str, str]:
+    return percent(duel.share), _times(duel.factor)
+
+
+def _short(duel: Duel) -> str:
+    if not duel.patterns:
+        return "-"
+    return percent(duel.share) + (f" (x{duel.factor_where_faster:.2f})" if duel.factor_where_faster else "")
+
+
+def _times(factor: float | None) -> str:
+    return "-" if factor is None else f"x{factor:.2f}"
+
+
+def _span(values: Iterable[float]) -> set[str]:
+    found = sorted(set(values))
+    if not found:
+        return set()
+    return {number(found[0]) if len(found) == 1 else f"{number(found[0])} to {number(found[-1])}"}
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,67 @@
+"""How much is measured of one contender: as many measurements of as many runs as the protocol says, less of what is slow."""
+
+from dataclasses import dataclass
+from itertools import count
+from statistics import median
+from typing import Protocol as PythonProtocol
+
+from ksgen.bench.contenders import Ready
+from ksgen.bench.log import Facts
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How much is measured."""
+
+    names: tuple[str, ...]  # of contenders
+    measurements: int = 10
+    runs: int = 10  # in one measurement
+    most_seconds: float = 2.0  # of one contender in one job: slower ones are measured less often, as their rows say
+    seed: int = 0
+    tune: str | None = None  # the search's budget for each of our kernels, such as 60s; None: no search
+
+
+class Quantity(PythonProtocol):
+    """What is measured of a contender that is ready: its time, or its energy."""
+
+    column: str  # of a measurement's line
+
+    def measure(self, timed: "Timed") -> Facts: ...
+
+
+class Times:
+    """Microseconds of a run."""
+
+    column = "us"
+
+    def measure(self, timed: "Timed") -> Facts:
+        return {"us": timed.seconds() * 1e6, "runs": timed.runs}
+
+
+class Timed:
+    """A warm contender, and how often it is run: as often as the protocol says, less where that takes too long."""
+
+    def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
+        self._ready, self._sets, self._next = ready, sets, count()
+        self.runs = 1
+        once = self.seconds()
+        if once < protocol.most_seconds / 10:
+            once = median(self.seconds() for _ in range(3))
+        self.once_s = once
+        allowed = int(protocol.most_seconds / once)
+        self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
+        self.most_measurements = max(1, allowed // self.runs)
+
+    def seconds(self) -> float:
+        """Of one run, on average over a measurement's."""
+        return self._ready.clock(self._run) / self.runs
+
+    def run(self, runs: int) -> None:
+        """Without looking at the clock, to the end."""
+        for _ in range(runs):
+            self._ready.run(next(self._next) % self._sets)
+        self._ready.wait()
+
+    def _run(self) -> None:
+        for _ in range(self.runs):
+            self._ready.run(next(self._next) % self._sets)

@@ -1,0 +1,229 @@
+"""What the subcommands of `ksgen bench` that measure share: their options, the jobs that these name, the log, the bar."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
+from ksgen.commands.common import console, find_spec, print_json
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.errors import KsgenError, PatternError, SpecError
+from ksgen.pattern import Pattern, excerpt
+from ksgen.spec import LAYOUTS
+from ksgen.spec.kernel import hint
+
+if TYPE_CHECKING:
+    from ksgen.bench.problem import Job
+    from ksgen.bench.runner import Report
+    from ksgen.bench.tables import Table
+    from ksgen.bench.timing import Protocol, Quantity
+    from ksgen.devices.base import Device
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def duration(text: str) -> float:
+    """Seconds, of 90, 90s, 8m, 1.5h or 1h30m: a type for click."""
+    parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text or (len(parts) > 1 and not all(unit for _, unit in parts)):
+        raise KsgenError(f"time {excerpt(text)}; accepted: 90s, 8m, 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, ...]]:
+    """A type for click: some of the known words, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+        for word in found:
+            if word not in known:
+                raise SpecError(f"{what} {excerpt(word)}; {hint(word, known)}")
+        return found
+
+    return parse
+
+
+_LOG = Path("paper.jsonl")
+_PRECISIONS = words_from(COMPARISONS, "precision")
+_LAYOUTS = words_from(LAYOUTS, "layout")
+_CONTENDERS = words_from(NAMES, "contender")
+_OPTIONS = (
+    click.option(
+        "-o", "--output", type=click.Path(path_type=Path), default=_LOG, show_default=True, help="A log; its rows go to a .csv too."
+    ),
+    click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
+    click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
+    click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor."),
+    click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"{','.join(USUAL)} unless named; also fp16x3."),
+    click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True),
+    click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
+    click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
+    click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Do what fits into 90s, 8m or 1h."),
+    click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the options of `job_options` say."""
+
+    output: Path
+    subset: int | None
+    named: str | None
+    batch: int | None
+    precisions: tuple[str, ...] | None
+    layouts: tuple[str, ...]
+    names: tuple[str, ...] | None
+    without: tuple[str, ...] | None
+    seconds: float | None
+    device: str | None
+    seed: int
+
+    def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
+        left = tuple(name for name in self.names or usual if name not in (self.without or ()))
+        if not left:
+            raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+        return left
+
+    def jobs(self, device: "Device", most_d: int | None = None) -> list["Job"]:
+        """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
+        from ksgen.bench.problem import Job
+
+        patterns, batch = patterns_named(self.named, self.subset, most_d), self.batch or default_batch(device.limits)
+        kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
+        return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command measured, and where it went."""
+
+    device: str
+    jobs: int
+    complete: int
+    files: tuple[Path, ...]
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what is measured and where it goes: the command's first argument is their `Selection`."""
+
+    @wraps(function)
+    def with_selection(**given: Any) -> Any:
+        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection)})
+        return function(selection, **given)
+
+    for option in reversed(_OPTIONS):
+        with_selection = option(with_selection)
+    return with_selection
+
+
+def measure(
+    selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
+) -> Done:  # fmt: skip
+    """Run what was selected, and write the log's rows beside it."""
+    deadline = monotonic() + (selection.seconds or inf)
+    if selection.output.suffix != ".jsonl":
+        raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
+    from ksgen.bench.facts import run_facts
+    from ksgen.bench.log import Log
+    from ksgen.bench.runner import Runner
+    from ksgen.devices import find_device
+
+    device = find_device(selection.device)
+    jobs, measured = selection.jobs(device, most_d), quantity(device)
+    with Log(selection.output) as log, bar() as report:
+        complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
+    return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
+
+
+def print_done(done: Done, as_json: bool) -> None:
+    """What was measured, in a few lines and one table."""
+    if as_json:
+        print_json({"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]})
+        return
+    from ksgen.bench.rows import read_rows
+    from ksgen.bench.tables import energy, overview
+
+    log = done.files[0]
+    rows = read_rows(log)
+    for table in (overview(rows), energy(rows)):
+        if table.rows:
+            print_table(table)
+    click.echo(f"{done.complete} of {done.jobs} jobs are complete on {done.device}; rows in {', '.join(map(str, done.files[1:]))}.")
+    if done.complete < done.jobs:
+        click.echo("The time was up: the same command goes on from here.")
+    click.echo(f"ksgen bench report {log} makes a page of them.")
+
+
+def print_table(table: "Table") -> None:
+    from rich.table import Table as Shown
+
+    shown = Shown(title=table.title, caption=table.note)
+    for place, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if place > 1 else "left")
+    for row in table.rows:
+        shown.add_row(*row)
+    console().print(shown)
+
+
+def check_library(name: str, needed_for: str, install: str) -> None:
+    from importlib.util import find_spec as find_module
+
+    if find_module(name) is None:
+        raise KsgenError(f"{needed_for} needs {name}: {install}")
+
+
+def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:
+    """Without a name: `subset` of the paper's patterns, those of no larger d, in the order that tells most first."""
+    from ksgen.bench.published import published_patterns
+    from ksgen.spec import load, paper_patterns, stratified
+
+    if named is None or named == "paper":
+        return [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)][:subset]
+    if named == "published":
+        found = published_patterns()
+    elif named.endswith((".yaml", ".yml")):
+        found = list(dict.fromkeys(kernel.pattern for kernel in load(find_spec(Path(named))).kernels))
+    else:
+        found = [Pattern.parse(word) for word in named.split()]
+        if not found:
+            raise PatternError(f"--patterns {named!r}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
+    return found[:subset]
+
+
+def write_rows(log: Path) -> list[Path]:
+    """The log's rows as CSV, and as Parquet where pyarrow is there, beside it."""
+    from ksgen.bench.rows import read_rows, write_csv, write_parquet
+
+    rows = read_rows(log)
+    csv, parquet = log.with_suffix(".csv"), log.with_suffix(".parquet")
+    write_csv(rows, csv)
+    return [csv, *([parquet] if write_parquet(rows, parquet) else [])]
+
+
+@contextmanager
+def bar() -> Iterator["Report"]:
+    """Jobs done, time spent and time left, and what is measured now; nothing where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    screen = console(stderr=True)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[now]}"),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task("", total=None, now="")
+        yield lambda done, total, now: progress.update(task, completed=done, total=total, now=now)

@@ -1,0 +1,52 @@
+"""`ksgen bench energy`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.bench.roster import OTHERS, OURS
+from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done
+from ksgen.commands.common import json_option
+
+MOST_SECONDS = 600  # of one contender in one job
+MOST_D = 64  # as in the paper's Figure 7, unless patterns are named
+
+if TYPE_CHECKING:
+    from ksgen.bench.timing import Quantity
+    from ksgen.devices.base import Device
+
+
+@click.command("energy", short_help="Joules of a run, by the GPU's own count, less what it takes idle.")
+@job_options
+@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Of each contender; the median counts.")
+@click.option("--seconds", "long", type=click.FloatRange(min=0.1), default=2.5, show_default=True, help="That one measurement's runs take.")
+@json_option
+def command(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
+    """Measure the energy of a run of each contender on an NVIDIA GPU, above what the idle GPU takes, which is measured first.
+
+    It may go to the file of `ksgen bench paper`, so that times and joules stand in one row. Use the GPU for nothing else meanwhile.
+
+    \b
+    Examples:
+      ksgen bench energy --subset 30 --precision float32,float16 --time-limit 30m -o h200.jsonl
+      ksgen bench energy --patterns 1,192,48,2 --contenders ksgen,bmm,einsum --measurements 3
+    """
+    check_library("torch", "`ksgen bench energy`", "pip install 'ksgen[bench]'")
+    from ksgen.bench.timing import Protocol
+
+    protocol = Protocol(selection.contenders((OURS, *OTHERS)), measurements, most_seconds=MOST_SECONDS, seed=selection.seed)
+
+    def quantity(device: "Device") -> "Quantity":
+        import torch
+
+        from ksgen.bench.contenders import torch_device
+        from ksgen.bench.energy import Energies, EnergyError, Meter, find_handle, open_nvml
+
+        if device.kind != "cuda":
+            raise EnergyError(f"energy is measured on NVIDIA GPUs, by NVML; {device.name} ({device.runtime}) is none")
+        nvml, where = open_nvml(), torch_device(device)
+        uuid = getattr(torch.cuda.get_device_properties(where), "uuid", None)
+        meter = Meter(nvml, find_handle(nvml, str(uuid) if uuid else None, device.index))
+        return Energies(meter, meter.idle(), long)
+
+    print_done(measure(selection, protocol, quantity, MOST_D), as_json)

@@ -1,0 +1,37 @@
+"""`ksgen bench paper`."""
+
+import click
+
+from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done
+from ksgen.commands.common import json_option
+
+
+@click.command("paper", short_help="The paper's experiment: our kernels beside every baseline.")
+@job_options
+@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Of each contender; the median counts.")
+@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="In one measurement.")
+@click.option(
+    "--most-seconds",
+    type=click.FloatRange(min=0.001),
+    default=2.0,
+    show_default=True,
+    help="Of each; slower ones are run less often.",
+)
+@click.option("--tune", metavar="BUDGET", help="Search first for what wisdom does not know: 60s, or a number of candidates, a kernel.")
+@json_option
+def command(selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool) -> None:
+    """Measure our kernels beside PyTorch's ways of computing the same, in turn, with their errors and their floors.
+
+    Goes on where the file ends: a run that was stopped, or killed, is continued by the same command.
+
+    \b
+    Examples:
+      ksgen bench paper --subset 60 --time-limit 8m -o h200.jsonl
+      ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
+      ksgen bench report h200.jsonl -o h200.html
+    """
+    check_library("torch", "`ksgen bench paper`", "pip install 'ksgen[bench]'")
+    from ksgen.bench.timing import Protocol, Times
+
+    protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
+    print_done(measure(selection, protocol, lambda device: Times()), as_json)

@@ -1,0 +1,44 @@
+"""`ksgen bench report`."""
+
+from pathlib import Path
+
+import click
+
+from ksgen.errors import KsgenError
+
+
+@click.command("report", short_help="A page, and Markdown tables, of a results file.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The HTML page; beside the file unless named.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Write the tables there, - for the screen; no page then unless -o names one.",
+)
+def command(file: Path, output: Path | None, markdown: Path | None) -> None:
+    """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file.
+
+    \b
+    Examples:
+      ksgen bench report h200.jsonl
+      ksgen bench report h200.csv --markdown -
+    """
+    from ksgen.bench import report
+    from ksgen.bench.rows import read_rows
+
+    rows = read_rows(file)
+    if markdown:
+        _write(markdown, report.markdown(rows))
+    if output or not markdown:
+        _write(output or file.with_suffix(".html"), report.page(rows))
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        click.echo(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be written ({error.strerror})") from error
+    click.echo(f"{path}: {len(text) / 1e3:.0f} kB")

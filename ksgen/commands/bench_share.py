@@ -1,0 +1,57 @@
+"""`ksgen bench share`."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.commands.bench_common import check_library, print_table, words_from
+from ksgen.commands.common import json_option, print_json
+
+if TYPE_CHECKING:
+    from ksgen.bench.linear_share import Share
+
+MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")
+PRECISIONS = ("float32", "float16", "bfloat16")
+GPU_IMAGES, CPU_IMAGES = 128, 2
+GPU_REPEATS, CPU_REPEATS = 20, 5
+
+
+@click.command("share", short_help="How much of a vision transformer its feed-forward linear layers are.")
+@click.option("--models", type=words_from(MODELS, "model"), metavar="WORDS", help=f"{','.join(MODELS)}; on a processor the first.")
+@click.option("--precision", "precisions", type=words_from(PRECISIONS, "precision"), default="float32", show_default=True, metavar="WORDS")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Images; {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor.")
+@click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
+@json_option
+def command(
+    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, as_json: bool
+) -> None:  # fmt: skip
+    """Time dense vision transformers and their feed-forward linear layers alone: the paper's Table 6.
+
+    \b
+    Examples:
+      ksgen bench share
+      ksgen bench share --models ViT-S/16,ViT-B/16 --precision float32,float16 --json
+    """
+    check_library("torch", "`ksgen bench share`", "pip install 'ksgen[bench]'")
+    import torch
+
+    from ksgen.bench.linear_share import measure
+
+    on_gpu = torch.cuda.is_available()
+    where = torch.device("cuda" if on_gpu else "cpu")
+    images, rounds = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES), repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
+    shares = list(measure(models or (MODELS if on_gpu else MODELS[:1]), precisions, where, images, rounds))
+    device = torch.cuda.get_device_name() if on_gpu else "a processor"
+    if as_json:
+        print_json({"device": device, "batch": images, "repeats": rounds, "shares": [asdict(share) for share in shares]})
+    else:
+        _print(shares, f"{images} images on {device}")
+
+
+def _print(shares: list["Share"], title: str) -> None:
+    from ksgen.bench.tables import Table, percent
+
+    rows = ((each.model, each.precision, f"{each.whole_s * 1e3:.3g}", percent(each.share), percent(each.paper)) for each in shares)
+    columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
+    print_table(Table(title, columns, tuple(rows), "Table 6: the share of a forward pass."))
