@@ -59,8 +59,6 @@ def command(
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
-    if report:
-        check_report(report)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
@@ -70,7 +68,7 @@ def command(
             check_memory(job.kernel, job.batch)
         tuner = Tuner(engine, store, options)
         for job in jobs:
-            tuner.families(job.kernel)  # a family that serves it not is said before anything runs
+            tuner.families(job)  # a family that serves it not is said before anything runs
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -136,7 +134,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     from ksgen.commands.tune_table import name_of
     from ksgen.tuning.noise import measure_noise
 
-    found = [measure_noise(tuner.engine, job, tuner.default(job.kernel)) for job in jobs]
+    found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
             {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,
