@@ -45,9 +45,16 @@ def engine() -> Iterator[LocalEngine]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialStore:
-    """And a wisdom folder of its own."""
+def wisdom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of the test's own, in which launchers look."""
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield
+    PLANNER.forget()
+
+
+@pytest.fixture
+def store(tmp_path: Path, wisdom: None) -> TrialStore:
     return TrialStore(tmp_path / "trials.sqlite")
 
 
@@ -227,8 +234,7 @@ def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path
 
 
 @needs_opencl
-def test_tune_from_python_and_the_same_process_launches_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     chosen = replace(CONSTANTS, tile_in=4)
     space_of(monkeypatch, chosen)
@@ -238,6 +244,7 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(tmp_path:
     generation, told = PLANNER.generation, []
     found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, progress=told.append)
     assert isinstance(found, ksgen.tuning.Tuned)
+    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "gradient"
     assert found.best.constants == chosen
     assert told[-1].phase == "done"
     assert PLANNER.generation > generation

@@ -36,7 +36,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        words = (self.kernel.precision, self.kernel.layout, *self.kernel.epilogue.words)
+        words = (self.kernel.precision, self.kernel.layout, *self.kernel.words)
         only = " only" if self.kernel.batch else ""
         return f"{self.kernel.pattern} {' '.join(words)}, batch {self.batch}{only}"
 
