@@ -182,9 +182,9 @@ def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(KsgenError, match=r"a report needs matplotlib, which cannot be imported \(.*\); pip install 'ksgen\[tune\]'"):
+    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install 'ksgen\[tune\]'"):
         write_report(some_trials(4), tmp_path / "r.html")
-    with pytest.raises(KsgenError, match="a report needs matplotlib"):
+    with pytest.raises(KsgenError, match="pictures need matplotlib"):
         check_report(tmp_path / "r.html")
     assert list(tmp_path.iterdir()) == []
 
@@ -235,7 +235,7 @@ def test_a_section_is_one_job_of_the_last_template_version() -> None:
     assert first.winner == min(
         (each for each in present if each.kernel == KERNELS[0] and each.median_us), key=lambda each: each.median_us or 0
     )
-    assert list(first.by_family) == ["mma", "simt"]
+    assert list(first.by_family) == ["mma", "wgmma_shared", "simt"]
     assert first.said == [
         "1.78 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%.",
         "39% of the floor, which is 9 µs.",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from ksgen import __version__
+from ksgen import __version__, svg
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.tuning import figures
@@ -43,7 +43,7 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
 
 def check_report(path: Path) -> None:
     """Raise `KsgenError` before a search whose report could not be written after it."""
-    figures.check_matplotlib()
+    svg.check_matplotlib(figures.EXTRA)
     if path.is_dir() or not path.parent.is_dir():
         raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists")
 
@@ -67,8 +67,8 @@ def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:
             f"ksgen {__version__}",
         ],
         sections=[_shown(section, number, len(devices) > 1) for number, section in enumerate(sections, start=1)],
-        palette=figures.PALETTE,
-        point=figures.POINT,
+        palette=svg.DARK,
+        point=svg.POINT,
         best=figures.BEST,
         winner=figures.WINNER,
         floor=figures.FLOOR,
