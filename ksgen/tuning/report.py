@@ -14,9 +14,10 @@ from markupsafe import Markup, escape
 from ksgen import __version__, svg
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
+from ksgen.ranks import rank_correlation
 from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
-from ksgen.tuning.sections import Section, rank_correlation, sections_of, time_us
+from ksgen.tuning.sections import Section, sections_of, time_us
 from ksgen.tuning.trials import Trial
 from ksgen.wisdom import replace_file
 
