@@ -12,6 +12,7 @@ from ksgen.devices import device_for, find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.libcuda import is_in_primary_context
 from ksgen.errors import DeviceError, LaunchError
+from ksgen.families import family_named
 from ksgen.memory import size_of
 from ksgen.pattern import Pattern
 from ksgen.plan import Plan
@@ -43,11 +44,12 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
     """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
-    if plan.kernel.precision != "fp16x3" or plan.choice.family != "mma":
+    if plan.kernel.precision != "fp16x3":
         return
     import numpy as np
 
-    if not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
+    is_split = "operand" in family_named(plan.choice.family).words(plan.kernel, plan.choice.constants)  # for tensor cores
+    if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
         largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
         raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
 

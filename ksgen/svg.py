@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}  # on a dark page
-LEFT, RIGHT, BOTTOM, TOP = 0.6, 0.2, 0.75, 0.25  # inches around what is drawn: a number, a word, slanted labels, the title
 _NAMESPACE = "http://www.w3.org/2000/svg"
 _LOOK: Any = {
     "svg.fonttype": "none",
@@ -41,7 +40,20 @@ _LOOK: Any = {
     "ytick.color": RULE,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
+    "path.simplify": False,  # a dot is a line of no length
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """Inches: of a figure, and around its axes, where there is room for a number, a word, slanted labels and the title."""
+
+    width: float
+    height: float
+    left: float = 0.6
+    right: float = 0.2
+    bottom: float = 0.75
+    top: float = 0.25
 
 
 @dataclass
@@ -52,19 +64,27 @@ class Drawn:
     svg: str = ""
 
 
-@contextmanager
-def figure(title: str, width: float, height: float, extra: str) -> Iterator[Drawn]:
-    """Axes of so many inches. `extra`: what to install where there is no matplotlib."""
+def check_matplotlib(extra: str) -> None:
+    """Raise `KsgenError` where there is none. `extra`: what to install then."""
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise KsgenError(f"pictures need matplotlib, which cannot be imported ({error}); pip install 'ksgen[{extra}]'") from None
+
+
+@contextmanager
+def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[Drawn]:
+    """Axes to draw on. Names inside the SVG are made from the title and the `content`: no two figures of a page have both."""
+    check_matplotlib(extra)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own are
-        matplotlib.rcParams.update(_LOOK | {"svg.hashsalt": title})
+        matplotlib.rcParams.update(_LOOK | {"svg.hashsalt": f"{title} {content!r}"})
+        width, height = size.width, size.height
         drawing = Figure(figsize=(width, height))
-        drawing.subplots_adjust(LEFT / width, BOTTOM / height, 1 - RIGHT / width, 1 - TOP / height)
+        drawing.subplots_adjust(size.left / width, size.bottom / height, 1 - size.right / width, 1 - size.top / height)
         drawn = Drawn(drawing.subplots())
         drawn.axes.set_title(title)
         drawn.axes.tick_params(length=2)
@@ -83,7 +103,8 @@ def dark_style() -> str:
 
 
 def _inline(text: str, title: str) -> str:
-    """The SVG as a part of a page, named for those who hear it, with names of its own for what it uses inside."""
+    """The SVG as a part of a page, named for those who hear it: without what a page says once, names that figures would share,
+    and digits that nobody sees."""
     ElementTree.register_namespace("", _NAMESPACE)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(text)
@@ -92,5 +113,15 @@ def _inline(text: str, title: str) -> str:
         for style in element.findall(f"{{{_NAMESPACE}}}style"):
             element.remove(style)
         if element.tag == f"{{{_NAMESPACE}}}g":
-            element.attrib.pop("id", None)  # figures of one page would share them
+            element.attrib.pop("id", None)
+        if "d" in element.attrib:
+            element.attrib["d"] = " ".join(map(_rounded, element.attrib["d"].split()))
+        element.tail = None
+        if not (element.text or "").strip():
+            element.text = None
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _rounded(word: str) -> str:
+    """A letter of a path as it is, a coordinate to a hundredth of a point."""
+    return word if word.isalpha() else f"{round(float(word), 2):g}"

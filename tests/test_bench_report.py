@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench import heuristic, published, report, tables
+from ksgen.bench import published, report, tables
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, group_by
-from ksgen.bench.heuristic import PAPERS, judge, rank_correlation
+from ksgen.bench.heuristic import judge
 from ksgen.bench.roster import OTHERS, OURS
 from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
@@ -150,16 +150,6 @@ def test_a_rule_is_judged_on_patterns_that_its_threshold_did_not_see() -> None:
     judged = next(each for each in judge(results, is_gpu=True).judged if each.rule.says == "d")
     assert judged.accuracy == 0.75
     assert 3 < judged.threshold < 128
-
-
-def test_rank_correlation() -> None:
-    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert rank_correlation([1, 1, 2, 2], [1, 1, 2, 2]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
-    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0.0
-    assert rank_correlation([1], [1]) == 0.0
-    assert PAPERS in heuristic.RULES
 
 
 # The page.

@@ -660,6 +660,21 @@ def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launch
     assert np.isnan(ks(x, weights, precision="fp16x3")[7, 2])
 
 
+def test_overflow_of_fp16x3_is_reported_whichever_family_serves(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(FAMILIES["wgmma_registers"], "measured", True)
+    x, weights = np.ones((8, 32), np.float32), np.ones((1, 8, 16, 2), np.float32)
+    x[7, 5] = 7e4
+    with pytest.raises(LaunchError, match="got x up to 7e\\+04, weights up to 1; take tf32x3"):
+        Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")
+    assert len(gpu.encoded) == 1  # a tensor map: it was the warpgroups' kernel
+    older = FakeGpu(target="sm_75")  # no tensor cores: plain float32, whose own overflow is the caller's
+    monkeypatch.setattr(arguments, "device_for", lambda place: older)
+    x[7, 5] = 3e38
+    weights[...] = 4
+    assert np.isinf(Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")).any()
+
+
 def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     with pytest.raises(LaunchError, match="not how to make more of it; give out="):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from ksgen.cli import cli
 from ksgen.errors import KsgenError, SpecError
+from ksgen.plan import PLANNER
 from ksgen.tuning.trials import TrialStore
 from tests.test_tuning_worker import HAS_OPENCL
 
@@ -23,11 +25,13 @@ SMALL = ("--pattern", "2,24,9,3", "--batch", "70", "--device", "opencl:0")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user with folders of their own."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    return tmp_path
+    PLANNER.forget()
+    yield tmp_path
+    PLANNER.forget()
 
 
 def tune(*arguments: str) -> Result:
@@ -64,6 +68,23 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
     again = json.loads(tune(*arguments).stdout)
     assert [each["measured_now"] for each in again["kernels"]] == [0, 0]
     assert [each["measured_now"] for each in json.loads(tune(*arguments, "--fresh").stdout)["kernels"]] == [2, 2]
+
+
+@needs_opencl
+def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
+    (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
+    shared = ("--batch", "70", "--device", "opencl:0", "--budget", "2")
+    trained = tune("--spec", str(home / "training.yaml"), *shared, "--report", str(home / "out.html"))
+    assert trained.exit_code == 0, trained.output
+    for name in ("2,24,9,3 float32 bsf:", "2,24,9,3 float32 bsf gradient: ", "2,9,24,3 float32 bsf: "):
+        assert f"/3] {name}" in trained.stderr
+    assert "2,24,9,3 float32 bsf gradient, batch 70" in (home / "out.html").read_text()
+    (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)["kernels"]
+    (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
+    for each in (again, alone):
+        assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "gradient", 0)
+    run = CliRunner().invoke(cli, ["run", *SMALL, "--job", "gradient", "--json"])
+    assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
 
 
 @needs_opencl
@@ -128,6 +149,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
         (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
         (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),
         (("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"), KsgenError, "no kernel in it is float64 and bsl"),
+        (("--spec", "specs/vit.yaml", "--job", "gradient"), KsgenError, "no kernel in it is gradient"),
         (("--pattern", "1,2,3,4", "--device", "no such device"), KsgenError, "device 'no such device': none is called that"),
     ],
 )

@@ -96,7 +96,6 @@ def test_what_spills_or_fits_nowhere_is_not_measured() -> None:
 
 def test_a_pool_begins_with_the_guesses_and_goes_on_by_predicted_time() -> None:
     kernel = replace(KERNEL, precision="float16")
-    assert served_families(kernel, H200) == ["mma", "simt"]
     guess, misguided = Candidate("simt", SIMT.default(kernel, H200)), Candidate("simt", replace(CONSTANTS, thread_batch=3))
     pool = pool_of(kernel, 25088, GPU, [guess, misguided, guess])
     assert pool.candidates[0] == guess
@@ -104,6 +103,13 @@ def test_a_pool_begins_with_the_guesses_and_goes_on_by_predicted_time() -> None:
     assert len(set(pool.candidates)) == len(pool)
     assert list(pool.predicted_us[1:]) == sorted(pool.predicted_us[1:])
     assert {candidate.family for candidate in pool.candidates} == {"mma", "simt"}
+
+
+def test_families_are_those_of_the_job_that_take_its_batch() -> None:
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl")
+    assert served_families(Job(kernel, 25088), H200) == ["wgmma_shared", "mma", "simt"]
+    assert served_families(Job(kernel, 25087), H200) == ["mma", "simt"]  # rows that no tensor map describes
+    assert served_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient_mma", "gradient"]
 
 
 def test_neighbours_differ_in_one_constant() -> None:

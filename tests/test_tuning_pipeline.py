@@ -22,6 +22,7 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.search import Budget, Tuned
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import Options, Tuner
+from ksgen.wisdom import load_wisdom
 
 FACTS = Facts(
     "NVIDIA Imagined", "sm_90a", "cuda", "cuda", "580", Limits(227 * 1024, 1024, 132), __version__, tuple(map(template_digest, FAMILIES))
@@ -96,7 +97,7 @@ def tune(engine: Engine, store: TrialStore, jobs: Sequence[Job] = JOBS, **option
 def test_all_cores_compile_while_the_device_measures_one_at_a_time(store: TrialStore) -> None:
     engine = ImaginedEngine()
     for found in tune(engine, store):
-        assert found.best.family == "mma"
+        assert found.best.family != "simt"
         assert found.best.median_us < 50
     assert 3 <= engine.compiles.most <= 8
     assert engine.measures.most == 1
@@ -123,6 +124,22 @@ def test_one_family_alone(store: TrialStore) -> None:
     (found,) = tune(ImaginedEngine(), store, JOBS[:1], family="simt")
     assert found.best.family == "simt"
     assert {trial.family for trial in store.trials()} == {"simt"}
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "families"),
+    [
+        ("multiply", 25088, {"wgmma_shared", "mma", "simt"}),
+        ("multiply", 25087, {"mma", "simt"}),  # rows that no tensor map describes
+        ("gradient", 25088, {"gradient_mma", "gradient"}),
+    ],
+)
+def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: TrialStore, job: str, batch: int, families: set[str]) -> None:
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl", job=job)
+    (found,) = tune(ImaginedEngine(), store, [Job(kernel, batch)], budget=Budget(candidates=4))
+    assert {trial.family for trial in store.trials()} == families
+    assert found.entry().kernel == kernel
+    assert [entry.kernel for entry in load_wisdom(FACTS.name).entries()] == [kernel]
 
 
 def test_an_engine_that_is_lost_ends_the_search_with_its_own_words(store: TrialStore) -> None:

@@ -135,6 +135,8 @@ def test_what_each_kind_serves() -> None:
     assert served("tf32x3", "bsl", (2, 5, 3, 7)) == ["wgmma_registers"]
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []
     assert not any(family.serves(kernel(), cuda_limits(target)) for family in (SHARED, REGISTERS) for target in ("sm_80", "sm_100a"))
+    gradients = [replace(kernel(layout=layout), job="gradient") for layout in LAYOUTS]
+    assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
 
 
 def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:

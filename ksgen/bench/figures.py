@@ -20,7 +20,7 @@ Pairs = Sequence[tuple[Pattern, float]]
 def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0) -> str:
     """A box for each group: median in orange, quartiles, whiskers at 5 and 95 %, no outliers."""
     merged = _merged(groups)
-    with svg.figure(title, WIDTH, HEIGHT, EXTRA) as drawn:
+    with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
         line = {"color": svg.LINE, "linewidth": 0.9}
         axes.boxplot(
@@ -36,7 +36,7 @@ def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[flo
 
 def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Pattern], float]) -> str:
     """A point for each pattern."""
-    with svg.figure(title, WIDTH / 2, HEIGHT, EXTRA) as drawn:
+    with svg.figure(title, svg.Size(WIDTH / 2, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
         axes.plot([key(pattern) for pattern, _ in pairs], [value for _, value in pairs], "o", color=svg.LINE, markersize=2.6, alpha=0.6)
         _logarithmic(axes, "x", subs=(1,))

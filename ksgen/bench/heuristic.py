@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ksgen.pattern import Pattern
+from ksgen.ranks import rank_correlation
 
 LEAST_PATTERNS = 30  # fewer say nothing
 LEAST_GAIN = 0.05  # of the rank correlation, for a rule to be called better than the paper's
@@ -86,7 +87,8 @@ def _judge(rule: Rule, ratios: Ratios, gains: Numbers) -> Judged:
     wins = gains > 0
     places = np.arange(len(scores))
     hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
-    return Judged(rule, rank_correlation(scores, gains), float(np.mean(hits)) if hits else 0.0, _threshold(scores, wins))
+    correlation = np.nan_to_num(rank_correlation(scores, gains))  # a rule that never changes predicts nothing
+    return Judged(rule, float(correlation), float(np.mean(hits)) if hits else 0.0, _threshold(scores, wins))
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
@@ -97,17 +99,3 @@ def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
     candidates = np.concatenate([[-np.inf], (known[1:] + known[:-1]) / 2, [np.inf]])
     right = [int(((scores > candidate) == wins).sum()) for candidate in candidates]
     return float(candidates[int(np.argmax(right))])
-
-
-def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
-    """Spearman's: ties share their mean rank; 0 where one of both never changes."""
-    ranks = [_ranks(np.asarray(each, np.float64)) for each in (first, second)]
-    if any(each.size < 2 or np.ptp(each) == 0 for each in ranks):
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: Numbers) -> Numbers:
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_ranks: Numbers = np.cumsum(counts) - (counts - 1) / 2
-    return mean_ranks[group]

@@ -10,7 +10,7 @@ import click
 
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, Spec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PATTERN = Pattern.parse  # a type for click: its errors say more than click's
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
+JOB = click.Choice(list(JOBS))
 SPEC = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")

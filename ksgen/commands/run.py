@@ -4,10 +4,10 @@ import sys
 
 import click
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
+from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import ACTIVATIONS, JOBS, Epilogue, KernelSpec
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
 
 @click.command("run", short_help="Check and time one kernel.")
@@ -15,7 +15,7 @@ from ksgen.spec import ACTIVATIONS, JOBS, Epilogue, KernelSpec
 @click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
-@click.option("--job", type=click.Choice(list(JOBS)), default="multiply", show_default=True, help="gradient: that of the weights.")
+@click.option("--job", type=JOB, default="multiply", show_default=True, help="gradient: that of the weights.")
 @click.option("--family", help="A kernel family by name, such as mma; what launchers take unless given.")
 @click.option("--bias", is_flag=True, help="Add a bias.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)

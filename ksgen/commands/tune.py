@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -25,6 +25,9 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--spec", type=SPEC, help="Every kernel of a spec.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (float32 unless named); of a spec's kernels, only these.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (bsf unless named); of a spec's kernels, only these.")
+@click.option(
+    "--job", type=JOB, help="Of the patterns (multiply unless named; gradient: that of the weights); of a spec's kernels, only these."
+)
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
 @click.option("--family", help="The only kernel family to look at: simt, mma, ...")
 @click.option("--budget", metavar="60s|200", help="Of each kernel: a time, or a number of candidates.")
@@ -36,8 +39,8 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with curves and tables, such as out.html.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, batch: int | None,
-    family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
+    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,
+    batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
     fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device, and leave them in the user's wisdom, from where
@@ -47,6 +50,7 @@ def command(
     Examples:
       ksgen tune --pattern 1,192,48,2 --precision float16
       ksgen tune --spec specs/vit.yaml --report vit.html
+      ksgen tune --pattern 1,192,48,2 --job gradient
       ksgen tune --pattern 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
@@ -55,22 +59,20 @@ def command(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
-    kernels = _kernels(patterns, spec, precision, layout)
+    kernels = _kernels(patterns, spec, precision, layout, job)
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
-    if report:
-        check_report(report)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
         entries = batch or default_batch(engine.facts.limits)
         jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
-        for job in jobs:
-            check_memory(job.kernel, job.batch)
+        for each in jobs:
+            check_memory(each.kernel, each.batch)
         tuner = Tuner(engine, store, options)
-        for job in jobs:
-            tuner.families(job.kernel)  # a family that serves it not is said before anything runs
+        for each in jobs:
+            tuner.families(each)  # a family that serves it not is said before anything runs
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -80,20 +82,22 @@ def command(
         store.close()
 
 
-def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None) -> list[KernelSpec]:
+def _kernels(
+    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None
+) -> list[KernelSpec]:
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
         raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE")
     if spec is None:
-        return [KernelSpec(pattern, precision or "float32", layout or "bsf") for pattern in patterns]
+        return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
     wanted = [
         kernel
         for kernel in load(find_spec(spec)).kernels
-        if precision in (None, kernel.precision) and layout in (None, kernel.layout)
+        if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, kernel.job)
     ]  # fmt: skip
     if not wanted:
-        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout)))}")
+        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, job)))}")
     return wanted
 
 
@@ -136,7 +140,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     from ksgen.commands.tune_table import name_of
     from ksgen.tuning.noise import measure_noise
 
-    found = [measure_noise(tuner.engine, job, tuner.default(job.kernel)) for job in jobs]
+    found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
             {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,

@@ -87,10 +87,10 @@ def _caption(running: Sequence["Progress"]) -> str:
 
 
 def name_of(job: "Job") -> str:
-    """`1,192,48,2 float32 bsf`, with the epilogue, and the batch where the kernel serves no other."""
+    """`1,192,48,2 float32 bsf`, with the epilogue or another job, and the batch where the kernel serves no other."""
     kernel = job.kernel
     special = () if kernel.batch is None else (f"batch {kernel.batch}",)
-    return " ".join((str(kernel.pattern), kernel.precision, kernel.layout, *kernel.epilogue.words, *special))
+    return " ".join((str(kernel.pattern), kernel.precision, kernel.layout, *kernel.words, *special))
 
 
 def clock(seconds: float | None) -> str:

@@ -113,6 +113,11 @@ class KernelSpec:
         return PRECISIONS[self.precision].dtype
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """What it does besides a plain product: the steps of its epilogue, or another job."""
+        return self.epilogue.words if self.job == "multiply" else (self.job,)
+
+    @property
     def name(self) -> str:
         """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)

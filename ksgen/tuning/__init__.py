@@ -14,10 +14,12 @@ def tune(
     pattern: Pattern, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
+    job: str = "multiply",
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and leave them in the user's wisdom: this process' launchers take them from now on.
 
-    `batch`: 25088 on a GPU and 1568 on a processor unless named. `budget`: "60s", or a number of candidates.
+    `job`: "multiply", or "gradient", that of the weights. `batch`: 25088 on a GPU and 1568 on a processor unless named.
+    `budget`: "60s", or a number of candidates.
     `progress` is called after each candidate, in a thread of its own.
     An interrupt saves the best so far, and then goes on as `KeyboardInterrupt`.
     """
@@ -27,7 +29,7 @@ def tune(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
-    kernel = KernelSpec(pattern, precision, layout, epilogue or Epilogue())
+    kernel = KernelSpec(pattern, precision, layout, epilogue or Epilogue(), job=job)
     options = Options(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()

@@ -1,64 +1,29 @@
-"""The report's figures: SVG by matplotlib, with text as text; the same numbers give the same bytes. Knows no trials.
+"""The report's figures: how a search went, what each constant does, what the cost model is worth. Knows no trials."""
 
-Colours are those of a light page; `PALETTE` says what a dark page shows in their place.
-"""
-
-import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
-from ksgen.errors import KsgenError
+from ksgen import svg
+from ksgen.svg import POINT, RULE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, RULE, POINT, BEST, WINNER, FLOOR = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
-PALETTE = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", BEST: "#69b1ec", WINNER: "#f59a5f", FLOOR: "#62c48a"}  # light: dark
+BEST, WINNER, FLOOR = svg.LINE, svg.ACCENT, svg.GUIDE
+EXTRA = "tune"
 HEIGHT = 1.9  # inches
 WIDE_RATIO = 4  # from the smallest to the largest; beyond, an axis is logarithmic
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: it measures with what it has
-    "font.size": 8,
-    "text.parse_math": False,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": RULE,
-    "axes.titlesize": 8.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.4,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "path.simplify": False,  # points are lines of no length
-}
-
-
-def check_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise KsgenError(f"a report needs matplotlib, which cannot be imported ({error}); pip install 'ksgen[tune]'") from None
 
 
 def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
     """The time of each candidate in measuring order, the best until then, and the floor. `winner`: its place among them."""
     best = list(accumulate(times_us, min))
     numbers = list(range(1, len(times_us) + 1))
-    with _figure(4.2, "best so far", (times_us, winner, floor_us)) as (axes, svg):
+    with _figure(4.2, "best so far", (times_us, winner, floor_us)) as drawn:
+        axes = drawn.axes
         _points(axes, numbers, times_us)
         axes.step([*numbers, len(numbers) + 0.5], [*best, best[-1]], where="post", color=BEST, linewidth=1.6)
         _winner(axes, numbers[winner], times_us[winner])
@@ -68,7 +33,7 @@ def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) 
         axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("candidates measured")
         _name_y(axes, _time_scale(axes, "y", [*times_us, *([floor_us] if floor_us else [])]))
-    return svg[0]
+    return drawn.svg
 
 
 def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner: int | None) -> str:
@@ -76,7 +41,8 @@ def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner
     known = sorted(set(values))
     at = {value: place for place, value in enumerate(known)}  # evenly: most constants are powers of two
     groups = [[time for value, time in zip(values, times_us, strict=True) if value == each] for each in known]
-    with _figure(2.3, name, (values, times_us, winner)) as (axes, svg):
+    with _figure(2.3, name, (values, times_us, winner)) as drawn:
+        axes = drawn.axes
         _points(axes, [at[value] for value in values], times_us)
         axes.plot(range(len(known)), [median(group) for group in groups], color=POINT, linewidth=1, linestyle="--")
         axes.plot(range(len(known)), [min(group) for group in groups], color=BEST, linewidth=1.6)
@@ -85,12 +51,13 @@ def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner
         axes.set_xticks(range(len(known)), [str(value) for value in known])
         axes.set_xlim(-0.5, len(known) - 0.5)
         _name_y(axes, _time_scale(axes, "y", times_us))
-    return svg[0]
+    return drawn.svg
 
 
 def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], winner: int | None) -> str:
     """The cost model's time of each candidate and the measured one; on the line they agree."""
-    with _figure(2.6, "cost model", (predicted_us, measured_us, winner)) as (axes, svg):
+    with _figure(2.6, "cost model", (predicted_us, measured_us, winner)) as drawn:
+        axes = drawn.axes
         _points(axes, predicted_us, measured_us)
         if winner is not None:
             _winner(axes, predicted_us[winner], measured_us[winner])
@@ -99,7 +66,7 @@ def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], win
         axes.autoscale(False)
         ends = [min(*predicted_us, *measured_us), max(*predicted_us, *measured_us)]
         axes.plot(ends, ends, color=RULE, linewidth=1)
-    return svg[0]
+    return drawn.svg
 
 
 def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, most_flops_per_s: float) -> str:
@@ -107,7 +74,8 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
     ridge = most_flops_per_s / most_bytes_per_s
     ends = [min(ridge, flop_per_byte) / 4, max(ridge, flop_per_byte) * 4]
     unit, scale = ("TFLOP/s", 1e12) if most_flops_per_s > 2e12 else ("GFLOP/s", 1e9)
-    with _figure(2.6, f"roofline, {unit}", (flop_per_byte, flops_per_s, most_bytes_per_s, most_flops_per_s)) as (axes, svg):
+    with _figure(2.6, f"roofline, {unit}", (flop_per_byte, flops_per_s, most_bytes_per_s, most_flops_per_s)) as drawn:
+        axes = drawn.axes
         roof = [min(most_flops_per_s, each * most_bytes_per_s) / scale for each in (ends[0], ridge, ends[1], flop_per_byte)]
         axes.plot([ends[0], ridge, ends[1]], roof[:3], color=FLOOR, linewidth=1.6)
         axes.plot([flop_per_byte] * 2, [flops_per_s / scale, roof[3]], color=RULE, linewidth=1)
@@ -115,29 +83,12 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
         axes.set_xlabel("FLOP a byte")
         _scale(axes, "x", ends)
         _scale(axes, "y", [*roof, flops_per_s / scale])
-    return svg[0]
+    return drawn.svg
 
 
-@contextmanager
-def _figure(width: float, title: str, drawn: object) -> Iterator[tuple["Axes", list[str]]]:
-    """Axes to draw on, and a list that has the SVG afterwards. `drawn` is what names inside it are made from."""
-    check_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    svg: list[str] = []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own say
-        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": f"{title} {drawn!r}"})
-        figure = Figure(figsize=(width, HEIGHT))
-        figure.subplots_adjust(left=0.48 / width, right=1 - 0.12 / width, bottom=0.36 / HEIGHT, top=1 - 0.24 / HEIGHT)
-        axes = figure.subplots()
-        axes.set_title(title)
-        axes.tick_params(length=2)
-        yield axes, svg
-        written = io.StringIO()
-        figure.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg.append(_inline(written.getvalue(), title))
+def _figure(width: float, title: str, content: object) -> AbstractContextManager[svg.Drawn]:
+    size = svg.Size(width, HEIGHT, left=0.48, right=0.12, bottom=0.36, top=0.24)
+    return svg.figure(title, size, EXTRA, content)
 
 
 def _points(axes: "Axes", x: Sequence[float], y: Sequence[float]) -> None:
@@ -175,27 +126,3 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_major_locator(MaxNLocator(4) if ratio <= WIDE_RATIO else LogLocator(subs=(1, 2, 5) if ratio < 100 else (1,), numticks=6))
-
-
-def _inline(text: str, title: str) -> str:
-    """The SVG as a part of a page: without what a page says once, names that figures would share, and digits that nobody sees."""
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _XLINK)
-    root = ElementTree.fromstring(text)
-    root.attrib |= {"role": "img", "aria-label": title}
-    for parent in root.iter():
-        for style in parent.findall(f"{{{_SVG}}}style"):
-            parent.remove(style)
-        if parent.tag == f"{{{_SVG}}}g":
-            parent.attrib.pop("id", None)
-        if "d" in parent.attrib:
-            parent.attrib["d"] = " ".join(map(_rounded, parent.attrib["d"].split()))
-        parent.tail = None
-        if not (parent.text or "").strip():
-            parent.text = None
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _rounded(word: str) -> str:
-    """A letter of a path as it is, a coordinate to a hundredth of a point."""
-    return word if word.isalpha() else f"{round(float(word), 2):g}"

@@ -10,7 +10,6 @@ import numpy as np
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, family_named
 from ksgen.plan import check_fit
-from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.surrogate import Array, Points, features
@@ -65,9 +64,11 @@ def make_pool(
     )  # fmt: skip
 
 
-def served_families(kernel: KernelSpec, limits: Limits) -> list[str]:
-    """The families that can serve a kernel on such a device."""
-    return [name for name, family in FAMILIES.items() if family.serves(kernel, limits)]
+def served_families(job: Job, limits: Limits) -> list[str]:
+    """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them."""
+    return [
+        name for name, family in FAMILIES.items() if family.serves(job.kernel, limits) and family.takes(job.kernel, job.batch, aligned=True)
+    ]  # fmt: skip
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from ksgen import __version__
+from ksgen import __version__, svg
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
+from ksgen.ranks import rank_correlation
 from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
-from ksgen.tuning.sections import Section, rank_correlation, sections_of, time_us
+from ksgen.tuning.sections import Section, sections_of, time_us
 from ksgen.tuning.trials import Trial
 from ksgen.wisdom import replace_file
 
@@ -43,7 +44,7 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
 
 def check_report(path: Path) -> None:
     """Raise `KsgenError` before a search whose report could not be written after it."""
-    figures.check_matplotlib()
+    svg.check_matplotlib(figures.EXTRA)
     if path.is_dir() or not path.parent.is_dir():
         raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists")
 
@@ -67,8 +68,8 @@ def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:
             f"ksgen {__version__}",
         ],
         sections=[_shown(section, number, len(devices) > 1) for number, section in enumerate(sections, start=1)],
-        palette=figures.PALETTE,
-        point=figures.POINT,
+        palette=svg.DARK,
+        point=svg.POINT,
         best=figures.BEST,
         winner=figures.WINNER,
         floor=figures.FLOOR,

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-import numpy as np
-
 from ksgen.spec import KernelSpec
 from ksgen.tuning.candidates import counted, microseconds, share
 from ksgen.tuning.trials import Trial
@@ -36,7 +34,7 @@ class Section:
 
     @property
     def title(self) -> str:
-        words = (self.kernel.precision, self.kernel.layout, *self.kernel.epilogue.words)
+        words = (self.kernel.precision, self.kernel.layout, *self.kernel.words)
         only = " only" if self.kernel.batch else ""
         return f"{self.kernel.pattern} {' '.join(words)}, batch {self.batch}{only}"
 
@@ -97,14 +95,3 @@ def _candidate(trial: Trial) -> tuple[Hashable, ...]:
 
 def time_us(trial: Trial) -> float:
     return trial.median_us or inf
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's; NaN where either is the same throughout."""
-    ranks = []
-    for values in (first, second):
-        _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[at])  # equal values share their mean rank
-    deviations = [each - each.mean() for each in ranks]
-    scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
-    return float((deviations[0] * deviations[1]).sum()) / scale if scale else float("nan")

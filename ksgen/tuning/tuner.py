@@ -85,40 +85,38 @@ class Tuner:
                 self.engine.close()
             return [_result(search) for search in searches]
 
-    def families(self, kernel: KernelSpec) -> list[str]:
-        """Those that are looked at for a kernel."""
-        served = served_families(kernel, self.limits)
+    def families(self, job: Job) -> list[str]:
+        """Those that are looked at for a job."""
+        served = served_families(job, self.limits)
         if self.options.family is None:
             return served
         family = family_named(self.options.family)
         if family.name not in served:
-            raise KsgenError(f"{kernel.name}: {family.name} does not serve it on {self.engine.facts.name} ({family.why})")
+            raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} ({family.why})")
         return [family.name]
 
-    def machine(self, kernel: KernelSpec) -> Machine:
+    def machine(self, job: Job) -> Machine:
         """The device as the cost model sees it, with ceilings measured once for each kind of multiply-add."""
         facts = self.engine.facts
-        ceilings = {name: self._ceilings_of(name, kernel) for name in self.families(kernel)}
+        ceilings = {name: self._ceilings_of(name, job.kernel) for name in self.families(job)}
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings)
 
-    def default(self, kernel: KernelSpec) -> Candidate:
+    def default(self, job: Job) -> Candidate:
         """What launchers take where nothing was measured."""
-        family = family_for(kernel, self.limits)
-        return Candidate(family.name, family.default(kernel, self.limits))
+        family = family_for(job.kernel, self.limits, job.batch)
+        return Candidate(family.name, family.default(job.kernel, self.limits))
 
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
         try:
-            machine, incumbent = self.machine(job.kernel), self._wisdom.lookup(job.kernel, job.batch)
+            machine, incumbent = self.machine(job), self._wisdom.lookup(job.kernel, job.batch)
         except (KsgenError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
             if not self.stop.is_set():
                 raise
         if self.stop.is_set():
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
-        default = self.default(job.kernel)
+        default = self.default(job)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
-        guesses += [
-            Candidate(name, family_named(name).default(job.kernel, self.limits)) for name in self.families(job.kernel)
-        ]  # fmt: skip
+        guesses += [Candidate(name, family_named(name).default(job.kernel, self.limits)) for name in machine.ceilings]
         pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool)
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ksgen.families.base import Constexpr
-from ksgen.families.tiles import CopyPlan, Tiled, divide_up, power_of_two_in
+from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 
 LEAST_BATCH = 64  # batch entries that are worth a part of their own
@@ -63,9 +63,38 @@ class Side:
 
 
 class Parts(Tiled):
-    """Tiles of weights, each of them summed over several parts of the batch."""
+    """Tiles of weights, each of them summed over several parts of the batch, from stages of both operands."""
 
     kernel: KernelSpec
+
+    @property
+    def warps(self) -> int:
+        raise NotImplementedError
+
+    def side(self, name: str, features: int, tile: int) -> Side:
+        raise NotImplementedError
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+    @property
+    def x(self) -> Side:
+        return self.side("x", self.kernel.pattern.c, self.constants.tile_in)
+
+    @property
+    def dy(self) -> Side:
+        return self.side("dy", self.kernel.pattern.b, self.constants.tile_out)
+
+    @property
+    def dy_base(self) -> int:
+        """Where a stage's dY begins, behind X."""
+        return int(self.constants.tile_d * self.x.image.plane)
+
+    @property
+    def stage(self) -> int:
+        """Elements of a stage."""
+        return self.dy_base + int(self.constants.tile_d * self.dy.image.plane)
 
     @property
     def is_bsf(self) -> bool:

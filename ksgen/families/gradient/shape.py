@@ -6,7 +6,7 @@ from itertools import product
 from math import gcd
 
 from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side, lane_runs
-from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
+from ksgen.families.tiles import Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
 LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
@@ -60,10 +60,6 @@ class Shape(Parts):
     constants: GradientConstants
 
     @property
-    def is_bsf(self) -> bool:
-        return self.kernel.layout == "bsf"
-
-    @property
     def group(self) -> int:
         """Elements of a 16-byte access to shared memory."""
         return 16 // self.real_bytes
@@ -90,21 +86,9 @@ class Shape(Parts):
     def warps(self) -> int:
         return self.constants.tile_d * self.warps_in * self.warps_out
 
-    @property
-    def threads(self) -> int:
-        return WARP * self.warps
-
     # ---- the two operands
 
-    @property
-    def x(self) -> Side:
-        return self._side("x", self.kernel.pattern.c, self.constants.tile_in)
-
-    @property
-    def dy(self) -> Side:
-        return self._side("dy", self.kernel.pattern.b, self.constants.tile_out)
-
-    def _side(self, name: str, features: int, tile: int) -> Side:
+    def side(self, name: str, features: int, tile: int) -> Side:
         constants = self.constants
         vector = self._vector(features, tile)
         scattered = 1 if constants.copy == "async" else vector  # a wide asynchronous copy stays in one piece
@@ -126,14 +110,6 @@ class Shape(Parts):
         return self.group if whole % self.group == 0 and (tile * tile_d) % self.group == 0 else 1
 
     # ---- shared memory
-
-    @property
-    def dy_base(self) -> int:
-        return self.constants.tile_d * self.x.image.plane
-
-    @property
-    def stage(self) -> int:
-        return self.dy_base + self.constants.tile_d * self.dy.image.plane
 
     @property
     def shared_reals(self) -> int:

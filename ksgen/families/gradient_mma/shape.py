@@ -93,10 +93,6 @@ class Shape(Parts):
         return self.constants.tile_d * self.constants.warps_out * self.constants.warps_in
 
     @property
-    def threads(self) -> int:
-        return WARP * self.warps
-
-    @property
     def row_tiles(self) -> int:
         """Matrix instructions of a warp along its outputs."""
         return self.constants.tile_out // (ROWS * self.constants.warps_out)
@@ -119,15 +115,7 @@ class Shape(Parts):
         bytes_ = self.constants.tile_batch * self.kernel.item_bytes
         return (bytes_ + (STRETCH - bytes_) % BANK_BYTES) // self.kernel.item_bytes
 
-    @property
-    def x(self) -> Side:
-        return self._side("x", self.kernel.pattern.c, self.constants.tile_in)
-
-    @property
-    def dy(self) -> Side:
-        return self._side("dy", self.kernel.pattern.b, self.constants.tile_out)
-
-    def _side(self, name: str, features: int, tile: int) -> Side:
+    def side(self, name: str, features: int, tile: int) -> Side:
         batch, tile_d = self.constants.tile_batch, self.constants.tile_d
         if not self.is_bsf:
             lane_run = power_of_two_in(batch // self.group, WARP)
@@ -149,14 +137,6 @@ class Shape(Parts):
         return gcd(self.group, whole, tile * tile_d)
 
     # ---- shared memory
-
-    @property
-    def dy_base(self) -> int:
-        return self.constants.tile_d * self.x.image.plane
-
-    @property
-    def stage(self) -> int:
-        return self.dy_base + self.constants.tile_d * self.dy.image.plane
 
     @property
     def shared_bytes(self) -> int:

@@ -35,7 +35,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         raise NotImplementedError
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.warpgroups and self.is_for(kernel)
+        return kernel.job == "multiply" and limits.warpgroups and self.is_for(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
