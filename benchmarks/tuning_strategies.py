@@ -67,7 +67,7 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
         job = Job(KernelSpec(Pattern(*shape), precision, LAYOUTS[number % 2]), batch)
         if str(job) in {table["job"] for table in content["tables"]}:
             continue
-        families = served_families(job.kernel, limits)
+        families = served_families(job, limits)
         ceilings = {name: engine.ceilings(precision, _operand(name, job, limits)) for name in families}
         machine = Machine(facts.target, limits, facts.limits.multiprocessors, ceilings)
         chosen = _bounded(job, machine, candidates)

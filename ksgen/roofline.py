@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 THREADS = 256
 MULTIPLY_ADDS_A_ROUND = {"multiply_add": 128, "f16": 1024, "bf16": 1024, "tf32": 512}  # of a thread
 WARPGROUP_COLUMNS = 128  # of the product that a warpgroup makes
-PRODUCTS = {"tf32x3": 3, "fp16x3": 3}  # that stand for one
+PRODUCTS = {"tf32x3": 3, "fp16x3": 3}  # of tensor cores, that stand for one
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Ceilings:
 
     bytes_per_s: float  # copied: read plus written
     flops_per_s: float  # a multiply-add is two
+    products: int = 1  # of the device's own that stand for one of these
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
         """X, weights and Y moved once, all multiply-adds done: the larger of the two times."""
@@ -52,5 +53,6 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
     a_round = MULTIPLY_ADDS_A_ROUND[operand or "multiply_add"] if wgmma is None else wgmma.multiply_adds * PROBE_AT_ONCE
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
     multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
-    flops = 2.0 * blocks * THREADS * rounds * a_round / PRODUCTS.get(precision, 1)
-    return Ceilings(2 * copied_bytes / median(copy_s), flops / median(multiply_s))
+    products = PRODUCTS.get(precision, 1) if operand else 1
+    flops = 2.0 * blocks * THREADS * rounds * a_round / products
+    return Ceilings(2 * copied_bytes / median(copy_s), flops / median(multiply_s), products)

@@ -17,11 +17,14 @@ from ksgen.bench.log import Log, read_log
 from ksgen.bench.roster import NAMES, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, Row, read_rows, write_csv, write_parquet
 from ksgen.devices import Found, list_devices
-from ksgen.errors import KsgenError
+from ksgen.emit import template_digest
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.families import family_named
 from ksgen.pattern import Pattern
-from ksgen.plan import Choice, load, make_plan
+from ksgen.plan import Choice, limits_of, load, make_plan
 from ksgen.reference import multiply
 from ksgen.spec import LAYOUTS
+from ksgen.wisdom import Entry, save
 from tests.bench_rows import row
 from tests.fake_gpu import FakeGpu, TextCompiler
 from tests.simt import is_installed
@@ -30,7 +33,7 @@ torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
 
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, Baseline, UnsupportedError  # noqa: E402
-from ksgen.bench.contenders import Ready, _on_tensors, contenders  # noqa: E402
+from ksgen.bench.contenders import Ready, _on_tensors, contenders, tune  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
@@ -282,8 +285,7 @@ def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:
 
 
 def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksgen.families import family_named
-    from ksgen.plan import PLANNER, limits_of
+    from ksgen.plan import PLANNER
 
     gpu: Any = FakeGpu()
     names = [(each.arithmetic, each.family, each.variant) for each in contenders(JOB, gpu, (OURS,))]
@@ -338,6 +340,32 @@ def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path,
     assert asked == [(JOB.pattern, "float32", "bsf", 40, "3", f"opencl:{cpu.index}")]
     measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3", names=("bmm",))
     assert len(asked) == 1
+
+
+def test_tuning_knows_what_was_measured_at_the_batch_by_this_template(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    kernel, family = JOB.kernel("float32"), family_named("simt")
+    constants = family.default(kernel, limits_of(cpu))
+    asked: list[int] = []
+    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=lambda pattern, **options: asked.append(options["batch"])))
+    for batch, template, searches in ((7, template_digest("simt"), 1), (40, "stale", 2), (40, template_digest("simt"), 2)):
+        save(cpu.name, [Entry(kernel, batch, "simt", constants, {"median_us": 1.0, "template": template})])
+        tune(JOB, cpu, "3")
+        assert len(asked) == searches
+
+
+def test_a_search_that_finds_nothing_costs_only_itself(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(pattern: Pattern, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=search))
+    error: KsgenError = KsgenError("no candidate could be measured")
+    with pytest.warns(UserWarning, match="the search for float32 found nothing \\(no candidate could be measured\\)"):
+        complete, _ = measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
+    assert complete == 1
+    error = ToolchainError("no compiler")
+    with pytest.raises(ToolchainError, match="no compiler"):
+        measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
 
 
 # The log, and the files that rows go to.
@@ -461,6 +489,7 @@ def test_a_kill_loses_at_most_one_measurement(tmp_path: Path) -> None:
 
 
 MISTAKES = [
+    (["paper", "--tune", "soon"], "KsgenError: budget 'soon': accepted: a time such as 60s, 5m or 1h, or"),
     (["paper", "--precision", "float31"], "SpecError: precision 'float31'; did you mean float32? accepted: float32, tf32"),
     (["paper", "--precision", "fp16"], "SpecError: precision 'fp16'; did you mean float16?"),
     (["paper", "--layout", "bsm"], "SpecError: layout 'bsm'; did you mean bsl? accepted: bsf, bsl"),

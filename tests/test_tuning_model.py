@@ -67,6 +67,14 @@ def test_a_prediction_is_never_below_the_floor_and_grows_with_the_batch() -> Non
         assert times[1] >= machine.ceilings[name].floor_s(KERNEL, 25088) * 1e6
 
 
+def test_plain_multiply_adds_are_no_faster_for_a_precision_of_tensor_cores() -> None:
+    plain, split = (replace(KERNEL, precision=name) for name in ("float32", "tf32x3"))
+    assert predict_us(GPU, SIMT, split, CONSTANTS, 25088) == predict_us(GPU, SIMT, plain, CONSTANTS, 25088)
+    mma, constants = FAMILIES["mma"], FAMILIES["mma"].default(split, H200)
+    once, thrice = (replace(GPU, ceilings={"mma": Ceilings(1e15, 1e12, products)}) for products in (1, 3))
+    assert predict_us(once, mma, split, constants, 25088) > 2.9 * predict_us(thrice, mma, split, constants, 25088)
+
+
 def test_a_candidate_of_which_no_block_fits_is_never_proposed() -> None:
     greedy = replace(CONSTANTS, tile_batch=256, tile_out=128, tile_in=32, stages=4)
     assert predict_us(GPU, SIMT, KERNEL, greedy, 1000) == inf

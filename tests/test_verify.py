@@ -93,7 +93,8 @@ def test_measuring_a_kernel_and_a_device() -> None:
     measured = measure(device, KERNEL, 70, runs=3)
     assert measured.passed
     assert len(measured.seconds) == 3
-    for precision in ("float32", "float64"):
+    for precision in ("float32", "float64", "tf32x3"):
         ceilings = measure_ceilings(device, precision)
+        assert ceilings.products == 1  # there are no tensor cores, whose products would stand for one in threes
         assert 1e8 < ceilings.bytes_per_s < 1e14
         assert 1e8 < ceilings.flops_per_s < 1e16

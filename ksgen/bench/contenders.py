@@ -1,5 +1,6 @@
 """Who is compared: our kernels, by family and choice of constants, and the baselines, each made ready to run over a job's arrays."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +17,11 @@ from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
 from ksgen.devices.base import Buffer, Device
 from ksgen.emit import Source, render, template_digest
+from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import FAMILIES, family_named
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
+from ksgen.wisdom import load_wisdom
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,22 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 
 
 def tune(job: Job, device: Device, budget: str) -> None:
-    """Search for those kernels of ours that wisdom does not know; what is found is "tuned" from then on."""
+    """Search for those kernels of ours that wisdom does not know at this batch, or knows of another template version alone;
+    what is found is "tuned" from then on. A search that finds nothing says so, and costs only itself.
+    """
     from ksgen.tuning import tune as search
 
+    selector = f"{device.runtime}:{device.index}"
     for arithmetic in _arithmetics(job, device):
-        if not PLANNER.choice(device, job.kernel(arithmetic), job.batch).is_measured:
-            selector = f"{device.runtime}:{device.index}"
+        known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
+        if known and known.batch == job.batch and not known.is_stale:
+            continue
+        try:
             search(job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector)
+        except ToolchainError:  # no search can run
+            raise
+        except KsgenError as error:
+            warnings.warn(f"{job.key}: the search for {arithmetic} found nothing ({error})", stacklevel=2)
 
 
 def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:

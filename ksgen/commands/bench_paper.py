@@ -32,6 +32,8 @@ def command(selection: Selection, measurements: int, runs: int, most_seconds: fl
     """
     check_library("torch", "`ksgen bench paper`", "pip install 'ksgen[bench]'")
     from ksgen.bench.timing import Protocol, Times
+    from ksgen.tuning.tuner import parse_budget
 
+    parse_budget(tune)  # refused now, rather than at the first search
     protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
     print_done(measure(selection, protocol, lambda device: Times()), as_json)

@@ -72,6 +72,7 @@ def command(
         "share_of_floor": floor / seconds,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
         "measured_gflop_per_s": ceilings.flops_per_s / 1e9,
+        "multiply_adds": f"multiply-adds on tensor cores, {operand} operands" if operand else "plain multiply-adds",
     }
     if as_json:
         print_json(figures)
@@ -96,7 +97,7 @@ def _print(figures: dict[str, object]) -> None:
         (
             "floor",
             "{floor_us:.1f} us: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
-            " GFLOP/s of plain multiply-adds",
+            " GFLOP/s of {multiply_adds}",
         ),
         ("share", "{share_of_floor:.0%} of the floor"),
     ]

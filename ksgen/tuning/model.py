@@ -11,7 +11,7 @@ from typing import Any
 from ksgen.families import Family, Limits
 from ksgen.plan import MOST_BLOCKS as MOST_GRID
 from ksgen.resources import Resources
-from ksgen.roofline import PRODUCTS, Ceilings
+from ksgen.roofline import Ceilings
 from ksgen.spec import KernelSpec
 
 SHARE_OF_PEAK = 0.9  # of the multiply-adds that a probe does, in a kernel that also loads and stores
@@ -65,7 +65,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     resident = resident_blocks(machine.target, machine.limits, geometry.block, registers, geometry.shared_bytes)
     if not resident:
         return inf
-    multiply_s = flops / (ceilings.flops_per_s * PRODUCTS.get(kernel.precision, 1) * SHARE_OF_PEAK)
+    multiply_s = flops / (ceilings.flops_per_s * ceilings.products * SHARE_OF_PEAK)
     inside_s = max(multiply_s, work.shared_bytes / (machine.multiprocessors * SHARED_BYTES_PER_S))
     warps = resident * -(-geometry.block // WARP)
     idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
