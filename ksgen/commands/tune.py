@@ -59,8 +59,6 @@ def command(
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
-    if report:
-        check_report(report)
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
