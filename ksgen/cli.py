@@ -82,7 +82,7 @@ def main() -> None:
     except click.exceptions.Exit as finished:
         sys.exit(finished.exit_code)
     except click.ClickException as error:
-        where = f" (ksgen {error.ctx.info_name} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
+        where = f" ({error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
     except KsgenError as error:

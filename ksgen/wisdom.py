@@ -185,6 +185,14 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
     return path
 
 
+def check_writable() -> None:
+    """Raise `KsgenError` before a search whose winners could not be saved."""
+    folder = wisdom_dir()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise KsgenError(f"{folder}: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Written aside and renamed into place, so that a reader finds the old file or the new one, whole."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -499,6 +499,7 @@ MISTAKES = [
     (["paper", "--patterns", " "], "PatternError: --patterns ' '; accepted: paper, published, a spec, or patterns such as"),
     (["paper", "--patterns", "none.yaml"], "SpecError: none.yaml: cannot be read"),
     (["paper", "--time-limit", "8x"], "KsgenError: time '8x'; accepted: 90s, 8m, 1h30m"),
+    (["paper", "--time-limit", "0.001s"], "KsgenError: --time-limit was up before the first measurement; give it more"),
     (["paper", "--batch", "0"], "ksgen: Invalid value for '--batch'"),
     (["paper", "-o", "rows.csv"], "SpecError: -o rows.csv: the log is a .jsonl file; its rows go to the .csv beside it"),
     (["paper", "-o", "file/rows.jsonl"], "KsgenError: file/rows.jsonl: cannot be written ("),

@@ -55,6 +55,7 @@ MISTAKES = [
     (["build", "bad.yaml"], "SpecError: bad.yaml:1"),
     (["bundle", "none.yaml"], "SpecError: none.yaml: cannot be read"),
     (["run"], "ksgen: Missing option '--pattern'. (ksgen run --help)"),
+    (["wisdom", "merge"], "ksgen: Missing argument 'FIRST'. (ksgen wisdom merge --help)"),
     (["run", "--pattern", "1,2,3"], "PatternError: '1,2,3' is not a pattern"),
     (["run", "--pattern", "1,0,3,1"], "PatternError: "),
     (["run", "--pattern", "1,2,3,1", "--batch", "0"], "SpecError: --batch 0: a batch is a whole number of at least 1"),
@@ -65,7 +66,7 @@ MISTAKES = [
     ),
     (
         ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "mma"],
-        "ConstantsError: ks_1x2x3x1_float32_bsf at batch 25088: mma does",
+        "ConstantsError: ks_1x2x3x1_float32_bsf at batch 1568: mma does",
     ),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "DeviceError: device 'abacus': none is called that; found: "),
     (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "SpecError: --batch 1000000000000: the arrays of ks_1x2x3x1_float32_bsf"),

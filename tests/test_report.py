@@ -195,7 +195,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
     check_report(tmp_path / "r.html")
     for path in (tmp_path, tmp_path / "no" / "r.html"):
-        with pytest.raises(KsgenError, match=": no file can be written there; name one in a folder that exists"):
+        with pytest.raises(KsgenError, match=": no file can be written there; name one in a folder that exists and is yours to write to"):
             check_report(path)
     with pytest.raises(KsgenError, match=r"no/r\.html: cannot be written \(No such file or directory\)"):
         write_report(some_trials(4)[:1], tmp_path / "no" / "r.html")
@@ -205,7 +205,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
     caught = CliRunner().invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"]).exception
     assert isinstance(caught, KsgenError)
-    assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists"
+    assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists and is yours to write to"
 
 
 @needs_matplotlib

@@ -297,6 +297,8 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         layer(x.double())
     with pytest.raises(LaunchError, match="x lies on meta and weights on cpu; give both in one place"):
         layer(x.to("meta"))
+    with pytest.raises(LaunchError, match=r"KSLinear\(.*\): x is ndarray; accepted: a torch\.Tensor"):
+        layer(x.numpy())
 
 
 def test_a_backend_that_a_precision_does_not_have_is_refused_later_too() -> None:

@@ -167,5 +167,8 @@ def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) 
         (("--batch", str(10**12)), "the arrays of ks_2x24x9x3_float32_bsf take"),
     ):
         assert message in str(tune(*SMALL, *arguments).exception)
+    (home / "file").write_text("")
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home / "file" / "wisdom"))
+    assert "file/wisdom: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder" in str(tune(*SMALL).exception)
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
     assert "KSGEN_NO_COMPILE forbids compiling, which a search is made of" in str(tune(*SMALL).exception)

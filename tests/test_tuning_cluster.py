@@ -138,3 +138,14 @@ def test_a_scheduler_that_does_not_answer_is_the_users_mistake(monkeypatch: pyte
     monkeypatch.setattr("ksgen.tuning.cluster.CONNECT_SECONDS", 1)
     with pytest.raises(KsgenError, match=r"--scheduler tcp://127\.0\.0\.1:9: no Dask scheduler answers there"):
         open_engine(scheduler="tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(("address", "why"), [("dask", "missing port number"), ("tcp://dask:port", "invalid literal"), ("no://dask:1", "")])
+def test_an_address_that_is_none_is_refused_at_once_and_alone(address: str, why: str) -> None:
+    """A client of such an address prints a traceback, 40 seconds later."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ksgen", "tune", "--pattern", "1,2,3,4", "--scheduler", address], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"KsgenError: --scheduler {address}: no Dask scheduler answers there ({why}")
+    assert done.stderr.count("\n") == 1

@@ -17,7 +17,7 @@ import pytest
 import ksgen
 from ksgen import reference
 from ksgen.emit import template_digest
-from ksgen.errors import ConstantsError, KsgenError
+from ksgen.errors import ConstantsError, KsgenError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.pattern import Pattern
@@ -239,6 +239,7 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     chosen = replace(CONSTANTS, tile_in=4)
     space_of(monkeypatch, chosen)
     monkeypatch.setattr(Simt, "default", lambda self, kernel, limits: chosen)
+    PLANNER.forget()  # the wisdom of other tests
     launcher = ksgen.Launcher(2, 24, 9, 3)
     assert "the family's default: no search has been run" in launcher.explain(70)
     generation, told = PLANNER.generation, []
@@ -247,6 +248,7 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "gradient"
     assert found.best.constants == chosen
     assert told[-1].phase == "done"
+    assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")
     assert PLANNER.generation > generation
     assert "wisdom, measured at batch 70" in launcher.explain(70)
     x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
@@ -259,6 +261,13 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
 )
 def test_budgets(text: str | None, budget: Budget) -> None:
     assert parse_budget(text) == budget
+
+
+@needs_opencl
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "64"])
+def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
+    with pytest.raises(SpecError, match=r"batch=.*; accepted: a whole number from 1 up"):
+        ksgen.tune(Pattern(2, 24, 9, 3), batch=batch, budget=1, device="opencl:0")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])

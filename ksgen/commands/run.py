@@ -5,6 +5,7 @@ import sys
 import click
 
 from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
@@ -12,7 +13,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
 @click.command("run", short_help="Check and time one kernel.")
 @click.option("--pattern", type=PATTERN, metavar="A,B,C,D", required=True, help="The pattern, such as 1,192,48,2.")
-@click.option("--batch", type=int, default=25088, show_default=True, help="Batch entries.")
+@click.option("--batch", type=int, help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="gradient: that of the weights.")
@@ -25,8 +26,8 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int, precision: str, layout: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
-    device: str | None, runs: int, seed: int, as_json: bool,
+    pattern: Pattern, batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool, activation: str,
+    residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
 
@@ -41,11 +42,12 @@ def command(
     from ksgen.roofline import measure_ceilings
     from ksgen.verify import measure
 
-    if batch < 1:
+    if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
-    check_memory(kernel, batch)
     where = find_device(device)
+    batch = batch or default_batch(where.limits)
+    check_memory(kernel, batch)
     measured = measure(where, kernel, batch, runs, seed, family)
     choice = measured.plan.choice
     operand = family_named(choice.family).words(kernel, choice.constants).get("operand")

@@ -108,6 +108,8 @@ class KSLinear(nn.Module):
         return ", ".join(words)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
+        if not isinstance(x, Tensor):
+            raise LaunchError(f"{self._name()}: x is {type(x).__name__}; accepted: a torch.Tensor")
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
         if x.dim() == 0 or x.shape[axis] != self.in_features:
             wanted = f"(..., {self.in_features})" if self.layout == "bsf" else f"({self.in_features}, ...)"

@@ -35,7 +35,7 @@ def tune(
     store = TrialStore()
     try:
         tuner = Tuner(engine, store, options)
-        (found,) = tuner.run([Job(kernel, batch or default_batch(engine.facts.limits))], progress or (lambda each: None))
+        (found,) = tuner.run([Job(kernel, default_batch(engine.facts.limits) if batch is None else batch)], progress or (lambda each: None))
     finally:
         engine.close()
         store.close()

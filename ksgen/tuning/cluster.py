@@ -38,6 +38,7 @@ class ClusterEngine(Engine):
         self._facts: dict[str, Facts] = {}  # by the address of each worker that measures
         self._guard = threading.Lock()
         try:
+            _check_address(scheduler)
             connect: Any = distributed.Client
             self._client = connect(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -119,6 +120,17 @@ class ClusterEngine(Engine):
                     except distributed.scheduler.KilledWorker as error:
                         raise DeviceError(f"the cluster lost {LOSSES} workers one after the other: {error}") from None
             task.cancel()
+
+
+def _check_address(scheduler: str) -> None:
+    """Raise `ValueError` for what is no address: a client of it prints a traceback when it is collected."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+    from distributed.comm.registry import get_backend
+
+    scheme, place = parse_address(scheduler)
+    get_backend(scheme)
+    if scheme != "inproc":
+        parse_host_port(place)
 
 
 def _is_same(facts: Facts, other: Facts) -> bool:

@@ -3,6 +3,7 @@
 Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
 """
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
@@ -45,8 +46,8 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
 def check_report(path: Path) -> None:
     """Raise `KsgenError` before a search whose report could not be written after it."""
     svg.check_matplotlib(figures.EXTRA)
-    if path.is_dir() or not path.parent.is_dir():
-        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists and is yours to write to")
 
 
 def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:

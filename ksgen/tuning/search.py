@@ -55,6 +55,10 @@ class Progress:
     best: Trial | None
     last: Trial | None  # the candidate that was just looked at
 
+    def __str__(self) -> str:
+        best = f"; best {self.best.median_us:.1f} us by {self.best.family}" if self.best else ""
+        return f"{self.job}: {self.phase}, {self.looked} done, {self.left} left{best}"
+
 
 @dataclass(frozen=True)
 class Tuned:

@@ -20,7 +20,7 @@ from ksgen.tuning.pool import list_space, make_pool, served_families
 from ksgen.tuning.search import Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.wisdom import Entry, Wisdom, load_wisdom, save
+from ksgen.wisdom import Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 16  # that a processor's search looks at, unless it is given a budget
 RECENT = 1000  # trials of the device among which those of other kernels are looked for
@@ -76,6 +76,7 @@ class Tuner:
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Tuned | KsgenError]:
         """One result a job, in their order. An interrupt stops all searches, each of which keeps the best it has found."""
+        check_writable()
         with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
