@@ -46,17 +46,17 @@ def measure(rounds: int) -> dict[str, float]:
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fit("bsf", "none", views, None)
+    plan, fit = call.plan, ks._fits.find(ks, "bsf", "none", views, None)
     kernel = plan.multiply
     parts = {
         "a prepared call": call,
         "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._fit("bsf", "none", views, None),
+        "  what fits shapes like these": lambda: ks._fits.find(ks, "bsf", "none", views, None),
         "  checking the memory": lambda: (check_memory(ks, views), check_context(ks, device, views)),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
-        "  selecting the binary": lambda: ks._plan(fit, device, None),
+        "  selecting the binary": lambda: ks._fits.plan(fit, device, None),
         "  packed weights": lambda: kept.packed_for(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
@@ -70,7 +70,7 @@ def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
     if device.runtime == "pycuda":
         device._context.push()
         values = [int(argument) for argument in arguments]
-        kernel.prepare(len(values))
+        kernel.prepare(values)
         launch = kernel.parts[0].prepared_async_call
         return lambda: launch((grid, 1), (block, 1, 1), None, *values, shared_size=shared_bytes)
     launch, function, address = device._cu.cuLaunchKernel, kernel.function, kernel.pack(arguments)

@@ -49,8 +49,10 @@ def fake_build_many(jobs: list[Request], *_: Any, on_done: Any = None, **__: Any
     return binaries
 
 
-def fake_measure(device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0) -> verify.Measured:
-    source = render(kernel)
+def fake_measure(
+    device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None
+) -> verify.Measured:
+    source = render(kernel, family=family)
 
     class Plan:
         choice = Choice("simt", source.constants, "nobody")
