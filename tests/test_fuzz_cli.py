@@ -49,9 +49,7 @@ def fake_build_many(jobs: list[Request], *_: Any, on_done: Any = None, **__: Any
     return binaries
 
 
-def fake_measure(
-    device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None
-) -> verify.Measured:
+def fake_measure(device: Any, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> verify.Measured:
     source = render(kernel, family=family)
 
     class Plan:

@@ -113,10 +113,12 @@ class ClusterEngine(Engine):
             if workers == []:
                 raise DeviceError(f"every worker that measured on {self.facts.name} is lost; the trials so far are kept")
             task = self._client.submit(function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources)
+            done = threading.Event()  # the client's own waiting with a time limit fails where a worker is lost meanwhile
+            task.add_done_callback(lambda _, done=done: done.set())
             while workers is None or not set(workers).isdisjoint(self._eligible()):
-                with contextlib.suppress(TimeoutError):
+                if done.wait(POLL_SECONDS):
                     try:
-                        return task.result(timeout=POLL_SECONDS)
+                        return task.result()
                     except distributed.scheduler.KilledWorker as error:
                         raise DeviceError(f"the cluster lost {LOSSES} workers one after the other: {error}") from None
             task.cancel()
