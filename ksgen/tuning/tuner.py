@@ -22,7 +22,7 @@ from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom import Entry, Wisdom, check_writable, load_wisdom, save
 
-CPU_CANDIDATES = 16  # that a processor's search looks at, unless it is given a budget
+CPU_CANDIDATES = 13  # that a processor's search looks at, unless it is given a budget
 RECENT = 1000  # trials of the device among which those of other kernels are looked for
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
