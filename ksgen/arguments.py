@@ -12,7 +12,7 @@ from ksgen.devices import device_for, find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.libcuda import is_in_primary_context
 from ksgen.errors import DeviceError, LaunchError
-from ksgen.families import family_named
+from ksgen.families import operand_of
 from ksgen.memory import size_of
 from ksgen.pattern import Pattern
 from ksgen.plan import Plan
@@ -48,7 +48,7 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
         return
     import numpy as np
 
-    is_split = "operand" in family_named(plan.choice.family).words(plan.kernel, plan.choice.constants)  # for tensor cores
+    is_split = operand_of(plan.kernel, plan.choice.constants) is not None
     if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
         largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
         raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")

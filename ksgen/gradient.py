@@ -7,7 +7,7 @@ from typing import Any
 
 from ksgen.arguments import check_context, check_memory, views_of, where_to_work
 from ksgen.arrays import ArrayView, stream_handle, view
-from ksgen.devices.base import Buffer, Stream
+from ksgen.devices.base import Stream, uploaded
 from ksgen.fits import Fits
 from ksgen.memory import host_array, new_array
 from ksgen.plan import Plan
@@ -59,13 +59,8 @@ def _on_host(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) 
         views["out"] = view(out, "out")
     result = host_array(views["out"])
 
-    def uploaded(name: str) -> Buffer:
-        host = host_array(views[name])
-        buffer = device.allocate(host.nbytes)
-        device.upload(buffer, host, stream)
-        return buffer
-
-    buffers = (uploaded("x"), uploaded("grad_y"), device.allocate(result.nbytes))
+    x, grad_y = (uploaded(device, host_array(views[name]), stream) for name in ("x", "grad_y"))
+    buffers = (x, grad_y, device.allocate(result.nbytes))
     plan.launch_gradient(buffers, device.allocate(plan.left_bytes) if plan.left_bytes else None, stream)
     device.download(result, buffers[2], stream)
     return out

@@ -16,7 +16,7 @@ from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, TensorMap, check, cuda_limits, family_for, family_named
+from ksgen.families import Limits, TensorMap, check, cuda_limits, families_for, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import Wisdom, file_name, load_wisdom
@@ -128,7 +128,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
     """A family's default for a kernel at a batch, measured or not."""
     family = family_named(name)
-    if not (family.serves(kernel, limits) and family.takes(kernel, batch, aligned=True)):
+    if family not in families_for(kernel, limits, batch):
         raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device ({family.why})")
     return Choice(name, family.default(kernel, limits), "the family's default: it was asked for by name")
 

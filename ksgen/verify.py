@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ksgen import reference
-from ksgen.devices.base import Buffer, Device
+from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.errors import DeviceError
 from ksgen.memory import numpy_dtype
 from ksgen.plan import PLANNER, Plan, choice_by_name, limits_of
@@ -173,11 +173,11 @@ class Bench:
         given = (problem.x, problem.grad_y, self._poison, problem.bias, problem.residual)
         self._inputs = [array for array in given if array is not None]
         self._result = 1 if problem.grad_y is None else 2  # its place in a set of arrays
-        self._weights = _uploaded(device, problem.weights)
+        self._weights = uploaded(device, problem.weights) if problem.grad_y is None else None
         self._sets = [self._new_set()]
 
     def _new_set(self) -> list[Buffer]:
-        return [_uploaded(self.device, array) for array in self._inputs]
+        return [uploaded(self.device, array) for array in self._inputs]
 
     def _rotated(self) -> list[list[Buffer]]:
         """More sets of arrays than a cache holds."""
@@ -235,12 +235,6 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     error, checked = bench.check(plan, between)
     seconds = time_launches(device, bench.launches(plan, between), runs) if runs else []
     return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
-
-
-def _uploaded(device: Device, array: "Array") -> Buffer:
-    buffer = device.allocate(array.nbytes)
-    device.upload(buffer, array)
-    return buffer
 
 
 def compare(problem: Problem, result: "Array") -> tuple[float, int]:

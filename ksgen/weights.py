@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksgen.arrays import ArrayView
-from ksgen.devices.base import Buffer, Device, Stream
+from ksgen.devices.base import Buffer, Device, Stream, uploaded
 from ksgen.errors import LaunchError
 from ksgen.memory import host_array
 from ksgen.pattern import Pattern
@@ -53,10 +53,7 @@ class Weights:
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     """Host weights, copied to the device."""
-    host = host_array(found)
-    buffer = device.allocate(host.nbytes)
-    device.upload(buffer, host)
-    return Weights(pattern, found.dtype, device, buffer, None)
+    return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), None)
 
 
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:

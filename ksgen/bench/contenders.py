@@ -15,10 +15,10 @@ from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
-from ksgen.devices.base import Buffer, Device
+from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import FAMILIES, family_named
+from ksgen.families import families_for, operand_of
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import load_wisdom
@@ -90,10 +90,10 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
-        able = [family for family in FAMILIES.values() if family.serves(kernel, limits) and family.takes(kernel, job.batch, aligned=True)]
+        able = families_for(kernel, limits, job.batch)
         defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
-            defaults = [each for each in defaults if family_named(each.family).words(kernel, each.constants).get("operand")]
+            defaults = [each for each in defaults if operand_of(kernel, each.constants)]
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
         if all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
@@ -191,10 +191,7 @@ def _on_buffers(plan: Plan, problem: Problem) -> Ready:
 
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:
-    array = tensor.contiguous().view(torch.uint8).numpy()
-    buffer = device.allocate(array.nbytes)
-    device.upload(buffer, array)
-    return buffer
+    return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
 
 
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:

@@ -22,7 +22,7 @@ from ksgen.bench.timing import Protocol, Quantity, Timed
 from ksgen.build import Request, build_many
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
-from ksgen.families import family_for
+from ksgen.families import family_for, operand_of
 from ksgen.plan import limits_of
 from ksgen.roofline import Ceilings, measure_ceilings
 from ksgen.verify import tolerance
@@ -190,9 +190,7 @@ class Runner:
         known = self.log.content.ceilings.get(arithmetic)
         if known is None:
             kernel, limits = job.kernel(arithmetic), limits_of(self.device)
-            family = family_for(kernel, limits)
-            operand = family.words(kernel, family.default(kernel, limits)).get("operand")
-            found = measure_ceilings(self.device, arithmetic, operand)
+            found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
             known = {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s}
             self.log.append("ceilings", known)
         return Ceilings(known["bytes_per_s"], known["flops_per_s"])

@@ -38,7 +38,7 @@ def command(
       ksgen run --pattern 6,64,64,1 --batch 1000 --job gradient
     """
     from ksgen.devices import find_device
-    from ksgen.families import family_named
+    from ksgen.families import operand_of
     from ksgen.roofline import measure_ceilings
     from ksgen.verify import measure
 
@@ -50,7 +50,7 @@ def command(
     check_memory(kernel, batch)
     measured = measure(where, kernel, batch, runs, seed, family)
     choice = measured.plan.choice
-    operand = family_named(choice.family).words(kernel, choice.constants).get("operand")
+    operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
     figures = {

@@ -78,6 +78,13 @@ class Device(Protocol):
         """Seconds of each run by the device's own clock."""
 
 
+def uploaded(device: Device, array: HostArray, stream: Stream = None) -> Buffer:
+    """New memory on the device with a host array's content, in the stream's order."""
+    buffer = device.allocate(array.nbytes)
+    device.upload(buffer, array, stream)
+    return buffer
+
+
 def default_batch(limits: Limits) -> int:
     """The batch that is measured on such a device unless one is named."""
     return CPU_BATCH if limits.is_cpu else GPU_BATCH

@@ -1,5 +1,6 @@
 """The registry of kernel families: a family is one module here, one template, and one line below."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
@@ -23,15 +24,27 @@ def family_named(name: str) -> Family[Any]:
     return FAMILIES[name]
 
 
+def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
+    """Those that serve the kernel on such a device and take the batch, of arrays that begin at multiples of 16 bytes or do not."""
+    for family in FAMILIES.values():
+        if family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned)):
+            yield family
+
+
 def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Family[Any]:
-    """The first measured family that serves the kernel on such a device, and takes the batch; `simt` and `gradient` serve all."""
-    able = (family for family in FAMILIES.values() if family.measured and family.serves(kernel, limits))
-    return next(family for family in able if batch is None or family.takes(kernel, batch, aligned))
+    """The first measured one of them; `simt` and `gradient` serve all."""
+    return next(family for family in families_for(kernel, limits, batch, aligned) if family.measured)
 
 
 def family_of(constants: Any) -> Family[Any]:
     """The family whose constants these are."""
     return next(family for family in FAMILIES.values() if isinstance(constants, family.constants_type))
+
+
+def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
+    """What a kernel's tensor cores multiply, in their own words; None where it is made of plain multiply-adds."""
+    operand: str | None = family_of(constants).words(kernel, constants).get("operand")
+    return operand
 
 
 __all__ = [
@@ -46,7 +59,9 @@ __all__ = [
     "Work",
     "check",
     "cuda_limits",
+    "families_for",
     "family_for",
     "family_named",
     "family_of",
+    "operand_of",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, Limits, family_named
+from ksgen.families import Limits, families_for, family_named
 from ksgen.plan import check_fit
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
@@ -66,9 +66,7 @@ def make_pool(
 
 def served_families(job: Job, limits: Limits) -> list[str]:
     """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them."""
-    return [
-        name for name, family in FAMILIES.items() if family.serves(job.kernel, limits) and family.takes(job.kernel, job.batch, aligned=True)
-    ]  # fmt: skip
+    return [family.name for family in families_for(job.kernel, limits, job.batch)]
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:

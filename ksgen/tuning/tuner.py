@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ksgen.emit import template_digest
 from ksgen.errors import KsgenError
-from ksgen.families import family_for, family_named
+from ksgen.families import family_for, family_named, operand_of
 from ksgen.pattern import excerpt
 from ksgen.plan import limits_from
 from ksgen.roofline import Ceilings
@@ -139,8 +139,7 @@ class Tuner:
             self._wisdom = Wisdom([*self._wisdom.entries(), entry])
 
     def _ceilings_of(self, family_name: str, kernel: KernelSpec) -> Ceilings:
-        family = family_named(family_name)
-        operand = family.words(kernel, family.default(kernel, self.limits)).get("operand")
+        operand = operand_of(kernel, family_named(family_name).default(kernel, self.limits))
         key = (kernel.precision if operand else kernel.dtype, operand)
         with self._guard:
             if key not in self._ceilings:
