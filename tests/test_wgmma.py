@@ -132,11 +132,23 @@ def test_what_each_kind_serves() -> None:
     assert served("float16", "bsf", (2, 5, 8, 3)) == ["wgmma_registers"]
     assert served("float16", "bsf", (2, 5, 7, 3)) == []  # rows of 42 bytes
     assert served("float16", "bsf", (2, 5, 8, 13)) == []  # too many j to sum side by side, and no whole chunks of them
+    assert served("tf32", "bsf", (2, 5, 8, 11)) == ["wgmma_registers"]  # by one warpgroup
+    assert served("tf32x3", "bsf", (2, 5, 8, 11)) == []  # two parts of 11 j exceed even its registers
     assert served("tf32x3", "bsl", (2, 5, 3, 7)) == ["wgmma_registers"]
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []
     assert not any(family.serves(kernel(), cuda_limits(target)) for family in (SHARED, REGISTERS) for target in ("sm_80", "sm_100a"))
     gradients = [replace(kernel(layout=layout), job="gradient") for layout in LAYOUTS]
     assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
+
+
+def test_a_kernel_that_is_served_has_a_default_and_something_to_search() -> None:
+    kinds = [(p, layout) for p in PRECISIONS for layout in LAYOUTS]
+    for (precision, layout), d, b, c in product(kinds, range(1, 18), (1, 40), (8, 1000)):
+        each = kernel(precision, layout, (2, b, c, d))
+        for family in (SHARED, REGISTERS):
+            if family.serves(each, GPU):
+                check(family, each, family.default(each, GPU), GPU)
+                assert next(iter(family.space(each, GPU)), None), each
 
 
 def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:

@@ -110,6 +110,9 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         d = kernel.pattern.d
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return super().serves(kernel, limits) and self._start(kernel, limits) is not None
+
     def rules(self) -> tuple[Rule[RegistersConstants], ...]:
         of = self.block
         return (
@@ -125,16 +128,23 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants:
         """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory."""
-        b, rows, (tile_d, groups_d) = kernel.pattern.b, 2 if kernel.layout == "bsl" else 1, _planes(kernel)
-        groups_batch, promote = 2 // groups_d, promotion(kernel)
-        start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
-        start = replace(start, tile_in=self.block(kernel, start).unit_in)
+        b, start = kernel.pattern.b, self._start(kernel, limits)
+        if start is None:
+            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits")
         widths = [replace(start, tile_out=width) for width in range(8, MOST_COLUMNS + 1, 8)]
         able = [each for each in widths if self._fits(kernel, each, limits)]
-        if not able:
-            raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits; tried {widths[0]}")
         chosen = min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out))
         return self._deepened(kernel, chosen, limits)
+
+    def _start(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
+        """The narrowest tile of two warpgroups, or of one: many j side by side, where nothing divides them, leave no room for two."""
+        rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel)
+        for groups_batch in (2, 1)[groups_d - 1 :]:
+            start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
+            start = replace(start, tile_in=self.block(kernel, start).unit_in)
+            if self._fits(kernel, start, limits):
+                return start
+        return None
 
     def _deepened(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
         """As many inputs a stage as leave enough stages, with the least padding of c; then as many stages as there is room for."""
