@@ -23,6 +23,7 @@ from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
+NEAR = 4  # a search says something of batches so many times longer or shorter
 MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of x and y
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
-    is_measured: bool = False  # on this device, at this batch or a near one
+    is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +121,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
-            return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=True)
+            is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
+            return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=is_near and not found.is_stale)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 

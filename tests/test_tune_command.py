@@ -88,6 +88,19 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
 
 
 @needs_opencl
+def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
+    (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
+    spec = ("--spec", str(home / "training.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "1")
+    tuned = tune(*spec, "--family", "gradient", "--json")
+    assert [each["job"] for each in json.loads(tuned.stdout)["kernels"]] == ["gradient"]
+    assert "2 of 3 kernels are left out: gradient does not serve them here" in tuned.stderr
+    for arguments in ((*spec, "--family", "mma"), (*SMALL, "--family", "gradient")):
+        refused = tune(*arguments)
+        assert isinstance(refused.exception, KsgenError)
+        assert f"{arguments[-1]} does not serve it on" in str(refused.exception)
+
+
+@needs_opencl
 def test_noise_is_how_far_measurements_of_the_same_lie_apart(home: Path) -> None:
     told = json.loads(tune(*SMALL, "--noise", "--json").stdout)
     (kernel,) = told["kernels"]

@@ -53,6 +53,7 @@ def test_the_choice_says_who_made_it() -> None:
     assert choose(KERNEL, 1000, GPU, known).why == "wisdom, measured at batch 1000"
     assert choose(KERNEL, 900, GPU, known).why == "wisdom, measured at batch 1000, the nearest to 900"
     assert choose(KERNEL, 900, GPU, known).constants.stages == 4
+    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (249, 250, 1000, 4000, 4001)] == [False, True, True, True, False]
     default = choose(KERNEL, 900, GPU, Wisdom())
     assert default.constants == FAMILIES["simt"].default(KERNEL, GPU)
     assert default.why.startswith("the family's default: no search")
@@ -64,6 +65,7 @@ def test_a_stale_entry_is_a_first_guess() -> None:
     assert guess.constants.stages == 4
     first_guess = "wisdom of another template version, a first guess: tune again; "
     assert guess.why == f"{first_guess}measured at batch 1000, the nearest to 900"
+    assert not guess.is_measured
     unnamed = Wisdom([Entry(KERNEL, 64, "simt", CONSTANTS, {"median_us": 1.5})])
     assert choose(KERNEL, 64, GPU, unnamed).why.startswith(first_guess)
 

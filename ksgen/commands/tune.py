@@ -71,8 +71,7 @@ def command(
         for each in jobs:
             check_memory(each.kernel, each.batch)
         tuner = Tuner(engine, store, options)
-        for each in jobs:
-            tuner.families(each)  # a family that serves it not is said before anything runs
+        jobs = _served(tuner, jobs, spec)
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -99,6 +98,23 @@ def _kernels(
     if not wanted:
         raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, job)))}")
     return wanted
+
+
+def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
+    """Those that the family asked for serves, before anything runs: of a spec whatever it can, of kernels named all of them."""
+    served, refusal = [], None
+    for each in jobs:
+        try:
+            tuner.families(each)
+            served.append(each)
+        except KsgenError as error:
+            refusal = error
+    if refusal and (spec is None or not served):
+        raise refusal
+    if refusal:
+        left_out = len(jobs) - len(served)
+        click.echo(f"{left_out} of {len(jobs)} kernels are left out: {tuner.options.family} does not serve them here", err=True)
+    return served
 
 
 def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:
