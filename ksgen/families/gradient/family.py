@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Geometry, Limits, Rule, Work
@@ -101,9 +102,9 @@ def fits(shape: GradientShape, limits: Limits, blocks: int) -> bool:
 
 
 def choices(constants: Any, shape: GradientShape, limits: Limits, parts: int) -> Iterator[Any]:
-    """The constants with as many blocks a multiprocessor as fit it, each with fewer and more parts than would fill the device."""
-    for blocks in range(1, MOST_BLOCKS + 1):
-        if not fits(shape, limits, blocks):
-            return
-        for count in sorted({1, divide_up(parts, 2), parts, 2 * parts}):
-            yield replace(constants, parts=count, min_blocks=blocks)
+    """The constants with one block a multiprocessor, as many as fit it and half of them, each with as many parts as fill the
+    device, and half and twice as many."""
+    most = max((blocks for blocks in range(1, MOST_BLOCKS + 1) if fits(shape, limits, blocks)), default=0)
+    counts = sorted({divide_up(parts, 2), parts, 2 * parts})
+    for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
+        yield replace(constants, parts=count, min_blocks=blocks)
