@@ -21,9 +21,10 @@ from typing import Protocol
 from ksgen import paths
 from ksgen.bundle import open_bundle
 from ksgen.cache import Cache, max_bytes_from_environment
+from ksgen.children import Children, current_children
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.resources import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
-from ksgen.toolchain import Children, current_children, find_compiler
+from ksgen.toolchain import find_compiler
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from ksgen import toolchain
+from ksgen.children import Children, current_children
 from ksgen.errors import ToolchainError
 from ksgen.resources import Resources, read_notes, read_resources
-from ksgen.toolchain import Children, Nvcc, Nvrtc, current_children, find_compiler, first_error, parse_targets
+from ksgen.toolchain import Nvcc, Nvrtc, find_compiler, first_error, parse_targets
 
 SOURCE = """
 extern "C" __global__ void scale(float* y, const float* x) {

@@ -1,0 +1,96 @@
+"""Compilers as child processes: started, timed, and ended together with all that they start."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ksgen.errors import ToolchainError
+
+COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
+# They would change the code behind the cache key's back.
+_HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+@dataclass(frozen=True)
+class Finished:
+    returncode: int
+    log: str
+
+
+class Children:
+    """The compilers that run now. `stop` ends them all, and lets no other one start."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._guard = threading.Lock()
+        self.stopped = False
+
+    def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
+        """Runs a command to its end, or to the end of its time; whatever interrupts the wait ends the command too."""
+        command = tuple(command)
+        environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
+        environment |= {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
+        with self._guard:
+            if self.stopped:
+                raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
+            child = _start(command, folder, environment)
+            self._running.add(child)
+        seconds = compile_seconds()
+        try:
+            log, _ = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
+            raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
+        finally:
+            with self._guard:
+                self._running.discard(child)
+                _kill(child)
+            child.communicate()
+        if child.returncode < 0:
+            log = f"{log.rstrip()}\nfatal: killed by signal {-child.returncode}".lstrip()
+        return Finished(child.returncode, log)
+
+    def stop(self) -> None:
+        with self._guard:
+            self.stopped = True
+            for child in self._running:
+                _kill(child)
+
+
+current_children: ContextVar[Children] = ContextVar("current_children", default=Children())  # noqa: B039 (meant to be shared)
+
+
+def compile_seconds() -> float:
+    text = os.environ.get("KSGEN_COMPILE_SECONDS", "") or str(COMPILE_SECONDS)
+    try:
+        return float(text)
+    except ValueError:
+        raise ToolchainError(f"KSGEN_COMPILE_SECONDS={text!r} must be a number of seconds") from None
+
+
+def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # a process group of its own, so that what it starts ends with it
+        )
+    except OSError as error:
+        raise ToolchainError(f"{command[0]} does not run: {error}") from None
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
