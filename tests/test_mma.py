@@ -111,7 +111,7 @@ def test_space_holds_to_the_rules_and_the_default_lies_near(layout: str) -> None
     assert len(found) > 200
     for constants in found[:: len(found) // 20]:
         check(MMA, each, constants, GPU)
-    assert {constants.promote for constants in found} == {0, 32, 64, 128}
+    assert {constants.promote for constants in found} == {32}  # a search buys no speed with accuracy
 
 
 # ---- selection

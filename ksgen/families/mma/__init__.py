@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
-from ksgen.families.mma.defaults import PROMOTE, default
+from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, pattern_constexprs, read_constants
@@ -82,14 +82,14 @@ class Mma(Addressed):
         """Every combination that the rules, the shared memory and the registers allow."""
         d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
         runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector) if run < d)})
-        promotes = (0, 32, 64, 128) if kernel.precision in PROMOTE else (0,)
+        promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
         shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64))
         for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
             least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1)
             if not self._is_valid(kernel, least, limits):
                 continue  # nor is one that asks for more
-            for stages, promote, min_blocks in product((2, 3, 4, 5), promotes, (1, 2, 3)):
+            for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
                 constants = replace(least, stages=stages, promote=promote, min_blocks=min_blocks)
                 if self._is_valid(kernel, constants, limits):
                     yield constants

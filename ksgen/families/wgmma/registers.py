@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, Rule
-from ksgen.families.mma.defaults import PROMOTE, promotion
+from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block
@@ -163,10 +163,10 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
         runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector, 4 * vector) if run < d)})
         groups = [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]
-        promotes = (0, 32, 64, 128) if kernel.precision in PROMOTE else (0,)
+        promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
-        for tile_d, (batch, along_d), rows, width, tile_in, stages, promote in product(
-            runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8), promotes
+        for tile_d, (batch, along_d), rows, width, tile_in, stages in product(
+            runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
         ):
             constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote)
             if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
