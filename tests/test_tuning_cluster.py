@@ -118,7 +118,10 @@ def test_without_a_worker_that_measures_the_search_says_how_to_start_one(start: 
         ClusterEngine(scheduler)
 
 
-def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(start: Start, scheduler: str, store: TrialStore) -> None:
+def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(
+    start: Start, scheduler: str, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ksgen.tuning.cluster.PATIENCE_SECONDS", 3.0)
     only = measuring_worker(start, scheduler)
     wait_for_workers(scheduler, 1)
     engine = ClusterEngine(scheduler)
@@ -132,8 +135,29 @@ def test_when_the_last_worker_is_lost_the_search_ends_and_says_so(start: Start, 
     (result,) = Tuner(engine, store, Options(strategy="exhaustive")).run(JOBS[:1])
     engine.close()
     assert isinstance(result, DeviceError)
-    assert "is lost; the trials so far are kept" in str(result)
+    assert "is lost, and none came in 3 s; the trials so far are kept" in str(result)
     assert store.trials()
+
+
+def test_a_worker_that_comes_in_the_place_of_the_last_one_goes_on(start: Start, scheduler: str, store: TrialStore) -> None:
+    only = measuring_worker(start, scheduler)
+    wait_for_workers(scheduler, 1)
+    engine = ClusterEngine(scheduler)
+
+    def replace_it() -> None:
+        while not store.trials():
+            time.sleep(0.05)
+        os.killpg(only.pid, signal.SIGKILL)
+        only.wait()
+        measuring_worker(start, scheduler)
+
+    replacing = threading.Thread(target=replace_it)
+    replacing.start()
+    (result,) = Tuner(engine, store, Options(Budget(candidates=6))).run(JOBS[:1])
+    replacing.join()
+    engine.close()
+    assert isinstance(result, Tuned), result
+    assert result.looked == 6
 
 
 def test_a_scheduler_that_does_not_answer_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Dask moves the jobs of a lost worker to others. Each worker keeps child processe
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ RESOURCE = "GPU"
 CONNECT_SECONDS = 20
 LOSSES = 10  # workers that one task may lose before it is given up
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0  # for a worker to come, or to come back, where none is left
 
 
 class ClusterEngine(Engine):
@@ -88,6 +90,16 @@ class ClusterEngine(Engine):
             self._eligible_facts()
             return sorted(address for address, facts in self._facts.items() if _is_same(facts, self.facts))
 
+    def _at_least_one(self) -> list[str]:
+        """Those; where none is left, whoever comes in the time that a busy machine or a cluster's manager takes."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (workers := self._eligible()):
+            if time.monotonic() > deadline:
+                waited = f"none came in {PATIENCE_SECONDS:g} s"
+                raise DeviceError(f"every worker that measured on {self.facts.name} is lost, and {waited}; the trials so far are kept")
+            time.sleep(POLL_SECONDS)
+        return workers
+
     def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
         # An OpenCL driver compiles for its own device only; nvcc does it anywhere.
         found = self._run(_compile, self._device, kernel, candidate, self.facts, on_device=self.facts.dialect == "opencl")
@@ -109,9 +121,7 @@ class ClusterEngine(Engine):
         import distributed
 
         while True:
-            workers = self._eligible() if on_device else None
-            if workers == []:
-                raise DeviceError(f"every worker that measured on {self.facts.name} is lost; the trials so far are kept")
+            workers = self._at_least_one() if on_device else None
             task = self._client.submit(function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources)
             done = threading.Event()  # the client's own waiting with a time limit fails where a worker is lost meanwhile
             task.add_done_callback(lambda _, done=done: done.set())
