@@ -25,6 +25,7 @@ extern "C" __global__ void share(int* y) {
     y[threadIdx.x] = s[threadIdx.x];
 }
 """
+PAIRS = 'extern "C" __global__ void __cluster_dims__(2, 1, 1) pairs(int* y) { atomicAdd(y + threadIdx.x, 1); }'
 
 pytestmark = [pytest.mark.gpu, pytest.mark.stand_in]
 
@@ -366,6 +367,16 @@ def test_launches_with_clusters_tensor_maps_and_narrow_arguments(cuda: Cuda, nam
         if array.flags.writeable:
             cuda.cuMemcpyDtoH(array.ctypes.data, address, array.nbytes)
     case.check()
+
+
+def test_a_launch_is_whole_clusters(cuda: Cuda) -> None:
+    if cuda.device.target != "sm_90a":
+        pytest.skip("no clusters before sm_90")
+    pairs, y = cuda.kernel(KERNELS + PAIRS, "pairs"), cuda.ints()
+    with fails("INVALID_CLUSTER_SIZE"):
+        cuda.launch(pairs, y, grid=(3, 1, 1))
+    cuda.launch(pairs, y, grid=(4, 1, 1))
+    assert cuda.read(y) == 4
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -20,9 +21,9 @@ from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Pattern
-from ksgen.plan import limits_of
+from ksgen.plan import PLANNER, Choice, limits_of
 from ksgen.spec import KernelSpec
-from ksgen.verify import measure, tolerance
+from ksgen.verify import Bench, make_problem, measure, tolerance
 from tests.device_arrays import CudaArray, DeviceArray, DlpackArray
 
 pytestmark = [pytest.mark.gpu, pytest.mark.stand_in]
@@ -141,6 +142,20 @@ def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str,
     if not family_named(family).serves(kernel, limits_of(device)):
         pytest.skip(f"{device.name} has no warpgroup instructions")
     assert measure(device, kernel, 80, runs=0, family=family).passed
+
+
+@on_both
+@pytest.mark.parametrize(("family", "layout"), [("wgmma_shared", "bsl"), ("wgmma_registers", "bsf")])
+def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
+    """By a plain launch: the text says how many, and its grid is whole clusters."""
+    kernel, limits = KernelSpec(Pattern(2, 24, 24, 2), "float16", layout), limits_of(device)
+    if not family_named(family).serves(kernel, limits):
+        pytest.skip(f"{family} does not run on {device.target}")
+    constants = replace(family_named(family).default(kernel, limits), cluster=2)
+    plan = PLANNER.plan_of(device, kernel, 520, Choice(family, constants, "a test"))
+    bench = Bench(device, make_problem(kernel, 520))
+    error, _ = bench.check(plan, bench.between(plan))
+    assert error <= tolerance("float16", 24)
 
 
 @on_both

@@ -123,14 +123,15 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
 
 
+@pytest.mark.parametrize("cluster", [1, 4])
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize(("family", "precision", "layout"), [("wgmma_shared", "float16", "bsl"), ("wgmma_registers", "tf32x3", "bsf")])
-def test_warpgroups_keep_to_the_registers_that_they_took(family: str, precision: str, layout: str, groups: int) -> None:
+def test_warpgroups_keep_to_the_registers_that_they_took(family: str, precision: str, layout: str, groups: int, cluster: int) -> None:
     """ptxas is told the most of any warp, and a register beyond a warp's own is an error of the machine."""
     if sass.find_cuobjdump() is None:
         pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
     chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
-    able = [each for each in chosen.space(kernel, limits) if each.groups_batch * each.groups_d == groups]
+    able = [each for each in chosen.space(kernel, limits) if (each.groups_batch * each.groups_d, each.cluster) == (groups, cluster)]
     source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
     try:
         listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)

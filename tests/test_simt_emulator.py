@@ -470,6 +470,17 @@ def test_launch_keeps_the_bounds_of_its_kernel(entry: str, block: int, cluster: 
     assert caught.value.kind == "launch"
 
 
+def test_a_plain_launch_takes_the_clusters_of_its_kernel() -> None:
+    y = floats(1024)
+    run_cuda(BOUNDED, "pairs", 4, 1, 0, [y])
+    assert (y == 1).tolist() == [True] * 4 + [False] * 1020
+    with pytest.raises(SimtError, match="3 blocks along x, in clusters of 2") as caught:
+        run_cuda(BOUNDED, "pairs", 3, 1, 0, [y])
+    assert caught.value.kind == "launch"
+    with pytest.raises(ValueError, match="cluster=9; 1 to 8 blocks"):
+        run_cuda(BOUNDED, "pairs", 4, 1, 0, [y], cluster=9)
+
+
 @pytest.mark.parametrize("declared", [16, 128, 1024])
 @pytest.mark.parametrize("before", [0, 4])
 def test_dynamic_shared_memory_begins_where_its_declaration_lets_it(before: int, declared: int) -> None:

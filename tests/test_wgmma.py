@@ -43,6 +43,7 @@ def kernel(precision: str = "float16", layout: str = "bsf", pattern: tuple[int, 
         ({"tile_in": 272}, "tile_in is at most 256"),
         ({"stages": 1}, "stages is 2 to 16"),
         ({"stages": 0}, "every constant but promote is at least 1"),
+        ({"cluster": 3}, "cluster is 1, 2, 4 or 8"),
         ({"groups_batch": 4, "tile_batch": 256}, "one to three warpgroups multiply"),
         ({"groups_d": 2, "groups_batch": 1, "tile_batch": 64}, "warpgroups along j have whole 16-byte chunks of their own"),
         ({"tile_out": 104}, "sums and fragments fit a thread's registers"),
@@ -62,6 +63,7 @@ def test_each_rule_of_registers_has_two_sides(changes: dict[str, int], says: str
         ({"tile_in": 24}, "tile_in is a multiple of 16 in bsl"),
         ({"tile_out": 256}, "sums fit a thread's registers"),
         ({"groups_batch": 3}, "64 groups_batch divides tile_batch"),
+        ({"cluster": 16}, "cluster is 1, 2, 4 or 8"),
     ],
 )
 def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -> None:
@@ -157,6 +159,9 @@ def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:
         assert [batch for batch in range(1, 17) if family.takes(each, batch, True)] == list(range(whole, 17, whole))
         assert not family.takes(each, 16, aligned=False)
         assert not family.takes(each, 2**31, aligned=True)
+    narrow = kernel(layout="bsl", pattern=(1, 8, 8, 1))
+    assert SHARED.takes(narrow, 2**31 - 2**16, aligned=True)
+    assert not SHARED.takes(narrow, 2**31 - 2**15, aligned=True)  # the last tiles' coordinates may be no numbers of 32 bits
     assert REGISTERS.takes(kernel(), 7, aligned=True)
     assert not REGISTERS.takes(kernel(), 7, aligned=False)
     wide = kernel("tf32", "bsl", (1, 2**9, 2**9, 2**9))

@@ -145,6 +145,22 @@ def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all of them, so that a file that was written then can still be read, and added to."""
+    monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: tmp_path)
+    kernel = replace(KERNEL, precision="float16")
+    constants = FAMILIES["wgmma_registers"].default(kernel, GPU)
+    text = dump("gpu", Wisdom([Entry(kernel, 64, "wgmma_registers", constants, {"template": "0a0b0c0d"})]))
+    (tmp_path / "gpu.json").write_text(text.replace('"cluster": 1, ', ""))
+    assert "cluster" not in (tmp_path / "gpu.json").read_text()
+    save("gpu", [entry(64)])
+    (found,) = (each for each in load_wisdom("gpu", strict=True).entries() if each.kernel == kernel)
+    assert found.constants == constants
+    assert "a first guess" in choose(kernel, 64, GPU, Wisdom([found])).why
+    with pytest.raises(KsgenError, match=r"wgmma_registers constants are tile_batch, .*, cluster; got"):
+        parse(text.replace('"stages"', '"steps"'), "file")
+
+
 def test_damage_costs_launchers_only_the_damaged_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

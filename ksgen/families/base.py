@@ -83,10 +83,13 @@ class Geometry:
     shared_bytes: int
     left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
     at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
+    cluster: int = 1  # blocks that run side by side and reach into each other's shared memory: the grid is whole clusters
 
     def launched(self, multiprocessors: int) -> int:
-        """Blocks of a launch."""
-        return min(self.grid, self.at_once * multiprocessors) if self.at_once else self.grid
+        """Blocks of a launch: whole clusters, and no more than have a multiprocessor each."""
+        if not self.at_once:
+            return self.grid
+        return min(self.grid, max(1, self.at_once * multiprocessors // self.cluster) * self.cluster)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ what every text states.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from math import gcd
 from typing import Any, TypeVar
 
@@ -35,9 +35,13 @@ class Constants:
 
 
 def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any]) -> ConstantsT:
-    """A family's constants from names and values; `ConstantsError` where a name or a type is not as its class has it."""
+    """A family's constants from names and values; `ConstantsError` where a name or a type is not as its class has it.
+
+    A constant with a default may be missing: what was written before there was such a constant meant its default.
+    """
     wanted: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    if set(values) != set(wanted):
+    needed = {field.name for field in fields(kind) if field.default is MISSING}  # type: ignore[arg-type]
+    if not needed <= set(values) <= set(wanted):
         raise ConstantsError(f"{family} constants are {', '.join(wanted)}; got {', '.join(map(str, values))}")
     for name, value in values.items():
         if type(value) is not wanted[name]:

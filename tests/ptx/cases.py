@@ -43,10 +43,9 @@ class Case:
     args: list[Any]
     check: Callable[[], None]
     grid: int = 1
-    cluster: int = 1
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, cluster=self.cluster, **options)
+        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, **options)
         self.check()
 
     def changed(self, was: str, becomes: str, **launch: Any) -> "Case":
@@ -217,7 +216,7 @@ def cluster() -> Case:
     sums = x.sum(0, np.float64)
     text = render(cluster_kernels.CLUSTER, (*MBARRIER, "copy_bulk", "copy_bulk_multicast", "cluster"))
     check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
-    return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4, cluster=2)
+    return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4)
 
 
 def panels() -> Case:
@@ -226,7 +225,7 @@ def panels() -> Case:
     maps = [TensorMap(array, (8, 2, len(array)), (32, 64), (8, 1, 4)) for array in (x, y)]
     text = render(cluster_kernels.PANELS, (*MBARRIER, "box", "box_multicast", "box_store", "fence_proxy_async", "cluster"))
     check = _equal(y, np.concatenate([x, x]) ^ np.uint32(0x01010101))
-    return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2, cluster=2)
+    return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2)
 
 
 def batched() -> Case:

@@ -23,8 +23,6 @@ def case_named(name: str) -> Case:
 
 def why_not(case: Case, target: str) -> str:
     """Why a GPU of this target cannot launch the case through `Device`; empty where it can."""
-    if case.cluster > 1:
-        return "a launch with clusters, which Device does not offer"
     own = case.target.endswith("a")  # Hopper's own instructions are no other generation's
     if target != case.target if own else _generation(target) < _generation(case.target):
         return f"{case.target} instructions; the device is {target}"

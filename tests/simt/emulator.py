@@ -40,7 +40,7 @@ def run_cuda(
     args: Sequence[Argument],
     sanitize: str = "none",
     *,
-    cluster: int = 1,
+    cluster: int | None = None,
     accumulation: str = "cut off",
     order: str | int = "forward",
     timeout_s: int = 60,
@@ -49,8 +49,8 @@ def run_cuda(
 
     A Python int is a 64-bit argument; other values are NumPy scalars of the kernel's own type. A read-only array is
     read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
-    `cluster` blocks, neighbours along x, run together. `accumulation` says what tensor cores do with the bits below a
-    sum's last: cut off, as GPUs were seen to, or rounded.
+    `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each alone.
+    `accumulation` says what tensor cores do with the bits below a sum's last: cut off, as GPUs were seen to, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
     launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, accumulation)
@@ -91,7 +91,7 @@ class Launch:
     args: Sequence[Argument]
     order: str | int
     timeout_s: int
-    cluster: int
+    cluster: int | None
     accumulation: str
 
     def head(self) -> list[int]:
@@ -104,12 +104,12 @@ class Launch:
         kind, seed = {"forward": (0, 0), "reverse": (1, 0)}.get(str(self.order), (2, self.order))
         if not isinstance(seed, int):
             raise ValueError(f"order={self.order!r}; 'forward', 'reverse' or a seed are accepted")
-        if not 1 <= self.cluster <= MOST_BLOCKS or grid[0] % self.cluster:
-            raise ValueError(f"cluster={self.cluster}; 1 to {MOST_BLOCKS} blocks, a divisor of grid={grid} along x")
+        if self.cluster is not None and not 1 <= self.cluster <= MOST_BLOCKS:
+            raise ValueError(f"cluster={self.cluster}; 1 to {MOST_BLOCKS} blocks")
         if self.accumulation not in ACCUMULATION:
             raise ValueError(f"accumulation={self.accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
         accumulation = ACCUMULATION.index(self.accumulation)
-        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster, accumulation, self.timeout_s, self.entry]
+        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster or 0, accumulation, self.timeout_s, self.entry]
 
 
 def _describe_launch(launch: Launch) -> tuple[list[Array], bytes]:

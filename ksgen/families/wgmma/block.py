@@ -16,7 +16,7 @@ ROWS = 64  # batch entries of one instruction
 LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats: what boxes are aligned to
 MOST_BOX = 256  # elements of a box in one dimension
-MOST_EXTENT = 2**31 - 1  # a coordinate is a signed number of 32 bits
+MOST_EXTENT = 2**31 - 2**16  # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
 REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, by how many of these there are
     1: (0, 0),  # as they were launched: 255
@@ -29,7 +29,7 @@ ADDRESSES = 40  # registers a thread for where things are, about
 
 
 class Block(TensorTile):
-    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d and stages."""
+    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages and cluster."""
 
     @property
     def groups(self) -> int:

@@ -38,6 +38,7 @@ class RegistersConstants(Constants):
     groups_d: int  # warpgroups that multiply, along j
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
+    cluster: int = 1  # blocks with neighbouring tiles along the batch, each of which brings a part of W for all
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         ):
             constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote)
             if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
-                yield constants
+                yield from (replace(constants, cluster=cluster) for cluster in self.clusters(kernel, constants))
 
     def instruction(self, kernel: KernelSpec, constants: RegistersConstants) -> Wgmma:
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)

@@ -1,5 +1,6 @@
 // Runs one launch: reads the job file, runs the blocks one after the other, writes the buffers to the result file.
 // usage: <executable> <job> <result>. The layout of both files is that of emulator.py.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -169,6 +170,7 @@ static void check_launch(const Entry& entry, int arguments_given, unsigned clust
     fail("launch", "clusters of (%d, 1, 1) blocks; the kernel's __cluster_dims__ say (%d, %d, %d)", cluster, declared.x,
          declared.y, declared.z);
   }
+  if (gridDim.x % cluster != 0) fail("launch", "%u blocks along x, in clusters of %d", gridDim.x, cluster);
   if (cluster > 1 && static_shared_bytes() > 0) {
     fail("cluster", "static __shared__ arrays in a cluster, which the emulator cannot do");
   }
@@ -180,10 +182,11 @@ static void launch(Job job) {
   const size_t shared_bytes = job.number();
   const auto kind = Order::Kind(job.number());
   order.set(kind, job.number());
-  const unsigned cluster_size = job.number();
+  const unsigned cluster_asked = job.number();  // 0: as the kernel says
   accumulation = Accumulation(job.number());
   catch_signals(job.number());
   const Entry& entry = entries[job.number()];
+  const unsigned cluster_size = std::max(1u, cluster_asked != 0 ? cluster_asked : unsigned(entry.cluster.x));
 
   for (long long i = 0, count = job.number(); i < count; ++i) {
     const int first_argument = job.number();

@@ -1,0 +1,146 @@
+"""Hopper's kernels whose blocks work in clusters and share the weights that they bring: in the emulator, and as machine code."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.emit import Source, render
+from ksgen.errors import ToolchainError
+from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families.wgmma import RegistersConstants, SharedConstants
+from ksgen.spec import Epilogue
+from ksgen.toolchain import find_compiler
+from tests import kernels, sass
+from tests.compile_matrix import SERIALISED
+from tests.kernels import PLAIN, in_emulator, kernel_of
+from tests.simt import SimtError
+
+GPU = cuda_limits("sm_90a")
+KINDS = {  # every image of X and every store of Y
+    "shared bsl": ("wgmma_shared", "float16", "bsl", (2, 20, 24, 2), SharedConstants(128, 32, 16, 2, 2)),
+    "shared bsf": ("wgmma_shared", "bfloat16", "bsf", (2, 40, 72, 1), SharedConstants(128, 24, 64, 2, 2)),
+    "registers flat": ("wgmma_registers", "float16", "bsf", (2, 20, 24, 5), RegistersConstants(64, 16, 64, 5, 1, 1, 2, 0)),
+    "registers slab": ("wgmma_registers", "tf32x3", "bsf", (1, 20, 24, 16), RegistersConstants(64, 16, 8, 8, 1, 2, 2, 32)),
+    "registers bsl": ("wgmma_registers", "tf32", "bsl", (1, 20, 24, 2), RegistersConstants(256, 16, 16, 1, 2, 1, 3, 0)),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def source_of(kind: str, cluster: int, epilogue: Epilogue = PLAIN) -> Source:
+    family, precision, layout, pattern, constants = KINDS[kind]
+    kernel, own = kernel_of(pattern, precision, layout, epilogue), replace(constants, cluster=cluster)
+    check(FAMILIES[family], kernel, own, GPU)
+    return render(kernel, own, family=family)
+
+
+@every_kind
+@pytest.mark.parametrize("cluster", [2, 4])
+def test_any_number_of_batch_tiles(kind: str, cluster: int) -> None:
+    """Fewer than a cluster has blocks, as many, and one more: the other blocks' tiles lie beyond the batch."""
+    source = source_of(kind, cluster)
+    whole = source.constants.tile_batch * cluster
+    for batch in (7, whole, whole + 1):
+        kernels.check_exact(source, batch, in_emulator())
+
+
+@every_kind
+def test_inf_and_nan_do_not_leak(kind: str) -> None:
+    source = source_of(kind, 2)
+    kernels.check_leaks(source, source.constants.tile_batch + 1, in_emulator())
+
+
+@every_kind
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+def test_no_race_and_no_access_outside(kind: str, sanitize: str) -> None:
+    source = source_of(kind, 2, Epilogue(True, "gelu", True))
+    kernels.check(source, 2 * source.constants.tile_batch + 1, in_emulator(sanitize=sanitize))
+
+
+@every_kind
+def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) -> None:
+    source = source_of(kind, 4)
+    first, *others = (kernels.check(source, 290, in_emulator(order=order)) for order in ("forward", "reverse", 5))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "sanitize", "says"),
+    [
+        ("    cluster_sync();  // other", "    //", "none", "reaches cluster block 0, whose threads have all exited"),
+        ("    cluster_sync();  // everybody", "    wait_for_block();  //", "race", "which thread 0 wrote"),
+        ("4 * GROUPS * CLUSTER);", "4 * GROUPS);", "none", "more arrivals than the barrier's 1"),
+        ("32 < CLUSTER)", "32 < 1)", "none", "arrivals and 0 bytes are missing"),
+        ("tile.batch_left = batch_left", "batch_left", "none", "access to byte"),
+    ],
+)
+def test_what_a_cluster_needs_is_missed(was: str, becomes: str, sanitize: str, says: str) -> None:
+    source = source_of("registers flat", 2)
+    assert source.text.count(was) == 1
+    wrong = replace(source, text=source.text.replace(was, becomes))
+    with pytest.raises(SimtError, match=says):
+        kernels.check(wrong, 300, in_emulator(sanitize=sanitize))
+
+
+# ---- launches and what they cost
+
+
+def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
+    alone, source = source_of("registers flat", 1), source_of("registers flat", 4)
+    family = FAMILIES[source.family]
+    grids = [[family.geometry(each.kernel, each.constants, batch).grid for batch in (1, 256, 257)] for each in (alone, source)]
+    assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 batch entries
+    many = family.geometry(source.kernel, source.constants, 25088)
+    assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [132, 128, 4, 4]
+    assert family.geometry(source.kernel, source.constants, 1).launched(132) == 16
+
+
+def test_weights_are_read_once_a_cluster() -> None:
+    family = FAMILIES["wgmma_registers"]
+    alone, *others = (source_of("registers flat", cluster) for cluster in (1, 2, 4))
+    before = family.work(alone.kernel, alone.constants, 256)
+    of_weights = 16 * 5 * 64 * 16 * 2  # tiles, j, inputs, outputs, bytes
+    for source, cluster in zip(others, (2, 4), strict=True):
+        work = family.work(source.kernel, source.constants, 256)
+        assert before.cache_bytes - work.cache_bytes == of_weights - of_weights // cluster
+        assert replace(work, cache_bytes=0) == replace(before, cache_bytes=0)
+
+
+def test_a_search_tries_clusters_where_weights_are_much_of_a_stage() -> None:
+    family, kernel = FAMILIES["wgmma_shared"], kernel_of((1, 192, 64, 2), "float16", "bsl")
+    found: dict[Any, set[int]] = {}
+    for each in family.space(kernel, GPU):
+        found.setdefault(replace(each, cluster=1), set()).add(each.cluster)
+    assert found[SharedConstants(256, 64, 64, 2, 3)] == {1, 2, 4}  # a fifth
+    assert found[SharedConstants(256, 48, 64, 2, 3)] == {1}
+    assert family.default(kernel, GPU).cluster == 1
+
+
+# ---- texts
+
+
+@every_kind
+def test_a_text_says_no_more_than_it_needs(kind: str) -> None:
+    alone, source = source_of(kind, 1), source_of(kind, 4)
+    assert "cluster_" not in alone.text.replace("shared::cluster", "")
+    assert "CLUSTER" not in alone.text
+    assert "copy_bulk(" not in source.text
+    assert source.text.count("__cluster_dims__(CLUSTER, 1, 1)") == 1
+
+
+@every_kind
+@pytest.mark.parametrize("cluster", [2, 8])
+def test_weights_leave_for_all_blocks_at_once_with_no_spills(kind: str, cluster: int) -> None:
+    if sass.find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    source = source_of(kind, cluster)
+    try:
+        built = find_compiler().compile(source.text, source.entry, "sm_90a")
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    counts = sass.instructions(built.data)[source.entry]
+    assert sass.count(counts, "UBLKCP.MULTICAST") == sass.count(counts, "UBLKCP") == 1
+    assert sass.local_accesses(counts) == built.resources.spill_bytes == 0
+    assert not any(code in built.provenance.get("notes", "") for code in SERIALISED)
