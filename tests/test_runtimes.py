@@ -151,7 +151,7 @@ def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
     kernel, limits = KernelSpec(Pattern(2, 24, 24, 2), "float16", layout), limits_of(device)
     if not family_named(family).serves(kernel, limits):
         pytest.skip(f"{family} does not run on {device.target}")
-    constants = replace(family_named(family).default(kernel, limits), cluster=2)
+    constants = replace(family_named(family).default(kernel, limits), cluster_batch=2)
     plan = PLANNER.plan_of(device, kernel, 520, Choice(family, constants, "a test"))
     bench = Bench(device, make_problem(kernel, 520))
     error, _ = bench.check(plan, bench.between(plan))

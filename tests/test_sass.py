@@ -131,7 +131,8 @@ def test_warpgroups_keep_to_the_registers_that_they_took(family: str, precision:
     if sass.find_cuobjdump() is None:
         pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
     chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
-    able = [each for each in chosen.space(kernel, limits) if (each.groups_batch * each.groups_d, each.cluster) == (groups, cluster)]
+    found = list(chosen.space(kernel, limits))
+    able = [each for each in found if each.groups_batch * each.groups_d == groups and each.cluster_batch * each.cluster_out == cluster]
     source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
     try:
         listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)

@@ -151,13 +151,13 @@ def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_p
     kernel = replace(KERNEL, precision="float16")
     constants = FAMILIES["wgmma_registers"].default(kernel, GPU)
     text = dump("gpu", Wisdom([Entry(kernel, 64, "wgmma_registers", constants, {"template": "0a0b0c0d"})]))
-    (tmp_path / "gpu.json").write_text(text.replace('"cluster": 1, ', ""))
+    (tmp_path / "gpu.json").write_text(text.replace('"cluster_batch": 1, "cluster_out": 1, ', ""))
     assert "cluster" not in (tmp_path / "gpu.json").read_text()
     save("gpu", [entry(64)])
     (found,) = (each for each in load_wisdom("gpu", strict=True).entries() if each.kernel == kernel)
     assert found.constants == constants
     assert "a first guess" in choose(kernel, 64, GPU, Wisdom([found])).why
-    with pytest.raises(KsgenError, match=r"wgmma_registers constants are tile_batch, .*, cluster; got"):
+    with pytest.raises(KsgenError, match=r"wgmma_registers constants are tile_batch, .*, cluster_out; got"):
         parse(text.replace('"stages"', '"steps"'), "file")
 
 

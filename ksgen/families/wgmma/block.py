@@ -29,7 +29,8 @@ ADDRESSES = 40  # registers a thread for where things are, about
 
 
 class Block(TensorTile):
-    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages and cluster."""
+    """Sizes that every kind has. Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages,
+    cluster_batch and cluster_out."""
 
     @property
     def groups(self) -> int:
@@ -97,6 +98,16 @@ class Block(TensorTile):
         return LINE if not self.is_bsf or self.is_flat else 4 * self.span
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return int(self.constants.cluster_batch * self.constants.cluster_out)
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of the boxes of X that a block, or its cluster, brings at a time."""
+        return int(self.constants.tile_batch if self.is_bsf else self.constants.tile_in)
+
+    @property
     def box_batch(self) -> int:
         """Batch entries of a box."""
         return int(self.constants.tile_batch) if self.is_bsf else LINE // self.kernel.item_bytes
@@ -104,12 +115,12 @@ class Block(TensorTile):
     @property
     def x_map(self) -> tuple[tuple[int, ...], int]:
         """The box of X, and its swizzle in bytes."""
-        constants = self.constants
+        constants, rows = self.constants, self.box_rows // int(self.constants.cluster_out)
         if not self.is_bsf:
-            return (self.box_batch, 1, constants.tile_in, 1), LINE
+            return (self.box_batch, 1, rows, 1), LINE
         if self.is_flat:
-            return (LINE // self.kernel.item_bytes, 1, constants.tile_batch), LINE
-        return (constants.tile_d, 4, 1, constants.tile_batch), self.span if self.span > CHUNK else 0
+            return (LINE // self.kernel.item_bytes, 1, rows), LINE
+        return (constants.tile_d, 4, 1, rows), self.span if self.span > CHUNK else 0
 
     # ---- shared memory, in bytes
 

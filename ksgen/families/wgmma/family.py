@@ -1,11 +1,13 @@
 """What the kinds of warpgroup kernels have in common as families: what they serve, their rules, launches and work."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.tiles import PACK_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.instructions import Box, Wgmma
 from ksgen.spec import KernelSpec
@@ -13,26 +15,6 @@ from ksgen.spec import KernelSpec
 ConstantsT = TypeVar("ConstantsT")
 MOST_COLUMNS = 256  # outputs of one instruction
 MOST_STAGES = 16
-CLUSTERS = (1, 2, 4, 8)  # blocks: what every GPU with clusters launches, and parts of 16 bytes and more of any stage of weights
-WORTH_SHARING = 0.2  # of what a stage brings: where weights are less, blocks need not share them
-
-# What a text says where its blocks work alone, and where those of a cluster share what they bring of the weights.
-ALONE = {
-    "blocks": "alone",
-    "cluster_dims": "",
-    "readers": "4 * GROUPS",
-    "meet": "wait_for_block",
-    "find_tile": "find_tile",
-    "copy_weights": "copy_bulk",
-}
-IN_CLUSTER = {
-    "blocks": "cluster",
-    "cluster_dims": " __cluster_dims__(CLUSTER, 1, 1)",
-    "readers": "4 * GROUPS * CLUSTER",
-    "meet": "cluster_sync",
-    "find_tile": "find_tile_in_cluster",
-    "copy_weights": "copy_part",
-}
 
 
 def takes_rows(kernel: KernelSpec) -> bool:
@@ -83,8 +65,8 @@ class WarpgroupFamily(Generic[ConstantsT]):
             Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
             Rule("tile_in is at most 256", lambda k, c: of(k, c).constants.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= of(k, c).constants.stages <= MOST_STAGES),
-            Rule("cluster is 1, 2, 4 or 8", lambda k, c: of(k, c).constants.cluster in CLUSTERS),
             Rule("the registers that warpgroups take are there", lambda k, c: of(k, c).fits_registers),
+            *cluster.rules(of),
         )
 
     def reads_rule(self) -> Rule[ConstantsT]:
@@ -113,9 +95,9 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
-        cluster = block.constants.cluster
-        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * cluster) * cluster
-        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=cluster)
+        along = block.constants.cluster_batch
+        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * along) * along
+        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         return (self.block(kernel, constants).map_x(batch),)
@@ -129,15 +111,17 @@ class WarpgroupFamily(Generic[ConstantsT]):
         return Work(
             tiles,
             kernel.bytes(batch),
-            x + w // block.constants.cluster + tiles * tile * kernel.item_bytes,
+            x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
             2 * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
             tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
         )
 
-    def clusters(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[int, ...]:
-        """Those that a search tries: several blocks where weights are a good part of what each reads through the cache."""
-        block = self.block(kernel, constants)
-        return (1, 2, 4) if block.w_bytes >= WORTH_SHARING * (block.x_bytes + block.w_bytes) else (1,)
+    def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
+        """The constants with the clusters that a search tries."""
+        for batch, out in cluster.tried(self.block(kernel, constants)):
+            changed = replace(constants, cluster_batch=batch, cluster_out=out)
+            if all(rule.holds(kernel, changed) for rule in cluster.rules(self.block)):
+                yield changed
 
     # ---- texts
 
@@ -149,20 +133,19 @@ class WarpgroupFamily(Generic[ConstantsT]):
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
         own = {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes}
-        return own | (ALONE if block.constants.cluster == 1 else IN_CLUSTER)
+        return own | cluster.words(block, image)
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         block = self.block(kernel, constants)
         own = block.constants
         copying, multiplying = REGISTERS[block.groups]
-        together = [Constexpr("CLUSTER", own.cluster, "blocks of a cluster, each of which brings a part of W for all")]
         return [
             *pattern_constexprs(kernel),
             Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
             Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
             Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),
             Constexpr("TILE_D", own.tile_d, "neighbouring j a tile"),
-            *(together if own.cluster > 1 else []),
+            *cluster.constexprs(block),
             Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
             Constexpr("STAGES", own.stages, "stages of X and W in shared memory"),
             Constexpr("THREADS", block.threads, "threads a block: one more warpgroup copies"),

@@ -38,7 +38,8 @@ class RegistersConstants(Constants):
     groups_d: int  # warpgroups that multiply, along j
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
-    cluster: int = 1  # blocks with neighbouring tiles along the batch, each of which brings a part of W for all
+    cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them
+    cluster_out: int = 1  # blocks with neighbouring tiles along the outputs: each brings a part of their X for all of them
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         ):
             constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote)
             if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
-                yield from (replace(constants, cluster=cluster) for cluster in self.clusters(kernel, constants))
+                yield from self.in_clusters(kernel, constants)
 
     def instruction(self, kernel: KernelSpec, constants: RegistersConstants) -> Wgmma:
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=True)

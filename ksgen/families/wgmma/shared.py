@@ -31,7 +31,8 @@ class SharedConstants(Constants):
     tile_in: int  # inputs l a stage
     groups_batch: int  # warpgroups that multiply, along the batch
     stages: int  # stages of X and W in shared memory
-    cluster: int = 1  # blocks with neighbouring tiles along the batch, each of which brings a part of W for all
+    cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them
+    cluster_out: int = 1  # blocks with neighbouring tiles along the outputs: each brings a part of their X for all of them
 
     @property
     def tile_d(self) -> int:
@@ -123,7 +124,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), widths, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
             constants = SharedConstants(ROWS * rows * groups, width, tile_in, groups, stages)
             if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
-                yield from (replace(constants, cluster=cluster) for cluster in self.clusters(kernel, constants))
+                yield from self.in_clusters(kernel, constants)
 
     def instruction(self, kernel: KernelSpec, constants: SharedConstants) -> Wgmma:
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=False)

@@ -1,0 +1,77 @@
+"""Blocks that work together: which tiles they have, what they bring for each other, and how a text says so.
+
+A cluster is `cluster_batch` x `cluster_out` blocks with neighbouring tiles along the batch and along the outputs. Those of one
+batch tile multiply the same X, those of one output tile the same weights: each brings a part of it for all of them, so that a
+cluster reads it through the second-level cache once.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+from ksgen.families.base import Constexpr, Rule
+from ksgen.families.wgmma.block import Block
+from ksgen.spec import KernelSpec
+
+MOST_BLOCKS = 8  # what every GPU with clusters launches
+ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)  # what a search tries; any stage of weights has that many parts of 16 bytes
+BOX_ROWS = 8  # after which a box's swizzle starts again: parts are whole eights of rows
+WORTH_SHARING = 0.2  # of what a stage brings: blocks need not share less
+
+
+def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
+    """`of`: a kernel's and its constants' block."""
+
+    def has_parts(kernel: KernelSpec, constants: Any) -> bool:
+        return constants.cluster_out == 1 or of(kernel, constants).box_rows % (BOX_ROWS * int(constants.cluster_out)) == 0
+
+    return (
+        Rule("a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch", lambda k, c: _is_cluster(of(k, c))),
+        Rule("cluster_out divides the tiles along the outputs", lambda k, c: of(k, c).tiles_out % int(c.cluster_out) == 0),
+        Rule("cluster_out divides the boxes of X into whole eights of rows", has_parts),
+    )
+
+
+def tried(block: Block) -> Iterator[tuple[int, int]]:
+    """What a search tries, as far as the rules allow it: several blocks along the batch where weights are a good part of what each
+    reads through the cache, along the outputs where X is."""
+    least = WORTH_SHARING * (block.x_bytes + block.w_bytes)
+    return product(ALONG_BATCH if block.w_bytes >= least else (1,), ALONG_OUT if block.x_bytes >= least else (1,))
+
+
+def words(block: Block, image: str) -> dict[str, Any]:
+    """`image`: how X lies in shared memory."""
+    own = block.constants
+    if block.cluster == 1:
+        return {
+            "blocks": "alone", "cluster_dims": "", "readers": "4 * GROUPS", "meet": "wait_for_block", "find_tile": "find_tile",
+            "copy_weights": "copy_bulk", "load_x": "load_box", "copies": ["copy_bulk"], "shared_parts": [],
+        }  # fmt: skip
+    shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
+    return {
+        "blocks": "cluster",
+        "cluster_dims": " __cluster_dims__(CLUSTER, 1, 1)",
+        "readers": "4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1)",
+        "meet": "cluster_sync",
+        "find_tile": "find_tile_in_cluster",
+        "copy_weights": "copy_part" if shares_w else "copy_bulk",
+        "load_x": "load_part" if shares_x else "load_box",
+        "copies": ["copy_bulk_multicast" if shares_w else "copy_bulk", "cluster", *(["box_multicast"] if shares_x else [])],
+        "shared_parts": [*(["weights"] if shares_w else []), *([image] if shares_x else [])],
+    }
+
+
+def constexprs(block: Block) -> list[Constexpr]:
+    if block.cluster == 1:
+        return []
+    own = block.constants
+    return [
+        Constexpr("CLUSTER_BATCH", own.cluster_batch, "blocks of a cluster along the batch: they share W"),
+        Constexpr("CLUSTER_OUT", own.cluster_out, "blocks of a cluster along the outputs: they share X"),
+        Constexpr("CLUSTER", block.cluster, "blocks of a cluster"),
+        Constexpr("BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles"),
+    ]
+
+
+def _is_cluster(block: Block) -> bool:
+    return block.constants.cluster_batch in ALONG_BATCH and block.cluster <= MOST_BLOCKS
