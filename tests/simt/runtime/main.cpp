@@ -63,6 +63,12 @@ void fence_proxy_async() {
   show_to_proxy(&scheduler.current()->shown_to_proxy);
 }
 
+void wait_for_previous_grid() {
+  const Call call;
+  scheduler.current()->has_waited = true;
+  show_memory(true);
+}
+
 struct Argument {
   bool is_pointer;
   std::vector<unsigned char> bytes;
@@ -181,6 +187,7 @@ static void launch(Job job) {
   const auto kind = Order::Kind(job.number());
   order.set(kind, job.number());
   const unsigned cluster_size = job.number();
+  is_early = job.number();
   accumulation = Accumulation(job.number());
   catch_signals(job.number());
   const Entry& entry = entries[job.number()];
