@@ -83,6 +83,7 @@ class Geometry:
     shared_bytes: int
     left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
     at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
+    starts_early: bool = False  # the text waits for the grid before it by itself, so a launch may begin while that one ends
 
     def launched(self, multiprocessors: int) -> int:
         """Blocks of a launch."""

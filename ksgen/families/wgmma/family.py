@@ -93,7 +93,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
         tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch)
-        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1)
+        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, starts_early=True)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         return (self.block(kernel, constants).map_x(batch),)
