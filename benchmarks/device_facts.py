@@ -2,12 +2,13 @@
 
 In this order, so that what a later fact rests on is known before it: whether descriptors and boxes lie in shared memory as the
 emulator reads them; what tensor cores do with a float32's lower bits; how far off their sums are; how fast they multiply,
-with A in shared memory and in registers; how fast boxes come out of the cache, by the length of their rows.
+with A in shared memory and in registers; how fast boxes come out of the cache, by the length of their rows; what it saves that
+a factor's launch begins while the one before it ends.
 """
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,15 +17,20 @@ import click
 import numpy as np
 
 from ksgen.devices import Device, find_device
+from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import KsgenError
-from ksgen.families import TensorMap
+from ksgen.families import TensorMap, families_for
 from ksgen.instructions import Wgmma
+from ksgen.pattern import Pattern
+from ksgen.plan import PLANNER, choice_by_name, limits_of
+from ksgen.spec import KernelSpec
 from ksgen.wisdom import file_name
 from tests.ptx import on_gpu, render
 from tests.ptx.cases import Case, all_cases, mma, normal, wgmma_registers, words
 
 Launch = Callable[[Case], None]
 LOW_BITS = 0x1FFF  # of a float32 that tf32 does not have
+FACTORS = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # 384 -> 96 -> 384 features, by a family of Hopper's each
 STAGES, ROWS, LINE_WORDS = 8, 128, 128  # of the box test: boxes on their way, their rows, and words of an array's row
 
 # Products without end on operands that lie still: two warpgroups, one group of instructions on its way for each.
@@ -206,6 +212,36 @@ def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 
     return blocks * boxes * fetch.bytes / median(taken) / 1e12
 
 
+def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, rounds: int = 200) -> float:
+    """Microseconds a launch, in a chain of `FACTORS` over and over."""
+    launches = []
+    x = uploaded(device, np.random.default_rng(0).standard_normal((batch, FACTORS[0].in_features), np.float32).astype(np.float16))
+    for pattern in FACTORS:
+        kernel = KernelSpec(pattern, "float16")
+        family = next(families_for(kernel, limits_of(device), batch))
+        plan = PLANNER.plan_of(device, kernel, batch, choice_by_name(family.name, kernel, batch, limits_of(device)))
+        handle = device.load(plan.binary, plan.source.entry, plan.shared_bytes, starts_early)
+        y = device.allocate(2 * batch * pattern.out_features)
+        weights = np.full(pattern.shape, 1 / pattern.c, np.float16)
+        launches.append((replace(plan, multiply=handle), (x, plan.pack(uploaded(device, weights), None), y, batch)))
+        x = y
+
+    def launch_all() -> None:
+        for _ in range(rounds):
+            for plan, arguments in launches:
+                plan.launch(arguments, None)
+
+    return median(device.time(launch_all, None, runs=7, warmup=2)) / (rounds * len(launches)) * 1e6
+
+
+def measure_early_launches(device: Device) -> dict[str, str]:
+    """One after the other and early, small batches first: the less a launch has to do, the more it saves."""
+    return {
+        f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us a launch; {measure_chain(device, True, batch):.2f} early"
+        for batch in (GPU_BATCH // 8, GPU_BATCH)
+    }
+
+
 def facts(device: Device) -> Iterator[tuple[str, Any]]:
     def launch(case: Case) -> None:
         on_gpu.launch(device, case)
@@ -216,6 +252,7 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
     yield "errors of sums", dict(sums(launch))
     yield "TFLOP/s of wgmma", {rate.name: round(measure_rate(device, rate), 1) for rate in RATES}
     yield "TB/s of boxes from the cache", {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES}
+    yield "launches that begin early", measure_early_launches(device)
 
 
 @click.command()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
@@ -18,7 +19,10 @@ import numpy as np
 from ksgen.arguments import check_context, check_memory, device_and_stream
 from ksgen.arrays import view
 from ksgen.devices import find_device
-from ksgen.launcher import Launcher
+from ksgen.launcher import Call, Launcher
+from ksgen.pattern import Pattern
+from ksgen.plan import PLANNER, choice_by_name, limits_of
+from ksgen.spec import KernelSpec
 from tests.device_arrays import CudaArray
 from tests.driver import NotHereError, environment
 from tests.driver.items import is_on_machine
@@ -60,6 +64,7 @@ def measure(rounds: int) -> dict[str, float]:
         "  packed weights": lambda: kept.packed_for(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
+        **_hopper_calls(device, ks.pattern, x, weights, out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
 
@@ -75,6 +80,18 @@ def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
         return lambda: launch((grid, 1), (block, 1, 1), None, *values, shared_size=shared_bytes)
     launch, function, address = device._cu.cuLaunchKernel, kernel.function, kernel.pack(arguments)
     return lambda: launch(function, grid, 1, 1, block, 1, 1, shared_bytes, 0, address, 0)
+
+
+def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArray, out: CudaArray) -> dict[str, Call]:
+    """Prepared calls of a kernel that takes a tensor map, launched as it is, and as any other would be; none before Hopper."""
+    kernel, limits = KernelSpec(pattern, "tf32"), limits_of(device)
+    if not limits.warpgroups:
+        return {}
+    plan = PLANNER.plan_of(device, kernel, BATCH, choice_by_name("wgmma_registers", kernel, BATCH, limits))
+    late = replace(plan, multiply=device.load(plan.binary, plan.source.entry, plan.shared_bytes))
+    arguments = (x.pointer, plan.pack(weights.pointer, None), out.pointer, BATCH)
+    named = {"a prepared call, one tensor map, begins early": plan, "  the same, does not begin early": late}
+    return {name: Call(each, arguments, None, out, None, None, ()) for name, each in named.items()}
 
 
 def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:

@@ -157,8 +157,8 @@ class Loaded:
 
 def load(device: Device, source: Source, binary: Binary) -> Loaded:
     """A source's binary on the device, with the shared memory that its constants ask for."""
-    shared_bytes = family_named(source.family).shared_bytes(source.kernel, source.constants)
-    multiply = device.load(binary, source.entry, shared_bytes)
+    launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
+    multiply = device.load(binary, source.entry, launched.shared_bytes, launched.starts_early)
     return Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
 
 

@@ -59,16 +59,16 @@ class FakeGpu:
     def compiler(self) -> TextCompiler:
         return TextCompiler()
 
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> tuple[str, str]:
+    def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> tuple[str, str, bool]:
         assert self.graph is None, "a module was loaded inside a capture"
-        return binary.data.decode(), entry
+        return binary.data.decode(), entry, starts_early
 
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Any) -> None:
-        text, entry = kernel
+        text, entry, early = kernel
         self.launches.append((entry, stream))
         given = [arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args]
         to = self._queues.setdefault(stream or 0, []) if self.graph is None else self.graph
-        to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given))
+        to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given, early=early))
 
     def encode_map(self, described: Any, pointer: int) -> Any:
         self.encoded.append(pointer)

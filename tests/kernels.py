@@ -133,7 +133,8 @@ def in_emulator(**options: Any) -> Run:
         pytest.skip("the emulator needs g++, with its sanitizers' libraries")
 
     def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
-        run_cuda(source.text, entry, geometry.launched(EMULATED), geometry.block, geometry.shared_bytes, args, **options)
+        launched = (geometry.launched(EMULATED), geometry.block, geometry.shared_bytes)
+        run_cuda(source.text, entry, *launched, args, early=geometry.starts_early, **options)
 
     return run
 
@@ -147,7 +148,7 @@ def on_device(device: Device) -> Run:
 
 def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geometry, args: list[Any]) -> None:
     """Upload, launch, and bring back every array that may have been written. An array given twice is one buffer."""
-    handle = _load(device, text, built_as, entry, geometry.shared_bytes)
+    handle = _load(device, text, built_as, entry, geometry.shared_bytes, geometry.starts_early)
     named = (arg.array if isinstance(arg, TensorMap) else arg for arg in args)
     arrays = {id(array): array for array in named if isinstance(array, np.ndarray)}
     buffers = {key: device.allocate(array.nbytes) for key, array in arrays.items()}
@@ -161,9 +162,9 @@ def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geome
 
 
 @lru_cache(maxsize=32)
-def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: int) -> Any:
+def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: int, starts_early: bool) -> Any:
     binary = build(text, built_as, device.target, device.compiler(), default_caches())
-    return device.load(binary, entry, shared_bytes)
+    return device.load(binary, entry, shared_bytes, starts_early)
 
 
 def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:

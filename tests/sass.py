@@ -51,14 +51,25 @@ def read(listing: str) -> dict[str, Counter[str]]:
 
 def registers_after(listing: str, entry: str, opcode: str) -> int:
     """Registers, by the highest that is named, of all that a warp of an entry can come to after an instruction."""
+    reached = _reached(listing, entry, begin=opcode)
+    return 1 + max((int(each) for words in reached for each in re.findall(r"(?<!\w)R(\d+)", words)), default=-1)
+
+
+def opcodes_before(listing: str, entry: str, opcode: str) -> set[str]:
+    """The opcodes of all that a warp of an entry can come to with no instruction of that opcode before."""
+    return {_FLOW.match(words)[2] for words in _reached(listing, entry, end=opcode)}  # type: ignore[index]
+
+
+def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") -> list[str]:
+    """Every instruction of an entry that a warp can come to from the first that has `begin` in it, not going past any with `end`."""
     (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
     found = [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
     places = {address: number for number, (address, _) in enumerate(found)}
-    start = next(number for number, (_, words) in enumerate(found) if opcode in words)
+    start = next(number for number, (_, words) in enumerate(found) if begin in words)
     waiting, seen = [start], set()
     while waiting:
         number = waiting.pop()
-        if number in seen or number >= len(found):
+        if number in seen or number >= len(found) or end in found[number][1]:
             continue
         seen.add(number)
         predicate, name, target = _FLOW.match(found[number][1]).groups()  # type: ignore[union-attr]
@@ -66,7 +77,7 @@ def registers_after(listing: str, entry: str, opcode: str) -> int:
             waiting.append(places[int(target, 16)])
         if predicate or name not in ("BRA", "EXIT", "RET"):
             waiting.append(number + 1)
-    return 1 + max((int(each) for number in seen for each in re.findall(r"(?<!\w)R(\d+)", found[number][1])), default=-1)
+    return [found[number][1] for number in seen]
 
 
 def count(counts: Counter[str], wanted: str) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ksgen.devices import find_device
 from ksgen.emit import render_probe
 from ksgen.errors import ToolchainError
 from ksgen.instructions import Wgmma
@@ -74,6 +75,15 @@ def test_products_of_rates_are_not_serialised() -> None:
         pytest.skip(f"no CUDA compiler: {error}")
     for rate in device_facts.RATES:
         assert not compiler.compile(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("starts_early", [False, True])
+def test_a_chain_is_launched_both_ways(starts_early: bool) -> None:
+    device_facts, device = pytest.importorskip("benchmarks.device_facts"), find_device("driver")
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    assert device_facts.measure_chain(device, starts_early, batch=64, rounds=1) > 0
 
 
 @pytest.mark.parametrize("row_bytes", [16, 128])

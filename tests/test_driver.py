@@ -12,6 +12,7 @@ from ksgen.build import build
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
 from tests.driver import NotHereError, run
+from tests.ptx import render
 from tests.ptx.cases import all_cases
 from tests.simt import TensorMap
 
@@ -26,6 +27,13 @@ extern "C" __global__ void share(int* y) {
 }
 """
 PAIRS = 'extern "C" __global__ void __cluster_dims__(2, 1, 1) pairs(int* y) { atomicAdd(y + threadIdx.x, 1); }'
+DOUBLE = """
+extern "C" __global__ void twice(int* y) {
+    wait_for_previous_grid();
+    y[threadIdx.x] *= 2;
+    allow_next_grid();
+}
+"""
 
 pytestmark = [pytest.mark.gpu, pytest.mark.stand_in]
 
@@ -185,6 +193,30 @@ def test_a_launch_by_its_configuration(cuda: Cuda) -> None:
     config.blockDimX = COUNT
     cuda.cuLaunchKernelEx(config, cuda.add, ((y, 3), (ctypes.c_void_p, ctypes.c_int)), 0)
     assert cuda.read(y) == 3
+
+
+def test_launches_that_begin_early_wait_for_what_is_before_them(cuda: Cuda) -> None:
+    if cuda.device.target != "sm_90a":
+        pytest.skip(f"{cuda.device.name} has no launches that begin early")
+    attribute, config = cuda.cu.CUlaunchAttribute(), cuda.cu.CUlaunchConfig()
+    attribute.id = cuda.cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = config.numAttrs = 1
+    config.blockDimX, config.attrs, config.hStream = COUNT, [attribute], cuda.cuStreamCreate(0)
+    double, y = cuda.kernel(render(DOUBLE, ("grids",)), "twice"), cuda.ints(1)
+
+    def launch_all() -> None:
+        cuda.launch(cuda.add, y, ONE, stream=config.hStream)
+        for _ in range(3):
+            cuda.cuLaunchKernelEx(config, double, ((y,), (ctypes.c_void_p,)), 0)
+        cuda.launch(cuda.add, y, ONE, stream=config.hStream)
+
+    launch_all()
+    assert cuda.read(y) == 17
+    begin(cuda, config.hStream)
+    launch_all()
+    replay(cuda, cuda.cuStreamEndCapture(config.hStream), config.hStream)
+    assert cuda.read(y) == 145
 
 
 def test_more_than_48_kb_of_shared_memory_is_asked_for_before(cuda: Cuda) -> None:

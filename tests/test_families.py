@@ -118,6 +118,14 @@ def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
         kernels.check(source_of(family, kernel, constants), 70, in_emulator())
 
 
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_a_launch_starts_early_where_the_text_waits(family: str, precision: str, layout: str) -> None:
+    source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
+    geometry = FAMILIES[family].geometry(source.kernel, source.constants, 1)
+    assert geometry.starts_early == ("    wait_for_previous_grid();" in source.text)
+    assert not FAMILIES[family].pack_geometry(source.kernel, source.constants).starts_early
+
+
 def test_families_are_found_by_name() -> None:
     for name, family in FAMILIES.items():
         assert family_named(name) is family

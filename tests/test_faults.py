@@ -114,11 +114,12 @@ def test_a_damaged_binary_is_refused(device: Any) -> None:
     plan = Launcher(*SHAPE).prepare(*inputs()).plan
     data, entry = plan.binary.data, plan.source.entry
     flipped = bytes([*data[:9000], data[9000] ^ 1, *data[9001:]])
-    for damaged in (b"", b"no cubin", data[:50], data[: len(data) // 2], flipped):
-        with pytest.raises(DeviceError, match=rf"loading {entry}: .*(?i:image)"):
-            device.load(Binary(damaged, entry, device.target), entry, 0)
-    with pytest.raises(DeviceError, match=r"divide: .*(?i:not.found)"):
-        device.load(plan.binary, "divide", 0)
+    for early in (False, True):
+        for damaged in (b"", b"no cubin", data[:50], data[: len(data) // 2], flipped):
+            with pytest.raises(DeviceError, match=rf"loading {entry}: .*(?i:image)"):
+                device.load(Binary(damaged, entry, device.target), entry, 0, early)
+        with pytest.raises(DeviceError, match=r"divide: .*(?i:not.found)"):
+            device.load(plan.binary, "divide", 0, early)
     device.load(plan.binary, entry, plan.shared_bytes)
 
 
@@ -126,8 +127,23 @@ def test_a_damaged_binary_is_refused(device: Any) -> None:
 @on_both
 def test_more_shared_memory_than_there_is(device: Any) -> None:
     plan = Launcher(*SHAPE).prepare(*inputs()).plan
-    with pytest.raises(DeviceError, match=plan.source.entry + ".*(?i:invalid.(argument|value))"):
-        device.load(plan.binary, plan.source.entry, 1 << 20)
+    for early in (False, True):
+        with pytest.raises(DeviceError, match=plan.source.entry + ".*(?i:invalid.(argument|value))"):
+            device.load(plan.binary, plan.source.entry, 1 << 20, early)
+
+
+@on_machine
+@on_both
+def test_an_early_launch_that_fails_is_told_and_the_next_one_works(device: Any, faults: Callable[[str], None]) -> None:
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    kernel = KernelSpec(Pattern(2, 24, 16, 4), "float16")
+    faults("cuLaunchKernelEx:701")
+    words = r"launching ks_2x24x16x4_float16_bsf_\w+ \(2 blocks of 384, \d+ bytes\): .*(?i:out.of.resources|too many resources)"
+    with pytest.raises(DeviceError, match=f"(CUDA|PyCUDA on .*), {words}"):
+        measure(device, kernel, 80, runs=0, family="wgmma_registers")
+    faults("")
+    assert measure(device, kernel, 80, runs=0, family="wgmma_registers").passed
 
 
 @on_machine
@@ -180,6 +196,27 @@ def test_a_store_outside_its_array_is_an_illegal_address(runtime: str) -> None:
     assert launched == "launched"
     assert len(told) == 2
     assert all(re.search(rf"waiting for the stream: .*{ENDING[700]}.*; {LOST}$", each, re.IGNORECASE) for each in told), told
+
+
+EARLY = """
+text = 'extern "C" __global__ void touch(int* y) { y[threadIdx.x] = 1; }'
+device = find_device()
+kernel, memory = device.load(device.compiler().compile(text, "touch", device.target), "touch", 0, True), device.allocate(128)
+try:
+    device.launch(kernel, 1, 32, 0, (memory,), None)
+    device.synchronize()
+except KsgenError as error:
+    print(error)
+"""
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("gpu", "words"), [("H200", f"waiting for the stream: .*{ENDING[719]}.*"), ("A100", "launching touch .*: .*not.supported.*")]
+)
+def test_an_early_launch_of_a_kernel_that_does_not_wait_or_on_a_gpu_that_has_none(runtime: str, gpu: str, words: str) -> None:
+    (told,) = script(EARLY, runtime, KSGEN_DRIVER_GPUS=gpu)
+    assert re.search(words, told, re.IGNORECASE), told
 
 
 @on_both

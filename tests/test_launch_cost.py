@@ -15,5 +15,5 @@ def test_every_part_is_measured() -> None:
     if not measured:
         pytest.skip(f"no CUDA runtime here, nor the stand-in: {told.output}")
     for parts in measured.values():
-        assert len(parts) == 11
+        assert len(parts) in (11, 13)  # two are Hopper's alone
         assert all(microseconds > 0 for microseconds in parts.values())

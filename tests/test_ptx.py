@@ -7,14 +7,14 @@ import pytest
 
 from ksgen.instructions import Wgmma
 from ksgen.toolchain import find_compiler
-from tests.ptx import render
-from tests.ptx.cases import GRIDS, TYPES, all_cases, exact, mma_text, normal, words
+from tests.ptx.cases import TYPES, all_cases, exact, mma_text, normal, words
 from tests.simt import is_installed, run_cuda
 from tests.test_cli import needs_compiler
 
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
 CASES = {case.name: case for case in all_cases()}
-ASYNCHRONOUS = ["ring", "arrivals", "cluster", "panels", "batched", "box swizzle=128", "wgmma bf16 A 128 along m B 128 along n 128"]
+ASYNCHRONOUS = ["ring", "arrivals", "grids", "cluster", "panels", "batched", "box swizzle=128"]
+ASYNCHRONOUS += ["wgmma bf16 A 128 along m B 128 along n 128"]
 
 
 @needs_emulator
@@ -41,9 +41,9 @@ def test_any_order_of_threads_and_of_the_engine_will_do(name: str, order: str | 
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", [*CASES, "grids"])
+@pytest.mark.parametrize("name", list(CASES))
 def test_nvcc_takes_the_text(name: str) -> None:
-    text, target = (CASES[name].text, CASES[name].target) if name in CASES else (render(GRIDS, ("grids",)), "sm_90")
+    text, target = CASES[name].text, CASES[name].target
     found = re.search(r'extern "C" __global__[^{;]*?void (\w+)\(', text)
     assert found
     assert find_compiler().compile(text, found[1], target).data

@@ -19,6 +19,7 @@ from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
+from ksgen.families.wgmma.family import WarpgroupFamily
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, Choice, limits_of
@@ -142,6 +143,35 @@ def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str,
     if not family_named(family).serves(kernel, limits_of(device)):
         pytest.skip(f"{device.name} has no warpgroup instructions")
     assert measure(device, kernel, 80, runs=0, family=family).passed
+
+
+@pytest.fixture
+def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainLauncher]:
+    """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of each."""
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    monkeypatch.setattr(WarpgroupFamily, "measured", True)
+    PLANNER.forget()
+    yield ChainLauncher(Launcher(4, 16, 16, 1), Launcher(1, 24, 16, 4))
+    PLANNER.forget()
+
+
+def chain_arrays() -> tuple[Array, list[Array], Array, Array]:
+    """X, the weights of both factors, and memory for what is between them and for Y."""
+    weights = [draw(4, 16, 16, 1, precision="float16"), draw(1, 24, 16, 4, precision="float16")]
+    return draw(BATCH, 64, precision="float16"), weights, np.empty((BATCH, 64), np.float16), np.empty((BATCH, 96), np.float16)
+
+
+def check_chain(y: Array, x: Array, weights: list[Array]) -> None:
+    check(y, reference.multiply(Pattern(*weights[0].shape), x, weights[0], "bsf"), weights[1], precision="float16")
+
+
+@on_both
+def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLauncher) -> None:
+    x, weights, _, _ = chain_arrays()
+    check_chain(early_chain(x, weights), x, weights)
+    families = [factor.prepare(x, own).plan.choice.family for factor, own in zip(early_chain.factors, weights, strict=True)]
+    assert families == ["wgmma_shared", "wgmma_registers"]
 
 
 @on_both
@@ -359,6 +389,33 @@ def test_a_graph_replays_on_new_data(device: Any, ks: Launcher) -> None:
 
 
 @on_both
+def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: ChainLauncher) -> None:
+    """Behind each other, and behind those that pack the weights anew."""
+    x, weights, between, y = chain_arrays()
+    given, own, middle, out = (
+        CudaArray(device, x),
+        [CudaArray(device, each) for each in weights],
+        *(CudaArray(device, e) for e in (between, y)),
+    )
+    first, second = early_chain.factors
+    with new_stream(device) as stream:
+
+        def call() -> None:
+            first(given, own[0], out=middle, stream=stream)
+            second(middle, own[1], out=out, stream=stream)
+
+        call()
+        check_chain(out.content(stream), x, weights)
+        with captured(device, handle_of(stream)) as replay:
+            call()
+        for factor in (2, -1):
+            device.upload(given.memory, factor * x)
+            device.upload(own[0].memory, -weights[0])
+            replay()
+            check_chain(out.content(stream), factor * x, [-weights[0], weights[1]])
+
+
+@on_both
 def test_a_first_use_is_refused_and_spoils_no_capture(device: Any, ks: Launcher) -> None:
     x, weights = inputs()
     given, own, out = CudaArray(device, x), CudaArray(device, weights), CudaArray(device, out_like())
@@ -384,7 +441,8 @@ def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Lau
     given, out, kept = CudaArray(device, x), CudaArray(device, out_like()), ks.pack(weights)
     with new_stream(device) as stream:
         plan = ks.prepare(given, kept, out=out, stream=stream).plan
-        dropped = [CudaArray(device, x), ks.pack(weights), device.load(plan.binary, plan.source.entry, 0)]
+        dropped = [CudaArray(device, x), ks.pack(weights)]
+        dropped += [device.load(plan.binary, plan.source.entry, 0, early) for early in (False, True)]
         with captured(device, handle_of(stream)) as replay:
             dropped.clear()
             gc.collect()

@@ -10,7 +10,7 @@ from ksgen.errors import ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.toolchain import find_compiler
 from tests import sass
 from tests.compile_matrix import PROMISES
@@ -143,6 +143,27 @@ def test_warpgroups_keep_to_the_registers_that_they_took(family: str, precision:
     assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
 
 
+@pytest.mark.parametrize(
+    ("family", "precision", "layout"),
+    [("wgmma_shared", "float16", "bsl"), ("wgmma_registers", "bfloat16", "bsf"), ("wgmma_registers", "tf32x3", "bsl")],
+)
+def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(family: str, precision: str, layout: str) -> None:
+    """Which a compiler might do that takes what a kernel only reads for constant."""
+    if sass.find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    kernel = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True))
+    source = render(kernel, family=family)
+    try:
+        listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}
+    counts = sass.read(listing)[source.entry]
+    assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1
+    assert {name for name in memory if sass.count(counts, name)} >= {"LDG", "UTMALDG", "UBLKCP"}
+    assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & memory
+
+
 def test_every_family_has_rows_for_every_target() -> None:
     promised = {(family, target) for family in FAMILIES for target in PROMISES[family].targets}
     assert {(row.family, target) for row in ROWS for target in row.targets} == promised
@@ -190,6 +211,8 @@ FLOW = """
 def test_registers_are_those_that_a_warp_can_come_to() -> None:
     assert sass.registers_after(FLOW, "roles", "USETMAXREG.DEALLOC") == 10
     assert sass.registers_after(FLOW, "roles", "RET") == 3
+    assert sass.opcodes_before(FLOW, "roles", "BRA") == {"MOV", "USETMAXREG"}
+    assert sass.opcodes_before(FLOW, "roles", "CALL") == {"MOV", "USETMAXREG", "BRA", "EXIT"}
 
 
 def test_instructions_are_counted_by_opcode_and_modifiers() -> None:

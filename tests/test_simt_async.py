@@ -1,6 +1,7 @@
 """What is wrong with asynchronous kernels is caught: each case of `tests/ptx` with one mistake. What is right passes."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     if not is_installed(mistake.build):
         pytest.skip(f"g++ cannot link sanitize={mistake.build!r}")
     case = CASES[mistake.case].changed(mistake.right, mistake.wrong)
+    if mistake.early:
+        case = replace(case, early=True)
     if mistake.also is not None:
         case = case.changed(*mistake.also)
     kind, message = emulate(case, mistake.build, order)

@@ -1,5 +1,6 @@
 """What is special to Hopper's families. What holds of every family's kernels is in test_families.py."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ from ksgen.families import FAMILIES, TensorMap, check, cuda_limits
 from ksgen.families.wgmma import RegistersConstants, SharedConstants
 from ksgen.families.wgmma import block as blocks
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, paper_patterns
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, paper_patterns
 from ksgen.verify import compare, make_problem
 from tests.kernels import check as check_result
 from tests.kernels import check_exact, in_emulator, multiply, source_of
@@ -234,6 +235,20 @@ def test_constants_that_no_default_has(precision: str, pattern: tuple[int, ...],
     source = text_of(REGISTERS, kernel(precision, pattern=pattern), constants)
     check_result(source, 300, in_emulator())
     check_exact(source, 65, in_emulator())
+
+
+@pytest.mark.parametrize(("family", "layout"), [(SHARED, "bsl"), (REGISTERS, "bsf")])
+def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the_last_load(family: Any, layout: str) -> None:
+    text = render(replace(kernel(layout=layout), epilogue=Epilogue(bias=True, residual=True)), family=family.name).text
+    entry, copying = text[text.index("\nENTRY(THREADS, 1)") : text.index("\nENTRY(PACK_THREADS")], text[text.index("void copy_tiles") :]
+    before, after = entry.split("    wait_for_previous_grid();")  # in no branch
+    assert "prepare_barriers();" in before
+    assert "prefetch_map(x);" in before
+    assert "return;" not in before
+    assert all(word in after for word in ("copy_tiles(x", "store_tile("))
+    assert copying.index("copy_bulk(") < copying.index("    allow_next_grid();\n}")
+    assert not re.search(r"RESTRICT (bias|residual)|__ldg", text)  # which nvcc would load before the wait
+    assert text.count("wait_for_previous_grid();") == text.count("    allow_next_grid();") == 1
 
 
 @pytest.mark.parametrize("c", [192, 1024])

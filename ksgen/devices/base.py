@@ -53,7 +53,8 @@ class Device(Protocol):
 
     def compiler(self) -> Compiler: ...
 
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> KernelHandle: ...
+    def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
+        """`starts_early`: its launches may begin while the one before them in their stream ends, for which it waits by itself."""
 
     def launch(self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
         """Enqueue one launch. `args`: encoded maps, then buffers, None for a null pointer, or ints: 64 bits each."""

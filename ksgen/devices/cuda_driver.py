@@ -5,8 +5,6 @@ Everything happens in the device's primary context, which PyTorch and CuPy share
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
-    MAP_BYTES,
     PORTABLE_SHARED_BYTES,
     Buffer,
     Found,
@@ -30,7 +27,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import beside_captures, encode_map
+from ksgen.devices.libcuda import ArgumentBlock, EarlyLaunch, beside_captures, encode_map
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -50,7 +47,6 @@ _STICKY = {  # after these the context is lost, and with it the process's use of
     "CUDA_ERROR_LAUNCH_TIMEOUT",
     "CUDA_ERROR_MISALIGNED_ADDRESS",
 }
-_MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included
 
 
 def found() -> list[Found]:
@@ -93,7 +89,7 @@ class DriverDevice:
 
         return find_compiler()
 
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+    def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         cu = self._cu
         with self._current():
             library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
@@ -103,7 +99,7 @@ class DriverDevice:
                 attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
                 self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
-        loaded = _Kernel(function, entry)
+        loaded = _Kernel(function, entry, EarlyLaunch(int(function)) if starts_early else None)
         weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
 
@@ -114,9 +110,12 @@ class DriverDevice:
                 return self.launch(kernel, grid, block, shared_bytes, args, stream)
         with kernel.lock:
             block_address = kernel.pack(args)
-            (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
+            if kernel.early is None:
+                (status,) = cu.cuLaunchKernel(kernel.function, grid, 1, 1, block, 1, 1, shared_bytes, stream or 0, block_address, 0)
+            else:
+                status = kernel.early(grid, block, shared_bytes, stream or 0, block_address)
         if status:
-            raise _error(cu, status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
+            raise _error(cu, cu.CUresult(status), f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
         return None
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
@@ -207,31 +206,11 @@ class DriverDevice:
 class _Kernel:
     """A function and the block that its arguments are written to at every launch: pack and launch under `lock`."""
 
-    __slots__ = ("__weakref__", "_arity", "_block", "_pack", "_pointers", "_start", "entry", "function", "lock")
+    __slots__ = ("__weakref__", "early", "entry", "function", "lock", "pack")
 
-    def __init__(self, function: Any, entry: str) -> None:
-        self.function, self.entry, self.lock = function, entry, threading.Lock()
-        self._arity = -1
-
-    def pack(self, args: tuple[Any, ...]) -> int:
-        """The address of an array of pointers to the arguments: maps first, then 64 bits each."""
-        if self._arity != len(args):
-            self._arity = len(args)
-            self._lay_out(sum(isinstance(arg, bytes) for arg in args))
-        if None in args:
-            args = tuple(0 if arg is None else arg for arg in args)
-        self._pack(self._block, self._start, *args)
-        return self._pointers[1]
-
-    def _lay_out(self, maps: int) -> None:
-        numbers, width = self._arity - maps, ctypes.sizeof(ctypes.c_int64)
-        self._block = (ctypes.c_char * (MAP_BYTES * maps + width * numbers + _MAP_ALIGNMENT))()
-        self._start = -ctypes.addressof(self._block) % _MAP_ALIGNMENT
-        first = ctypes.addressof(self._block) + self._start
-        offsets = [MAP_BYTES * min(number, maps) + width * max(number - maps, 0) for number in range(self._arity)]
-        addresses = (ctypes.c_void_p * self._arity)(*(first + offset for offset in offsets))
-        self._pointers = (addresses, ctypes.addressof(addresses))
-        self._pack = struct.Struct(f"{MAP_BYTES}s" * maps + f"{numbers}q").pack_into
+    def __init__(self, function: Any, entry: str, early: EarlyLaunch | None) -> None:
+        self.function, self.entry, self.early, self.lock = function, entry, early, threading.Lock()
+        self.pack = ArgumentBlock().pack
 
 
 @cache

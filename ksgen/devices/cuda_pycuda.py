@@ -6,6 +6,7 @@ PyCUDA launches on its own streams only; for another library's, the launcher tak
 from __future__ import annotations
 
 import atexit
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import beside_captures, encode_map, is_capturing
+from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, Module, beside_captures, check, encode_map, is_capturing
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -93,29 +94,34 @@ class PyCudaDevice:
 
         return find_compiler()
 
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+    def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel | _EarlyKernel:
+        kernel: _Kernel | _EarlyKernel
         with self._entered(f"loading {entry}"):
-            module = self._driver.module_from_buffer(binary.data)
-            function = module.get_function(entry)
-            if shared_bytes > PORTABLE_SHARED_BYTES:
-                attribute = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-                function.set_attribute(attribute, shared_bytes)
-        kernel = _Kernel([function, module], entry)
+            if starts_early:
+                own = Module(binary.data)
+                kernel = _EarlyKernel([EarlyLaunch(own.function(entry, shared_bytes)), own], entry)
+            else:
+                module = self._driver.module_from_buffer(binary.data)
+                function = module.get_function(entry)
+                if shared_bytes > PORTABLE_SHARED_BYTES:
+                    attribute = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                    function.set_attribute(attribute, shared_bytes)
+                kernel = _Kernel([function, module], entry)
         weakref.finalize(kernel, self._release, kernel.parts).atexit = False
         return kernel
 
-    def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
+    def launch(
+        self, kernel: _Kernel | _EarlyKernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
+    ) -> None:
         own = self._own(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
-        if kernel.arity != len(values):
-            kernel.prepare(values)
         try:  # what `_entered` does, without its microsecond
             self._context.push()
             try:
-                kernel.parts[0].prepared_async_call((grid, 1), (block, 1, 1), own, *values, shared_size=shared_bytes)
+                kernel.launch(grid, block, shared_bytes, values, own)
             finally:
                 self._driver.Context.pop()
-        except self._driver.Error as error:
+        except (self._driver.Error, DriverError) as error:
             doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
             raise self._error(doing, error) from error
 
@@ -197,7 +203,7 @@ class PyCudaDevice:
                 yield
             finally:
                 self._driver.Context.pop()
-        except self._driver.Error as error:
+        except (self._driver.Error, DriverError) as error:
             raise self._error(doing, error) from error
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
@@ -218,6 +224,25 @@ class _Kernel:
         """PyCUDA puts no padding between arguments: what needs alignment, maps, comes first."""
         self.parts[0].prepare("".join(f"{MAP_BYTES}s" if isinstance(value, bytes) else "q" for value in values))
         self.arity = len(values)
+
+    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
+        if self.arity != len(values):
+            self.prepare(values)
+        self.parts[0].prepared_async_call((grid, 1), (block, 1, 1), own, *values, shared_size=shared_bytes)
+
+
+class _EarlyKernel:
+    """Early launches of a function with the module that it lives in, both by the driver itself, and the block of its arguments."""
+
+    __slots__ = ("__weakref__", "block", "entry", "lock", "parts")
+
+    def __init__(self, parts: list[Any], entry: str) -> None:
+        self.parts, self.entry, self.block, self.lock = parts, entry, ArgumentBlock(), threading.Lock()
+
+    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
+        with self.lock:
+            status = self.parts[0](grid, block, shared_bytes, own.handle if own else 0, self.block.pack(values))
+        check("cuLaunchKernelEx", status)
 
 
 def _devices() -> list[Any]:

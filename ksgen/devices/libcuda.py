@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ksgen.devices.base import MAP_BYTES
+from ksgen.devices.base import MAP_BYTES, PORTABLE_SHARED_BYTES
 from ksgen.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -20,7 +22,15 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ELEMENT = {2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT16, _UINT32: bits are moved, never converted
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
 _NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # how boxes lie, what L2 fetches, what is beyond the array
-_MAP_ALIGNMENT = 64  # of a tensor map's own address, which objects of cuda-bindings do not keep
+_MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included; objects of cuda-bindings do not keep it
+_MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CONFIGURATION = struct.Struct("7I4xQQI4x")  # CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
+# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 1. Its value is a union of 64 bytes.
+_STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
+
+
+class DriverError(DeviceError):
+    """A call of the driver that failed, told as PyCUDA does: its name, and the driver's words."""
 
 
 def device_of(pointer: int) -> int | None:
@@ -69,6 +79,83 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
     return ctypes.string_at(place, MAP_BYTES)
 
 
+class ArgumentBlock:
+    """Memory that a kernel's arguments are written to at every launch: one thread at a time, from `pack` to the launch."""
+
+    __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
+
+    def __init__(self) -> None:
+        self._arity = -1
+
+    def pack(self, args: Sequence[Any]) -> int:
+        """The address of an array of pointers to the arguments: maps first, then 64 bits each."""
+        if self._arity != len(args):
+            self._arity = len(args)
+            self._lay_out(sum(isinstance(arg, bytes) for arg in args))
+        if None in args:
+            args = tuple(0 if arg is None else arg for arg in args)
+        self._pack(self._block, self._start, *args)
+        return self._pointers[1]
+
+    def _lay_out(self, maps: int) -> None:
+        numbers, width = self._arity - maps, ctypes.sizeof(ctypes.c_int64)
+        self._block = (ctypes.c_char * (MAP_BYTES * maps + width * numbers + _MAP_ALIGNMENT))()
+        self._start = -ctypes.addressof(self._block) % _MAP_ALIGNMENT
+        first = ctypes.addressof(self._block) + self._start
+        offsets = [MAP_BYTES * min(number, maps) + width * max(number - maps, 0) for number in range(self._arity)]
+        addresses = (ctypes.c_void_p * self._arity)(*(first + offset for offset in offsets))
+        self._pointers = (addresses, ctypes.addressof(addresses))
+        self._pack = struct.Struct(f"{MAP_BYTES}s" * maps + f"{numbers}q").pack_into
+
+
+class EarlyLaunch:
+    """Launches of a function that waits for the grid before it by itself, so that they may begin while that one ends.
+
+    PyCUDA has no such call, and cuda-bindings' own takes as long. One thread at a time.
+    """
+
+    __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_place", "_told")
+
+    def __init__(self, function: int) -> None:
+        self._function, self._attribute = function, ctypes.addressof(_STARTS_EARLY)
+        self._configuration = (ctypes.c_char * _CONFIGURATION.size)()
+        self._place = ctypes.addressof(self._configuration)
+        self._launch, self._told = _launch_function(), (0, 0, 0, 0)
+
+    def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
+        """The driver's status. `arguments`: what `ArgumentBlock.pack` gave."""
+        if self._told != (told := (grid, block, shared_bytes, stream)):
+            _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, 1)
+            self._told = told
+        status: int = self._launch(self._place, self._function, arguments, None)
+        return status
+
+
+class Module:
+    """A binary in the current context, where PyCUDA shows no handle of its own. Drop it inside that context."""
+
+    def __init__(self, data: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(self._handle), data))
+        weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
+
+    def function(self, entry: str, shared_bytes: int) -> int:
+        """The handle of an entry that may ask for so much shared memory."""
+        found, driver = ctypes.c_void_p(), _driver()
+        check("cuModuleGetFunction", driver.cuModuleGetFunction(ctypes.byref(found), self._handle, entry.encode()))
+        if shared_bytes > PORTABLE_SHARED_BYTES:
+            check("cuFuncSetAttribute", driver.cuFuncSetAttribute(found, _MOST_DYNAMIC_SHARED, shared_bytes))
+        return found.value or 0
+
+
+def check(call: str, status: int) -> None:
+    """Raise `DriverError` unless the call of that name succeeded."""
+    if status:
+        words = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(words))
+        raise DriverError(f"{call} failed: {words.value.decode() if words.value else status}")
+
+
 @contextmanager
 def beside_captures() -> Iterator[None]:
     """What is collected as garbage while a graph is recorded does not spoil the recording."""
@@ -78,6 +165,13 @@ def beside_captures() -> Iterator[None]:
         yield
     finally:
         _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+@cache
+def _launch_function() -> Any:
+    function = _driver().cuLaunchKernelEx
+    function.argtypes = (ctypes.c_void_p,) * 4
+    return function
 
 
 @cache

@@ -80,7 +80,7 @@ class OpenCLDevice:
     def compiler(self) -> OpenCLCompiler:
         return OpenCLCompiler(self._device, self._context)
 
-    def load(self, binary: Binary, entry: str, shared_bytes: int) -> _Kernel:
+    def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         if binary.target != self.target:
             raise DeviceError(f"{entry}: a binary for {binary.target} does not run on {self.target}")
         cl = self._cl

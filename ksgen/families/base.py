@@ -84,6 +84,7 @@ class Geometry:
     left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
     at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
     cluster: int = 1  # blocks that run side by side and reach into each other's shared memory: the grid is whole clusters
+    starts_early: bool = False  # the text waits for the grid before it by itself, so a launch may begin while that one ends
 
     def launched(self, multiprocessors: int) -> int:
         """Blocks of a launch: whole clusters, and no more than have a multiprocessor each."""

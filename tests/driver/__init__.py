@@ -8,6 +8,7 @@ a script that registers each cubin with the driver (`registry.py`), so that the 
   stream, blocking and non-blocking streams, events and captures order as CUDA says and no more;
 - device memory starts as NaN, is of exact size, and faults where the host touches it; a freed address is never used again;
 - calls need a context current on their thread; after a kernel that failed, each returns that error for good;
+- launches that may begin before the work before them has ended do: arrays are not there until a thread has waited for that;
 - binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's limits.
 
 Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels

@@ -15,7 +15,6 @@ from tests.simt import TensorMap, run_cuda
 TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
 
 MBARRIER = ("shared_address", "mbarrier")
-GRIDS = 'extern "C" __global__ void grids() { wait_for_previous_grid(); allow_next_grid(); }\n'
 NAMED = """
 extern "C" __global__ void named(float* y) {
     float* const s = reinterpret_cast<float*>(shared_memory);
@@ -43,9 +42,10 @@ class Case:
     args: list[Any]
     check: Callable[[], None]
     grid: int = 1
+    early: bool = False
 
     def emulate(self, sanitize: str = "none", **options: Any) -> None:
-        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, **options)
+        run_cuda(self.text, self.entry, self.grid, self.block, self.shared_bytes, self.args, sanitize, early=self.early, **options)
         self.check()
 
     def changed(self, was: str, becomes: str, **launch: Any) -> "Case":
@@ -138,6 +138,13 @@ def arrivals() -> Case:
     text = render(kernels.ARRIVALS, (*MBARRIER, "copy_async", "copy_async_arrive"), copies=copies(4))
     check = _close(y, x.sum(0, np.float64)[np.arange(32) ^ 1])
     return Case("arrivals", text, "arrivals", "sm_90", 32, 128 + 8, [x, y, np.int32(5)], check)
+
+
+def grids() -> Case:
+    """A launch that may begin while the one before it ends."""
+    x, y = normal((3, 32)), np.zeros((3, 32), np.float32)
+    text = render(kernels.GRIDS, (*MBARRIER, "copy_bulk", "grids"))
+    return Case("grids", text, "grids", "sm_90", 32, 128 + 8, [x, y], _equal(y, -x), grid=3, early=True)
 
 
 def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
@@ -257,7 +264,7 @@ def batched() -> Case:
 def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
-    yield from (narrow(), named(), ring(), arrivals(), cluster(), panels(), batched())
+    yield from (narrow(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))

@@ -93,6 +93,27 @@ extern "C" __global__ void arrivals(const float* x, float* y, int rows) {
 }
 """
 
+# Rows of 32 floats, one a block, by bulk copies: a launch that may begin while the one before it ends.
+GRIDS = """
+extern "C" __global__ void grids(const float* x, float* y) {
+    float* const row = reinterpret_cast<float*>(shared_memory);
+    const unsigned full = shared_address(shared_memory + 128);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    wait_for_previous_grid();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect(full, 128);
+        copy_bulk(shared_address(row), x + 32 * blockIdx.x, 128, full);
+        allow_next_grid();
+    }
+    mbarrier_wait(full, 0);
+    y[32 * blockIdx.x + threadIdx.x] = -row[threadIdx.x];
+}
+"""
+
 # A box of an array into shared memory and out again, to the same place of another array, and its image besides.
 BOX = """
 extern "C" __global__ void box(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to, unsigned char* image,

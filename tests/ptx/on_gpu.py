@@ -34,7 +34,7 @@ def _generation(target: str) -> int:
 
 
 def launch(device: Device, case: Case) -> None:
-    geometry = Geometry(case.grid, case.block, case.shared_bytes)
+    geometry = Geometry(case.grid, case.block, case.shared_bytes, starts_early=case.early)
     kernels.launch(device, case.text, case.entry, case.entry, geometry, case.args)
 
 

@@ -28,6 +28,16 @@ VARIANTS = [
         launch={"block": 64},
     ),
     Variant(
+        "who touches no memory need not wait for the grid before",
+        "grids",
+        "    wait_for_previous_grid();",
+        "    if (threadIdx.x >= 32) return;\n    wait_for_previous_grid();",
+        launch={"block": 64},
+    ),
+    Variant(
+        "nothing to wait for where a launch does not begin early", "grids", "    wait_for_previous_grid();", "    ", launch={"early": False}
+    ),
+    Variant(
         "copies to both blocks by their addresses",
         "cluster",
         BRING,

@@ -41,6 +41,7 @@ def run_cuda(
     sanitize: str = "none",
     *,
     cluster: int | None = None,
+    early: bool = False,
     accumulation: str = "cut off",
     order: str | int = "forward",
     timeout_s: int = 60,
@@ -50,10 +51,11 @@ def run_cuda(
     A Python int is a 64-bit argument; other values are NumPy scalars of the kernel's own type. A read-only array is
     read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
     `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each alone.
+    An `early` launch begins while the one before it ends: no thread may touch an array before it has waited for that.
     `accumulation` says what tensor cores do with the bits below a sum's last: cut off, as GPUs were seen to, or rounded.
     """
     executable, entry_number = build(source, entry, sanitize)
-    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, accumulation)
+    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, accumulation)
     arrays, job = _describe_launch(launch)
     with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
         job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
@@ -92,6 +94,7 @@ class Launch:
     order: str | int
     timeout_s: int
     cluster: int | None
+    early: bool
     accumulation: str
 
     def head(self) -> list[int]:
@@ -109,7 +112,8 @@ class Launch:
         if self.accumulation not in ACCUMULATION:
             raise ValueError(f"accumulation={self.accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
         accumulation = ACCUMULATION.index(self.accumulation)
-        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster or 0, accumulation, self.timeout_s, self.entry]
+        early = int(self.early)
+        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster or 0, early, accumulation, self.timeout_s, self.entry]
 
 
 def _describe_launch(launch: Launch) -> tuple[list[Array], bytes]:

@@ -97,7 +97,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         block = self.block(kernel, constants)
         along = block.constants.cluster_batch
         tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * along) * along
-        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster)
+        return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         return (self.block(kernel, constants).map_x(batch),)

@@ -35,14 +35,14 @@ class Job {
   Bytes content_;
 };
 
-Job describe(const Function& function, const CUlaunchConfig& config, int cluster, const Bytes& arguments,
+Job describe(const Function& function, const CUlaunchConfig& config, const Manner& manner, const Bytes& arguments,
              const std::vector<std::shared_ptr<Allocation>>& memory) {
   Job job;
   for (const unsigned size : {config.gridDimX, config.gridDimY, config.gridDimZ}) job.number(size);
   for (const unsigned size : {config.blockDimX, config.blockDimY, config.blockDimZ}) job.number(size);
   const long long order = 0, seed = 0, accumulation = 0;
-  for (const long long each : {(long long)config.sharedMemBytes, order, seed, (long long)cluster, accumulation, MOST_SECONDS,
-                               (long long)function.kernel.number}) {
+  for (const long long each : {(long long)config.sharedMemBytes, order, seed, (long long)manner.cluster, (long long)manner.is_early,
+                               accumulation, MOST_SECONDS, (long long)function.kernel.number}) {
     job.number(each);
   }
   job.number(memory.size());
@@ -110,10 +110,10 @@ CUresult code_of(const std::string& report) {
 
 }  // namespace
 
-CUresult emulate(const Function& function, const CUlaunchConfig& config, int cluster, const Bytes& arguments,
+CUresult emulate(const Function& function, const CUlaunchConfig& config, const Manner& manner, const Bytes& arguments,
                  const std::vector<std::shared_ptr<Allocation>>& memory) {
   MemoryFile job, result;
-  if (!job.write(describe(function, config, cluster, arguments, memory).content())) return CUDA_ERROR_UNKNOWN;
+  if (!job.write(describe(function, config, manner, arguments, memory).content())) return CUDA_ERROR_UNKNOWN;
   const int exit_code = run(function.emulator, job, result);
   const Bytes content = result.read();
   if (exit_code != 0) {

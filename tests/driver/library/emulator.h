@@ -5,8 +5,13 @@
 
 namespace driver {
 
+struct Manner {
+  int cluster;
+  bool is_early = false;  // it begins while the work before it ends: the emulator catches a kernel that does not wait for that
+};
+
 // The memory is what the kernel may touch, and is written back. What the emulator catches is told on the error output.
-CUresult emulate(const Function& function, const CUlaunchConfig& config, int cluster, const std::vector<unsigned char>& arguments,
+CUresult emulate(const Function& function, const CUlaunchConfig& config, const Manner& manner, const std::vector<unsigned char>& arguments,
                  const std::vector<std::shared_ptr<Allocation>>& memory);
 
 }  // namespace driver

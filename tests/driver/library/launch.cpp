@@ -37,17 +37,26 @@ Bytes take_arguments(const Kernel& kernel, void** pointers, void** extra) {
   return block;
 }
 
-int cluster_of(const CUlaunchConfig& config, const Function& function) {
-  int cluster = std::max(function.kernel.cluster, 1);
+Manner manner_of(const CUlaunchConfig& config, const Function& function, const Gpu& gpu) {
+  Manner manner = {std::max(function.kernel.cluster, 1)};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
     const auto& size = attribute.value.clusterDim;
-    need(size.y == 1 && size.z == 1, CUDA_ERROR_NOT_SUPPORTED);  // here
-    need(function.kernel.cluster == 0 || int(size.x) == function.kernel.cluster);
-    cluster = size.x;
+    switch (attribute.id) {
+      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+        need(size.y == 1 && size.z == 1, CUDA_ERROR_NOT_SUPPORTED);  // here
+        need(function.kernel.cluster == 0 || int(size.x) == function.kernel.cluster);
+        manner.cluster = size.x;
+        break;
+      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+        need(gpu.has_clusters(), CUDA_ERROR_NOT_SUPPORTED);  // both came with compute capability 9.0
+        manner.is_early = attribute.value.programmaticStreamSerializationAllowed != 0;
+        break;
+      default:
+        throw CUDA_ERROR_NOT_SUPPORTED;  // here
+    }
   }
-  return cluster;
+  return manner;
 }
 
 void check_sizes(const CUlaunchConfig& config, const Function& function, const Gpu& gpu, int cluster) {
@@ -86,7 +95,7 @@ void spoil(const std::vector<Bytes>& before, const std::vector<std::shared_ptr<A
 struct Launch {
   CUlaunchConfig config;
   const Function* function;
-  int cluster;
+  Manner manner;
   Bytes arguments;
   Context* context;
 
@@ -111,7 +120,7 @@ struct Launch {
     const auto memory = allocations();
     std::vector<Bytes> before;
     for (const auto& each : memory) before.push_back(each->content);
-    const CUresult code = emulate(*function, config, cluster, arguments, memory);
+    const CUresult code = emulate(*function, config, manner, arguments, memory);
     if (fault.is_wrong) spoil(before, memory);
     context->clock_ns += duration_ns(config, gpu_of(context->device));
     return code;
@@ -122,9 +131,10 @@ CUresult launch(const char* name, const CUlaunchConfig& config, CUfunction handl
   return call(name, IN_CONTEXT, [&] {
     const Function* function = function_of(handle);
     Stream* stream = stream_of(config.hStream);
-    const int cluster = cluster_of(config, *function);
-    check_sizes(config, *function, gpu_of(current()->device), cluster);
-    const Launch made = {config, function, cluster, take_arguments(function->kernel, pointers, extra), current()};
+    const Gpu& gpu = gpu_of(current()->device);
+    const Manner manner = manner_of(config, *function, gpu);
+    check_sizes(config, *function, gpu, manner.cluster);
+    const Launch made = {config, function, manner, take_arguments(function->kernel, pointers, extra), current()};
     if (is_idle) return;
     enqueue(*stream, [made] { return made.run(); });
   });

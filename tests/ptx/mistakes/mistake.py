@@ -19,6 +19,7 @@ class Mistake:
     build: str = "none"
     orders: tuple[str, ...] = ("forward",)
     also: tuple[str, str] | None = None  # a second place that was changed
+    early: bool = False  # launched so, which the right case is not
 
 
 SHARED_A = "wgmma bf16 A 128 along m B 0 48"

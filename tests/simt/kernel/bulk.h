@@ -70,6 +70,5 @@ __forceinline__ void cluster_sync() { simt::cluster_sync(); }
 __forceinline__ unsigned cluster_address(unsigned address, unsigned rank) { return simt::cluster_address(address, rank); }
 __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) { simt::mbarrier_arrive_cluster(barrier); }
 
-// Grids run one after the other here.
-__forceinline__ void wait_for_previous_grid() {}
-__forceinline__ void allow_next_grid() {}
+__forceinline__ void wait_for_previous_grid() { simt::wait_for_previous_grid(); }
+__forceinline__ void allow_next_grid() {}  // the next grid runs when this one has ended, which is never wrong

@@ -94,6 +94,7 @@ inline void note_async_read(const SharedMemory& shared, const unsigned char* fro
 
 void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, int mask) {
   const Call call;
+  check_has_waited("copy_bulk");
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     fail("misaligned", "copy_bulk of %u bytes from %s: both have to be multiples of 16", bytes, describe(from).c_str());
   }
@@ -147,6 +148,7 @@ inline unsigned image_alignment(const TensorMap& map) {
 
 void load_box(unsigned to, const void* given, const int* corner, int dimensions, unsigned barrier, int mask) {
   const Call call;
+  check_has_waited("load_box");
   const TensorMap map = read_map("load_box", given, dimensions);
   const std::vector<int> at(corner, corner + dimensions);
   const BulkTarget target = {to, barrier, map.box_bytes(), image_alignment(map)};

@@ -15,4 +15,9 @@ class Call {
   Unseen unseen_;
 };
 
+// What is asked of the engine now touches memory only later, when the thread may have waited.
+inline void check_has_waited(const char* what) {
+  if (!scheduler.current()->has_waited) fail("grid", "%s before wait_for_previous_grid()", what);
+}
+
 }  // namespace simt

@@ -32,6 +32,7 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
   if (reinterpret_cast<uintptr_t>(source) % bytes != 0) {
     fail("misaligned", "copy_async_%d from %s", bytes, describe(source).c_str());
   }
+  if (valid) check_has_waited("copy_async");
   if (valid && !is_in_a_buffer(source, bytes)) {
     fail("out-of-bounds", "copy_async_%d from %s", bytes, describe(source).c_str());
   }

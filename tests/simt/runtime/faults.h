@@ -23,6 +23,9 @@ inline void on_signal(int signal, siginfo_t* info, void* context) {
     report("stack-overflow", {code}, "a thread has room for 64 KiB of local variables");
   }
   if (signal == SIGSEGV || signal == SIGBUS) {
+    if (thread != nullptr && !thread->has_waited && is_in_a_buffer(info->si_addr, 1)) {
+      report("grid", {code}, "access before wait_for_previous_grid() to " + describe(info->si_addr));
+    }
     if (is_in_a_buffer(info->si_addr, 1)) report("read-only", {code}, "write to " + describe(info->si_addr));
     report("out-of-bounds", {code}, "access to " + describe(info->si_addr));
   }

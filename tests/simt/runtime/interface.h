@@ -75,6 +75,8 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 
+void wait_for_previous_grid();
+
 void registers_increase(int count);
 void registers_decrease(int count);
 

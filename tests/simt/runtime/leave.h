@@ -37,12 +37,21 @@ void check_lengths(const char* what, const Sequence<Step>& sequence, int first_w
        sequence.count(behind), sequence.most());
 }
 
+// The next grid waits for this one alone, and takes it that what is before this one has ended, too.
+inline void check_some_thread_waited(const Block& block) {
+  for (const auto& thread : block.threads) {
+    if (thread->has_waited) return;
+  }
+  fail("grid", "no thread of the block has called wait_for_previous_grid()");
+}
+
 // The memory of a block that has ended is gone: other blocks' accesses come before that, or are races.
 inline void leave_block(Block& block, Token* cluster_end) {
   for (size_t i = 0; i < block.warpgroups.size(); ++i) {
     check_lengths("wgmma", block.warpgroups[i].products, 4 * i);
     check_lengths("setmaxnreg", block.warpgroups[i].registers, 4 * i);
   }
+  check_some_thread_waited(block);
   if (scheduler.blocks().size() == 1) return;
   block.end.make(BLOCK_END);
   block.end.run([&] {

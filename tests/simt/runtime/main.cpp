@@ -64,6 +64,12 @@ void fence_proxy_async() {
   show_to_proxy(&scheduler.current()->shown_to_proxy);
 }
 
+void wait_for_previous_grid() {
+  const Call call;
+  scheduler.current()->has_waited = true;
+  show_memory(true);
+}
+
 struct Argument {
   bool is_pointer;
   std::vector<unsigned char> bytes;
@@ -183,6 +189,7 @@ static void launch(Job job) {
   const auto kind = Order::Kind(job.number());
   order.set(kind, job.number());
   const unsigned cluster_asked = job.number();  // 0: as the kernel says
+  is_early = job.number();
   accumulation = Accumulation(job.number());
   catch_signals(job.number());
   const Entry& entry = entries[job.number()];

@@ -70,8 +70,12 @@ class Buffer {
     fill_nan(data_ + bytes, after_);
     forbid(mapped_, before_);
     forbid(data_ + bytes, after_);
-    if (!writable) mprotect(mapped_, pages, PROT_READ);
+    pages_ = pages;
+    protection_ = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    show(true);
   }
+
+  void show(bool is_shown) const { mprotect(mapped_, pages_, is_shown ? protection_ : PROT_NONE); }
 
   unsigned char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -92,7 +96,8 @@ class Buffer {
 
  private:
   int argument_;
-  size_t address_, bytes_, before_ = 0, after_ = 0;
+  size_t address_, bytes_, before_ = 0, after_ = 0, pages_;
+  int protection_;
   unsigned char *mapped_, *data_;
 };
 

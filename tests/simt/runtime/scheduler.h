@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "grids.h"
 #include "interface.h"
 #include "launch.h"
 #include "memory.h"
@@ -29,7 +30,10 @@ class Scheduler {
   const std::vector<Suspect>& suspects() const { return suspects_; }
   Thread* current() const { return current_; }  // null while no kernel code runs
   Block& block() const { return *current_->block; }
-  void run_as(Thread* thread) { current_ = thread; }  // for what is done in a thread's name
+  void run_as(Thread* thread) {  // for what is done in a thread's name
+    current_ = thread;
+    if (thread != nullptr) show_memory(thread->has_waited);
+  }
 
   void arrive(const char* what, int id, int threads, bool waits);
   Barrier& cluster_barrier() { return cluster_barrier_; }
@@ -100,6 +104,7 @@ inline void Scheduler::start(Block& block, unsigned number) {
   for (Barrier& barrier : block.barriers) barrier.arrived = 0;
   for (auto& thread : block.threads) {
     thread->state = Thread::READY;
+    thread->has_waited = !is_early;
     thread->held = nullptr;
     thread->copies.clear();
     thread->committed = 0;
@@ -130,6 +135,7 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
     if (stuck && !engine.land_one()) report_stuck(*this);
     order.shuffle_again(turns_);
   }
+  show_memory(true);
   engine.check_idle();
   observe_order(&cluster_end_);
 }
@@ -141,12 +147,12 @@ inline int Scheduler::running() const {
 }
 
 inline void Scheduler::resume(Thread& thread) {
-  current_ = &thread;
+  run_as(&thread);
   proxy_clock = &thread.proxy;
   threadIdx = thread.index;
   blockIdx = thread.block->index;
   main_.switch_to(thread.fiber);
-  current_ = nullptr;
+  run_as(nullptr);
   proxy_clock = nullptr;
 }
 

@@ -17,6 +17,7 @@ inline void check_published(const BoxStore& store) {
 
 void store_box(const void* given, const int* corner, int dimensions, unsigned from) {
   const Call call;
+  check_has_waited("store_box");
   Thread& thread = *scheduler.current();
   BoxStore store = {};
   store.map = read_map("store_box", given, dimensions);

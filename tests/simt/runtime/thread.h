@@ -38,6 +38,7 @@ struct Thread {
   int warp() const { return number / 32; }
 
   int number;  // in its block
+  bool has_waited = true;  // for the grid before: until then, memory is not there
   Block* block = nullptr;
   unsigned char *stack_guard, *stack_end;  // the page below the stack, without access; and where it began
   Fiber fiber;
