@@ -201,6 +201,14 @@ def pack(problem: Problem, source: Source, run: Run) -> Array:
     return packed
 
 
+def _run_all(source: Source, geometry: Geometry, maps: list[TensorMap], arguments: list[Any], run: Run) -> None:
+    for each in geometry.before:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+    run(source, source.entry, geometry, [*maps, *arguments])
+    for each in geometry.after:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+
+
 def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
     """Y of one launch, NaN before. Behind X lie so many elements of Inf and NaN, and behind Y what must stay as it is."""
     family, x = family_named(source.family), problem.x
@@ -209,13 +217,15 @@ def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behi
     y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
     extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
     x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
-    arrays = {"x": as_bits(x), "y": as_bits(y)}
+    geometry = family.geometry(problem.kernel, source.constants, problem.batch)
+    workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
+    arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}
     maps = [
         TensorMap(arrays[each.operand], each.sizes, each.strides, each.box, each.swizzle, each.item_bytes)
         for each in family.maps(problem.kernel, source.constants, problem.batch)
     ]
-    arguments = [*maps, arrays["x"], pack(problem, source, run), arrays["y"], *extras, problem.batch]
-    run(source, source.entry, family.geometry(problem.kernel, source.constants, problem.batch), arguments)
+    given = [workspace] if geometry.workspace_bytes else []
+    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, problem.batch], run)
     assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
     return y[:size].reshape(problem.y_shape)
 
@@ -230,11 +240,8 @@ def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0,
     size = kernel.pattern.weight_count
     grad = shifted(np.full((size + behind) * dtype.itemsize, 0xFF, np.uint8).view(dtype), shift)
     geometry = family.geometry(kernel, source.constants, problem.batch)
-    parts = shifted(np.full(geometry.left_bytes or 16, 0xFF, np.uint8))
-    run(source, source.entry, geometry, [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch])
-    if geometry.left_bytes:
-        assert np.isnan(grad.astype(np.float32)).all(), "the parts are still to be added"
-        run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [parts, as_bits(grad), problem.batch])
+    parts = shifted(np.full(geometry.workspace_bytes or 16, 0xFF, np.uint8))
+    _run_all(source, geometry, [], [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch], run)
     assert (grad[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind the gradient"
     return grad[:size].reshape(kernel.pattern.shape)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Rule, TensorMap, Work, check, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, Rule, TensorMap, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
@@ -54,6 +54,7 @@ __all__ = [
     "Family",
     "Geometry",
     "Limits",
+    "Pass",
     "Rule",
     "TensorMap",
     "Work",
