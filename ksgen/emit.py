@@ -142,7 +142,9 @@ def template_digest(family: str) -> str:
     that it names, or that those name.
     """
     root = resource("templates")
-    found = {root / f"{family}.cu.j2", *(root / "include").glob("*.j2")}
+    own = (root / f"{family}.cu.j2").read_text(encoding="utf-8")
+    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
+    found = {root / f"{family}.cu.j2", *whole, *(root / "include").glob("*.j2")}
     seen: set[str] = set()
     while named := {*DIALECTS, *_folders_named(found)} - seen:
         found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))

@@ -46,6 +46,14 @@ ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byt
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 20, 2),
 }
+IN_EIGHTS = {  # and for the one whose b and c are multiples of 8
+    "flat": (2, 40, 24, 5),
+    "slab": (1, 24, 72, 16),
+    "rest": (3, 8, 104, 24),
+    "blocks": (2, 72, 64, 8),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 136, 24, 2),
+}
 BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
 EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
 BEHIND = 4096  # elements of a buffer behind its array
@@ -75,6 +83,8 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
 
 
 def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
+    if family == "wgmma_permuted":
+        return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
     return PATTERNS if takes_anything else ALIGNED
 

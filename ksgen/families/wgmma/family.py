@@ -92,7 +92,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
-        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch)
+        tiles = block.kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch)
         return Geometry(tiles, block.threads, block.shared_bytes, at_once=1)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
@@ -121,14 +121,14 @@ class WarpgroupFamily(Generic[ConstantsT]):
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
-        return {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes}
+        return {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes, "weights": "plain"}
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         block = self.block(kernel, constants)
         own = block.constants
         copying, multiplying = REGISTERS[block.groups]
         return [
-            *pattern_constexprs(kernel),
+            *pattern_constexprs(block.kernel),
             Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
             Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
             Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),
