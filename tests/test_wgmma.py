@@ -197,6 +197,9 @@ def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:
         assert not family.takes(each, 2**31, aligned=True)
     assert REGISTERS.takes(kernel(), 7, aligned=True)
     assert not REGISTERS.takes(kernel(), 7, aligned=False)
+    permuted = kernel(pattern=(2, 48, 64, 3))
+    assert PERMUTED.takes(permuted, 7, aligned=True)
+    assert not PERMUTED.takes(permuted, 7, aligned=False)  # X and Y are moved in chunks
     wide = kernel("tf32", "bsl", (1, 2**9, 2**9, 2**9))
     assert REGISTERS.takes(wide, 2**19, True)
     assert not REGISTERS.takes(wide, 2**20, True)  # from one i to the next are 2^40 bytes
