@@ -54,7 +54,17 @@ class Source:
     @property
     def pack_entry(self) -> str:
         """The text's second entry: what packs weights, or adds up the parts of their gradient."""
-        return f"{self.entry}_{'sum' if self.kernel.job == 'gradient' else 'pack'}"
+        return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
+
+    @property
+    def entries(self) -> list[str]:
+        """All that the text has."""
+        geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
+        passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
+        return list(dict.fromkeys([self.entry, self.pack_entry, *passes]))
+
+    def entry_of(self, name: str) -> str:
+        return f"{self.entry}_{name}"
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
@@ -132,7 +142,9 @@ def template_digest(family: str) -> str:
     that it names, or that those name.
     """
     root = resource("templates")
-    found = {root / f"{family}.cu.j2", *(root / "include").glob("*.j2")}
+    own = (root / f"{family}.cu.j2").read_text(encoding="utf-8")
+    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
+    found = {root / f"{family}.cu.j2", *whole, *(root / "include").glob("*.j2")}
     seen: set[str] = set()
     while named := {*DIALECTS, *_folders_named(found)} - seen:
         found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))

@@ -12,8 +12,7 @@ from ksgen.fits import Fits
 from ksgen.memory import host_array, new_array
 from ksgen.plan import Plan
 from ksgen.weights import refuse_capture
-
-STREAM_ORDERED = ("torch", "cupy")  # whose freed memory is not given to others before the stream is done with it
+from ksgen.workspace import new_workspace
 
 
 def weight_gradient(caller: object, fits: Fits, x: Any, grad_y: Any, layout: str, out: Any, stream: Any, precision: str | None) -> Any:
@@ -36,18 +35,8 @@ def _on_device(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream
             refuse_capture(device, stream, "allocates its output", "give out=")
         out = new_array(x, plan.kernel.pattern.shape, handle)
     pointers = (x.pointer, views["grad_y"].pointer, view(out, "out").pointer)
-    if not plan.left_bytes:
-        plan.launch_gradient(pointers, None, stream)
-        return out
-    if x.kind != "torch":
-        refuse_capture(device, stream, "allocates memory for partial sums", "give PyTorch's tensors")
-    if x.kind in STREAM_ORDERED:
-        left = new_array(x, (plan.left_bytes // plan.kernel.item_bytes,), handle)
-        plan.launch_gradient(pointers, view(left).pointer, stream)
-    else:
-        buffer = device.allocate(plan.left_bytes)
-        plan.launch_gradient(pointers, buffer, stream)
-        device.synchronize(stream)  # before the memory goes
+    sums = new_workspace(plan, x, stream, "give PyTorch's tensors")
+    plan.launch((*pointers, *(sums.pointers or (None,)), plan.batch), stream)
     return out
 
 
@@ -60,7 +49,7 @@ def _on_host(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) 
     result = host_array(views["out"])
 
     x, grad_y = (uploaded(device, host_array(views[name]), stream) for name in ("x", "grad_y"))
-    buffers = (x, grad_y, device.allocate(result.nbytes))
-    plan.launch_gradient(buffers, device.allocate(plan.left_bytes) if plan.left_bytes else None, stream)
-    device.download(result, buffers[2], stream)
+    grad = device.allocate(result.nbytes)
+    plan.launch((x, grad_y, grad, *(plan.workspace() or (None,)), plan.batch), stream)
+    device.download(result, grad, stream)
     return out

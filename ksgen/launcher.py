@@ -34,6 +34,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.weights import KeptWeights, Refresh, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.workspace import new_workspace
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
 
@@ -120,7 +121,8 @@ class Launcher:
         stream: Any = None,
         precision: str | None = None,
     ) -> Call:
-        """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest."""
+        """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest, and keeps the
+        memory that its launches work in: keep it as long as a graph that recorded it."""
         call = self._call(x, weights, layout, bias, activation, residual, out, stream, precision)
         given = (x, weights, bias, residual, call.out)
         found = [view(array) for array in given if array is not None and not isinstance(array, Weights)]
@@ -205,8 +207,9 @@ class Launcher:
             out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), handle)
             views["out"] = view(out, "out")
         extras = [views[name].pointer for name in ("bias", "residual") if name in views]
-        arguments = (views["x"].pointer, packed, views["out"].pointer, *extras, plan.batch)
-        return Call(plan, arguments, stream, out, refresh, None, (views, weights))
+        room = new_workspace(plan, views["x"], stream, "record the call that launcher.prepare(...) gave before the capture")
+        arguments = (views["x"].pointer, packed, views["out"].pointer, *room.pointers, *extras, plan.batch)
+        return Call(plan, arguments, stream, out, refresh, None, (views, weights, room))
 
     def _host_call(self, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
         device = plan.device
@@ -226,7 +229,7 @@ class Launcher:
                 plan.pack(buffers["weights"], stream, into=at)
 
         extras = [buffers[name] for name in ("bias", "residual") if name in buffers]
-        arguments = (buffers["x"], at, buffers["out"], *extras, plan.batch)
+        arguments = (buffers["x"], at, buffers["out"], *plan.workspace(), *extras, plan.batch)
 
         def receive() -> None:
             device.download(result, buffers["out"], stream)

@@ -5,10 +5,11 @@ The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest b
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ksgen.build import Request, build, default_caches
 from ksgen.bundle import Bundle, open_bundle
@@ -16,7 +17,7 @@ from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.emit import Source, render
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, TensorMap, check, cuda_limits, families_for, family_for, family_named
+from ksgen.families import Geometry, Limits, Pass, TensorMap, check, cuda_limits, families_for, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import Wisdom, file_name, load_wisdom
@@ -24,7 +25,8 @@ from ksgen.wisdom import Wisdom, file_name, load_wisdom
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
 NEAR = 4  # a search says something of batches so many times longer or shorter
-MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of x and y
+MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of what they describe
+ARGUMENTS = {"x": 0, "y": 2, "workspace": 3}  # where a launch has what maps describe
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,15 @@ class Choice:
     is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
 
 
+class Step(NamedTuple):
+    """One of several launches, which all take the same arguments."""
+
+    handle: KernelHandle
+    grid: int
+    block: int
+    shared_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Everything that a launch needs but the arrays."""
@@ -51,18 +62,18 @@ class Plan:
     source: Source
     binary: Binary
     multiply: KernelHandle
-    pack_handle: KernelHandle
     grid: int
     block: int
     shared_bytes: int
+    pack_handle: KernelHandle
     pack_grid: int
     pack_block: int
-    pack_shared_bytes: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
     maps: tuple[TensorMap, ...] = ()
-    left_bytes: int = 0  # of partial sums that a gradient's launch leaves
-    _encoded: dict[tuple[Any, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where x and y are
+    workspace_bytes: int = 0  # of memory that several launches hand on what they found in
+    steps: tuple[Step, ...] = ()  # those launches, in order
+    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -71,27 +82,33 @@ class Plan:
         return packed
 
     def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
-        """`arguments`: x, packed weights, y, then the bias and residual that the epilogue wants, then the batch."""
+        """`arguments`: x, packed weights, y, the workspace where there is one, then the bias and residual that the epilogue
+        wants, then the batch. A gradient's: x, the gradient of y, that of the weights, the workspace or None, the batch."""
+        if self.steps:
+            self._launch_steps(arguments, stream)
+            return
         if self.maps:
-            arguments = (*self._encode(arguments[0], arguments[2]), *arguments)
+            arguments = (*self._encode(arguments), *arguments)
         self.device.launch(self.multiply, self.grid, self.block, self.shared_bytes, arguments, stream)
 
-    def launch_gradient(self, arrays: tuple[Buffer, Buffer, Buffer], left: Buffer, stream: Stream) -> None:
-        """`arrays`: x, the gradient of y, that of the weights. `left`: memory of `left_bytes`, None where that is 0."""
-        self.launch((*arrays, left, self.batch), stream)
-        if self.left_bytes:
-            arguments = (left, arrays[2], self.batch)
-            self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, self.pack_shared_bytes, arguments, stream)
+    def _launch_steps(self, arguments: tuple[Any, ...], stream: Stream) -> None:
+        for step in self.steps:
+            maps = self._encode(arguments) if step.handle is self.multiply else ()
+            self.device.launch(*step, (*maps, *arguments), stream)
 
-    def _encode(self, x: Buffer, y: Buffer) -> tuple[bytes, ...]:
-        """The maps of arrays at these places, encoded at the first launch on them."""
-        places = {"x": index(x), "y": index(y)}
-        encoded = self._encoded.get(key := tuple(places.values()))
+    def workspace(self) -> tuple[Buffer, ...]:
+        """New memory to give a launch: one buffer, or none. Freeing it waits for all launches."""
+        return (self.device.allocate(self.workspace_bytes),) if self.workspace_bytes else ()
+
+    def _encode(self, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
+        """The maps of what is at these places, encoded at the first launch on it."""
+        places = tuple([index(arguments[ARGUMENTS[each.operand]]) for each in self.maps])
+        encoded = self._encoded.get(places)
         if encoded is None:
             if len(self._encoded) >= MOST_ENCODED:
                 self._encoded.clear()
-            encoded = tuple(self.device.encode_map(each, places[each.operand]) for each in self.maps)
-            self._encoded[key] = encoded
+            encoded = tuple(self.device.encode_map(each, place) for each, place in zip(self.maps, places, strict=True))
+            self._encoded[places] = encoded
         return encoded
 
 
@@ -151,15 +168,15 @@ class Loaded:
 
     source: Source
     binary: Binary
-    multiply: KernelHandle
-    pack: KernelHandle
+    handles: Mapping[str, KernelHandle]  # by entry
 
 
 def load(device: Device, source: Source, binary: Binary) -> Loaded:
     """A source's binary on the device, with the shared memory that its constants ask for."""
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
-    multiply = device.load(binary, source.entry, launched.shared_bytes, launched.starts_early)
-    return Loaded(source, binary, multiply, device.load(binary, source.pack_entry, 0))
+    others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
+    own = device.load(binary, source.entry, launched.shared_bytes, launched.starts_early)
+    return Loaded(source, binary, {source.entry: own, **others})
 
 
 def check_grid(kernel: KernelSpec, family: str, constants: Any, batch: int) -> None:
@@ -173,12 +190,21 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     family = family_named(choice.family)
     geometry = family.geometry(kernel, choice.constants, batch)
     packing = family.pack_geometry(kernel, choice.constants)
+    source = loaded.source
+
+    def step(entry: str, launched: Geometry) -> Step:
+        return Step(loaded.handles[entry], launched.launched(device.limits.multiprocessors), launched.block, launched.shared_bytes)
+
+    def steps(passes: tuple[Pass, ...]) -> list[Step]:
+        return [step(source.entry_of(each.name), each.geometry) for each in passes]
+
+    multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
-        device, kernel, batch, choice, loaded.source, loaded.binary, loaded.multiply, loaded.pack,
-        geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes,
-        packing.grid, packing.block, packing.shared_bytes, family.packed_bytes(kernel, choice.constants),
+        device, kernel, batch, choice, source, loaded.binary, *multiply,
+        loaded.handles[source.pack_entry], packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
         f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
-        family.maps(kernel, choice.constants, batch), geometry.left_bytes,
+        family.maps(kernel, choice.constants, batch), geometry.workspace_bytes,
+        (*before, multiply, *after) if before or after else (),
     )  # fmt: skip
 
 

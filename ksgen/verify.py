@@ -188,11 +188,12 @@ class Bench:
             self._sets.append(self._new_set())
         return self._sets
 
-    def between(self, plan: Plan) -> Buffer:
-        """What a plan reads or writes besides the arrays: packed weights, or a gradient's partial sums."""
-        return plan.pack(self._weights, None) if self.problem.grad_y is None else self.device.allocate(plan.left_bytes or 1)
+    def between(self, plan: Plan) -> tuple[Buffer, ...]:
+        """What a plan reads or writes besides the arrays: packed weights, and what its launches work in."""
+        packed = () if self._weights is None else (plan.pack(self._weights, None),)
+        return (*packed, *plan.workspace())
 
-    def check(self, plan: Plan, between: Buffer) -> tuple[float, int]:
+    def check(self, plan: Plan, between: tuple[Buffer, ...]) -> tuple[float, int]:
         """The relative error of one launch on a poisoned output, and how many batch entries were compared."""
         arrays = self._sets[0]
         self.device.upload(arrays[self._result], self._poison)
@@ -201,17 +202,17 @@ class Bench:
         self.device.download(result, arrays[self._result])
         return compare(self.problem, result)
 
-    def launches(self, plan: Plan, between: Buffer) -> Callable[[], None]:
+    def launches(self, plan: Plan, between: tuple[Buffer, ...]) -> Callable[[], None]:
         """A launch over the next set of arrays at each call, to be timed."""
         rotated = cycle(self._rotated())
         return lambda: self._launch(plan, between, next(rotated))
 
-    def _launch(self, plan: Plan, between: Buffer, arrays: list[Buffer]) -> None:
+    def _launch(self, plan: Plan, between: tuple[Buffer, ...], arrays: list[Buffer]) -> None:
         if self.problem.grad_y is not None:
-            plan.launch_gradient((arrays[0], arrays[1], arrays[2]), between, None)
+            plan.launch((*arrays, *(between or (None,)), self.problem.batch), None)
         else:
-            x, y, *extras = arrays
-            plan.launch((x, between, y, *extras, self.problem.batch), None)
+            (x, y, *extras), (packed, *workspace) = arrays, between
+            plan.launch((x, packed, y, *workspace, *extras, self.problem.batch), None)
 
 
 def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:

@@ -48,6 +48,7 @@ MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
     "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
+    "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a"), register_error=40, precisions=MULTIPLIED),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"), register_error=32, precisions=STORED),
     "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),

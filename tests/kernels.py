@@ -46,6 +46,14 @@ ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byt
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 20, 2),
 }
+IN_EIGHTS = {  # and for the one whose b and c are multiples of 8
+    "flat": (2, 40, 24, 5),
+    "slab": (1, 24, 72, 16),
+    "rest": (3, 8, 104, 24),
+    "blocks": (2, 72, 64, 8),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 136, 24, 2),
+}
 BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
 EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
 BEHIND = 4096  # elements of a buffer behind its array
@@ -75,6 +83,8 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
 
 
 def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
+    if family == "wgmma_permuted":
+        return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
     return PATTERNS if takes_anything else ALIGNED
 
@@ -202,6 +212,14 @@ def pack(problem: Problem, source: Source, run: Run) -> Array:
     return packed
 
 
+def _run_all(source: Source, geometry: Geometry, maps: list[TensorMap], arguments: list[Any], run: Run) -> None:
+    for each in geometry.before:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+    run(source, source.entry, geometry, [*maps, *arguments])
+    for each in geometry.after:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+
+
 def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
     """Y of one launch, NaN before. Behind X lie so many elements of Inf and NaN, and behind Y what must stay as it is."""
     family, x = family_named(source.family), problem.x
@@ -210,13 +228,15 @@ def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behi
     y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
     extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
     x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
-    arrays = {"x": as_bits(x), "y": as_bits(y)}
+    geometry = family.geometry(problem.kernel, source.constants, problem.batch)
+    workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
+    arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}
     maps = [
         TensorMap(arrays[each.operand], each.sizes, each.strides, each.box, each.swizzle, each.item_bytes)
         for each in family.maps(problem.kernel, source.constants, problem.batch)
     ]
-    arguments = [*maps, arrays["x"], pack(problem, source, run), arrays["y"], *extras, problem.batch]
-    run(source, source.entry, family.geometry(problem.kernel, source.constants, problem.batch), arguments)
+    given = [workspace] if geometry.workspace_bytes else []
+    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, problem.batch], run)
     assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
     return y[:size].reshape(problem.y_shape)
 
@@ -231,11 +251,8 @@ def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0,
     size = kernel.pattern.weight_count
     grad = shifted(np.full((size + behind) * dtype.itemsize, 0xFF, np.uint8).view(dtype), shift)
     geometry = family.geometry(kernel, source.constants, problem.batch)
-    parts = shifted(np.full(geometry.left_bytes or 16, 0xFF, np.uint8))
-    run(source, source.entry, geometry, [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch])
-    if geometry.left_bytes:
-        assert np.isnan(grad.astype(np.float32)).all(), "the parts are still to be added"
-        run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [parts, as_bits(grad), problem.batch])
+    parts = shifted(np.full(geometry.workspace_bytes or 16, 0xFF, np.uint8))
+    _run_all(source, geometry, [], [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch], run)
     assert (grad[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind the gradient"
     return grad[:size].reshape(kernel.pattern.shape)
 

@@ -291,7 +291,7 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     names = [(each.arithmetic, each.family, each.variant) for each in contenders(JOB, gpu, (OURS,))]
     assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma_registers", "default"), ("tf32x3", "mma", "default")]
     sixteen = Job(JOB.pattern, "float16", "bsf", 40)
-    assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "simt"]
+    assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "wgmma_permuted", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
     monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40"))
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
@@ -299,7 +299,7 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
-@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl")])
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl"), ("float16", "bsf")])
 def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: pointers of tensors, the default stream; the device is the emulator."""
     gpu: Any = FakeGpu()

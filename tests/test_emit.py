@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -163,3 +164,13 @@ def test_templates_do_no_arithmetic_and_set_nothing() -> None:
 def test_each_family_has_its_template() -> None:
     for name in FAMILIES:
         assert (ROOT / "templates" / f"{name}.cu.j2").is_file()
+
+
+def test_a_text_that_begins_with_anothers_changes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = tmp_path / "templates"
+    shutil.copytree(ROOT / "templates", copied)
+    monkeypatch.setattr("ksgen.emit.resource", lambda name: tmp_path / name)
+    before = {name: template_digest.__wrapped__(name) for name in FAMILIES}
+    with (copied / "wgmma_shared.cu.j2").open("a") as text:
+        text.write("// more\n")
+    assert {name for name in FAMILIES if template_digest.__wrapped__(name) != before[name]} == {"wgmma_shared", "wgmma_permuted"}

@@ -61,8 +61,9 @@ def test_agrees_with_float64(family: str, precision: str, layout: str, name: str
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", [family for family, job in JOB_OF.items() if job == "multiply"])
+@pytest.mark.parametrize(
+    ("family", "layout"), dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
+)
 def test_epilogues(family: str, layout: str, activation: str) -> None:
     """Each activation in one precision, each precision with one or two."""
     precisions = [precision for name, precision, where in SERVED if (name, where) == (family, layout)]
@@ -136,7 +137,7 @@ def test_families_are_found_by_name() -> None:
 
 
 def test_what_no_gpu_has_measured_is_no_default_and_what_cannot_take_a_batch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {name for name, family in FAMILIES.items() if not family.measured} == {"wgmma_shared", "wgmma_registers"}
+    assert {name for name, family in FAMILIES.items() if not family.measured} == {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
     assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
     assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))
@@ -179,6 +180,8 @@ def by_maps(draw: st.DrawFn, family: str, precision: str, layout: str, pattern: 
     a, b, c, d = pattern
     if layout == "bsf":
         c, d = 8 * -(-c // 8), 1 if family == "wgmma_shared" else d
+    if family == "wgmma_permuted":
+        b, d = 8 * -(-b // 8), max(2, d)
     kernel = kernel_of((a, b, c, d), precision, layout)
     assume(serves(family, kernel))
     return kernel, draw(st.sampled_from(list(FAMILIES[family].space(kernel, LIMITS))))

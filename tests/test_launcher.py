@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, Spe
 from ksgen.families import FAMILIES
 from ksgen.launcher import ChainLauncher, Launcher, Weights
 from ksgen.pattern import Pattern
-from ksgen.plan import Planner
+from ksgen.plan import Planner, choice_by_name, limits_of
 from ksgen.spec import LAYOUTS
 from ksgen.verify import tolerance
 from tests.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor, TextCompiler
@@ -635,6 +636,94 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     assert len(gpu.encoded) == 4  # another x and y
     assert len({launch(41), launch(40, shift=1), launch(40, shift_out=2)} - {by_map}) == 1
     assert len(gpu.encoded) == 4
+
+
+# ---- kernels of several launches
+
+
+@pytest.fixture
+def permuting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """Its kernels permute X into a workspace, multiply there, and permute Y back."""
+
+    def choose(_: Planner, device: Any, kernel: Any, batch: int, aligned: bool = True) -> Any:
+        return choice_by_name("wgmma_permuted", kernel, batch, limits_of(device))
+
+    monkeypatch.setattr(Planner, "choice", choose)
+    return Launcher(1, 16, 8, 2)
+
+
+def in_16_bits() -> tuple[Any, Any]:
+    return draw(BATCH, 16, precision="float16"), draw(1, 16, 8, 2, precision="float16")
+
+
+def launched(gpu: FakeGpu) -> list[str]:
+    """Ends of the entries' names: none of the one that multiplies."""
+    return [re.sub(r"^ks_1x16x8x2_float16_bsf_[0-9a-f]{8}_?", "", entry) for entry, _ in gpu.launches]
+
+
+def test_launches_of_one_call_share_a_workspace_in_the_order_of_their_stream(gpu: FakeGpu, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    given, own = FakeTensor(gpu, x, stream=7), FakeTensor(gpu, weights, stream=7)
+    y = permuting(given, own)
+    assert launched(gpu) == ["pack", "permute_x", "", "permute_y"]
+    assert {stream for _, stream in gpu.launches} == {7}
+    gpu.waits.clear()
+    permuting(given, own)
+    assert gpu.waits == []
+    gpu.synchronize(7)
+    check(y.data.content, x, weights, precision="float16")
+
+
+def test_a_workspace_of_ksgens_own_goes_when_its_launches_are_done(gpu: FakeGpu, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    kept, out = permuting.pack(FakeArray(gpu, weights)), FakeArray(gpu, np.zeros((BATCH, 32), np.float16))
+    permuting.prepare(FakeArray(gpu, x), kept, out=out)
+    before = len(gpu._memory)
+    given = FakeArray(gpu, x)
+    permuting(given, kept, out=out, stream=5)
+    assert len(gpu._memory) == before + 1  # x itself
+    check(out.content, x, weights, precision="float16")
+
+
+def test_a_prepared_call_keeps_its_workspace(gpu: FakeGpu, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    out = FakeArray(gpu, np.zeros((BATCH, 32), np.float16))
+    call = permuting.prepare(given := FakeArray(gpu, x), own := FakeArray(gpu, weights), out=out)
+    before, encoded = len(gpu._memory), len(gpu.encoded)
+    for factor in (1, 2):
+        given.content[...] = factor * x
+        call()
+        gpu.synchronize()
+        check(out.content, factor * x, weights, precision="float16")
+    assert (len(gpu._memory), len(gpu.encoded)) == (before, encoded + 1)
+    assert own is not None
+
+
+def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_own(gpu: FakeGpu, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    tensors, others = [(kind(gpu, x), kind(gpu, weights)) for kind in (FakeTensor, FakeArray)]
+    outs = [FakeArray(gpu, np.zeros((BATCH, 32), np.float16)) for _ in range(2)]
+    call = permuting.prepare(*others, out=outs[0])
+    call()
+    permuting(*tensors)
+    gpu.synchronize()
+    for out in outs:
+        out.content[...] = np.nan
+    gpu.begin_capture()
+    y = permuting(*tensors)
+    call()
+    with pytest.raises(LaunchError, match=r"allocates memory to work in.*record the call that launcher.prepare"):
+        permuting(*others, out=outs[1])
+    gpu.end_capture()()
+    check(y.data.content, x, weights, precision="float16")
+    check(outs[0].content, x, weights, precision="float16")
+
+
+def test_host_arrays_and_an_epilogue_through_several_launches(gpu: FakeGpu, permuting: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    x, weights = in_16_bits()
+    extras = {"bias": draw(32, precision="float16"), "residual": draw(BATCH, 32, precision="float16")}
+    check(permuting(x, weights, activation="relu", **extras), x, weights, precision="float16", activation="relu", **extras)
 
 
 def moved(array: Any, elements: int) -> Any:

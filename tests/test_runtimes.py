@@ -22,7 +22,7 @@ from ksgen.families import TensorMap, family_named
 from ksgen.families.wgmma.family import WarpgroupFamily
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Pattern
-from ksgen.plan import PLANNER, Choice, limits_of
+from ksgen.plan import PLANNER, Choice, Planner, choice_by_name, limits_of
 from ksgen.spec import KernelSpec
 from ksgen.verify import Bench, make_problem, measure, tolerance
 from tests.device_arrays import CudaArray, DeviceArray, DlpackArray
@@ -136,7 +136,12 @@ def test_runs_are_timed_by_the_devices_clock(device: Any, ks: Launcher) -> None:
 @on_both
 @pytest.mark.parametrize(
     ("family", "precision", "layout"),
-    [("wgmma_shared", "float16", "bsl"), ("wgmma_registers", "float16", "bsf"), ("wgmma_registers", "tf32x3", "bsl")],
+    [
+        ("wgmma_shared", "float16", "bsl"),
+        ("wgmma_registers", "float16", "bsf"),
+        ("wgmma_registers", "tf32x3", "bsl"),
+        ("wgmma_permuted", "bfloat16", "bsf"),
+    ],
 )
 def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str, layout: str) -> None:
     kernel = KernelSpec(Pattern(2, 24, 16, 4), precision, layout)
@@ -186,6 +191,54 @@ def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
     bench = Bench(device, make_problem(kernel, 520))
     error, _ = bench.check(plan, bench.between(plan))
     assert error <= tolerance("float16", 24)
+
+
+@pytest.fixture
+def permuting(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """Its calls are three launches with a workspace between them."""
+    if not limits_of(device).warpgroups:
+        pytest.skip(f"{device.name} has no warpgroup instructions")
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        return choice_by_name("wgmma_permuted", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
+    yield Launcher(2, 24, 16, 4)
+    PLANNER.forget()
+
+
+def in_16_bits(seed: int = 0) -> tuple[Array, Array]:
+    return draw(BATCH, 128, precision="float16", seed=seed), draw(2, 24, 16, 4, precision="float16", seed=seed)
+
+
+@on_both
+def test_several_launches_of_one_call(device: Any, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    check(permuting(x, weights), x, weights, precision="float16")
+    kept, out = permuting.pack(weights), CudaArray(device, np.empty((BATCH, 192), np.float16), is_written=False)
+    given = CudaArray(device, 0 * x)
+    with new_stream(device) as stream:
+        put(device, given, x, stream)
+        permuting(given, kept, out=out, stream=stream)
+        check(out.content(stream), x, weights, precision="float16")
+        call = permuting.prepare(given, kept, out=out, stream=stream)
+        device.upload(given.memory, 2 * x)
+        with captured(device, handle_of(stream)) as replay:
+            with pytest.raises(LaunchError, match="allocates memory to work in"):
+                permuting(given, kept, out=out, stream=stream)
+            call()
+        replay()
+        check(out.content(stream), 2 * x, weights, precision="float16")
+
+
+@on_pycuda
+def test_several_launches_on_gpuarrays(device: Any, permuting: Launcher) -> None:
+    with inside(device):
+        from pycuda import gpuarray
+
+        x, weights = in_16_bits()
+        y = permuting(gpuarray.to_gpu(x), gpuarray.to_gpu(weights))
+        check(y.get(), x, weights, precision="float16")
 
 
 @on_both

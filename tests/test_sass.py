@@ -74,6 +74,9 @@ ROWS += [
     Row("wgmma_registers", "tf32", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8, "LDS.128": 6}),  # two before the loop
     Row("wgmma_registers", "tf32x3", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 6, "STG.128": 8}, ("HGMMA", 1)),
 ]
+# X and Y 16 bytes at a time, and a byte permutation for two elements, in what permutes them
+ROWS += [Row("wgmma_permuted", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8}) for precision in ("float16", "bfloat16")]
+PERMUTES = {"LDG.128": 2, "STG.128": 2, "LDG": 2, "STG": 2, "PRMT": 8}  # of d = 2
 # gradients: X and dY an element at a time in a transposing copy, 16 bytes at a time where nothing is transposed or registers
 # are on the way; both sums' kinds of store
 ROWS += [
@@ -113,13 +116,15 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
     entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
-    assert set(entries) == {source.entry, source.pack_entry}
+    assert set(entries) == set(source.entries)
     counts = entries[source.entry]
     found = {name: sass.count(counts, name) for name in row.at_least}
     assert {name: number for name, number in found.items() if number < row.at_least[name]} == {}, counts
     if row.per_load:
         multiply, often = row.per_load
         assert 0 < often * sass.count(counts, "LDS.128") <= sass.count(counts, multiply), counts
+    for passed in (each for entry, each in entries.items() if "_permute_" in entry):
+        assert {name: sass.count(passed, name) for name in PERMUTES} == PERMUTES
     assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.simt import Simt, SimtConstants
+from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.pattern import Pattern
 from ksgen.resources import Resources
 from ksgen.roofline import Ceilings
@@ -16,7 +17,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning import clocks, strategies
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Job, Outcome
-from ksgen.tuning.model import Machine, misfit, predict_us, resident_blocks
+from ksgen.tuning.model import LAUNCH_US, Machine, misfit, predict_us, resident_blocks
 from ksgen.tuning.pool import Pool, list_space, make_pool, served_families
 from ksgen.tuning.strategies import STRATEGIES, Strategy
 from ksgen.tuning.surrogate import Points, expect, features
@@ -73,6 +74,18 @@ def test_plain_multiply_adds_are_no_faster_for_a_precision_of_tensor_cores() -> 
     mma, constants = FAMILIES["mma"], FAMILIES["mma"].default(split, H200)
     once, thrice = (replace(GPU, ceilings={"mma": Ceilings(1e15, 1e12, products)}) for products in (1, 3))
     assert predict_us(once, mma, split, constants, 25088) > 2.9 * predict_us(thrice, mma, split, constants, 25088)
+
+
+def test_what_is_permuted_takes_as_long_as_its_product_and_the_copies_around_it() -> None:
+    permuted, shared = FAMILIES["wgmma_permuted"], FAMILIES["wgmma_shared"]
+    machine = replace(GPU, ceilings=dict.fromkeys((permuted.name, shared.name), Ceilings(4e12, 790e12)))
+    kernel = KernelSpec(Pattern(1, 256, 256, 16), "float16")
+    constants = permuted.default(kernel, H200)
+    whole, product = (
+        predict_us(machine, family, each, constants, 25088) for family, each in ((permuted, kernel), (shared, with_blocks_apart(kernel)))
+    )
+    copied = 2 * 2 * 25088 * (kernel.pattern.in_features + kernel.pattern.out_features)  # read and written
+    assert whole == pytest.approx(product + copied / 4e6 + 2 * LAUNCH_US)
 
 
 def test_a_candidate_of_which_no_block_fits_is_never_proposed() -> None:

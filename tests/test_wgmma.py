@@ -9,9 +9,10 @@ import pytest
 
 from ksgen.emit import render
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, TensorMap, check, cuda_limits
-from ksgen.families.wgmma import RegistersConstants, SharedConstants
+from ksgen.families import FAMILIES, TensorMap, check, cuda_limits, family_of
+from ksgen.families.wgmma import PermutedConstants, RegistersConstants, SharedConstants
 from ksgen.families.wgmma import block as blocks
+from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, paper_patterns
 from ksgen.verify import compare, make_problem
@@ -19,7 +20,7 @@ from tests.kernels import check as check_result
 from tests.kernels import check_exact, in_emulator, multiply, source_of
 
 GPU = cuda_limits("sm_90a")
-SHARED, REGISTERS = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers"))
+SHARED, REGISTERS, PERMUTED = (FAMILIES[name] for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"))
 PLAIN = SharedConstants(256, 64, 64, 2, 3)
 FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
 SLAB = RegistersConstants(64, 32, 16, 16, 1, 2, 3, 0)
@@ -147,11 +148,48 @@ def test_what_each_kind_serves() -> None:
     assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
 
 
+def test_what_is_permuted() -> None:
+    def served(pattern: tuple[int, ...], precision: str = "float16", layout: str = "bsf", target: str = "sm_90a") -> bool:
+        return PERMUTED.serves(kernel(precision, layout, pattern), cuda_limits(target))
+
+    assert served((2, 40, 24, 5))
+    assert served((1, 256, 256, 64), "bfloat16")
+    assert not served((2, 40, 24, 1))  # nothing to permute
+    assert not served((2, 44, 24, 5))  # chunks of 8 outputs
+    assert not served((2, 40, 20, 5))  # and of 8 inputs
+    assert not served((2, 40, 24, 13))  # too many j for a thread, and no whole chunks of them
+    assert not served((2, 40, 24, 20))
+    assert not served((2, 40, 24, 5), "tf32")
+    assert not served((2, 40, 24, 5), layout="bsl")
+    assert not served((2, 40, 24, 5), target="sm_80")
+    assert not PERMUTED.serves(replace(kernel(pattern=(2, 40, 24, 5)), job="gradient"), GPU)
+
+
+def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> None:
+    each = kernel(pattern=(2, 48, 64, 24))
+    constants = PERMUTED.default(each, GPU)
+    own, alone = PERMUTED.geometry(each, constants, 100), SHARED.geometry(with_blocks_apart(each), constants, 100)
+    assert replace(own, workspace_bytes=0, before=(), after=()) == alone
+    assert own.workspace_bytes == 2 * 100 * 2 * (64 + 48) * 24
+    (before,), (after,) = own.before, own.after
+    assert (before.name, before.geometry.grid) == ("permute_x", 100 * 2 * 8 * 3 // 256 + 1)  # 8 inputs x 8 j a thread
+    assert (after.name, after.geometry.grid) == ("permute_y", 100 * 2 * 6 * 3 // 256 + 1)
+    small = kernel(pattern=(1, 8, 8, 3))
+    assert PERMUTED.geometry(small, PERMUTED.default(small, GPU), 1).workspace_bytes == 128 + 48  # Y begins with a line of its own
+    (x,) = PERMUTED.maps(each, constants, 100)
+    assert (x.operand, x.sizes, x.strides) == ("workspace", (64, 48, 100), (128, 64 * 48 * 2))
+
+
+def test_constants_tell_what_is_permuted_from_what_is_not() -> None:
+    assert family_of(PLAIN) is SHARED
+    assert family_of(PermutedConstants(**vars(PLAIN))) is PERMUTED
+
+
 def test_a_kernel_that_is_served_has_a_default_and_something_to_search() -> None:
     kinds = [(p, layout) for p in PRECISIONS for layout in LAYOUTS]
     for (precision, layout), d, b, c in product(kinds, range(1, 18), (1, 40), (8, 1000)):
         each = kernel(precision, layout, (2, b, c, d))
-        for family in (SHARED, REGISTERS):
+        for family in (SHARED, REGISTERS, PERMUTED):
             if family.serves(each, GPU):
                 check(family, each, family.default(each, GPU), GPU)
                 assert next(iter(family.space(each, GPU)), None), each
@@ -168,6 +206,9 @@ def test_batches_and_places_that_maps_cannot_describe_are_not_taken() -> None:
     assert not SHARED.takes(narrow, 2**31 - 2**15, aligned=True)  # the last tiles' coordinates may be no numbers of 32 bits
     assert REGISTERS.takes(kernel(), 7, aligned=True)
     assert not REGISTERS.takes(kernel(), 7, aligned=False)
+    permuted = kernel(pattern=(2, 48, 64, 3))
+    assert PERMUTED.takes(permuted, 7, aligned=True)
+    assert not PERMUTED.takes(permuted, 7, aligned=False)  # X and Y are moved in chunks
     wide = kernel("tf32", "bsl", (1, 2**9, 2**9, 2**9))
     assert REGISTERS.takes(wide, 2**19, True)
     assert not REGISTERS.takes(wide, 2**20, True)  # from one i to the next are 2^40 bytes
@@ -190,7 +231,7 @@ def test_defaults_and_maps_hold_for_the_paper() -> None:
     odd = [Pattern(3, 40, 8, 24), Pattern(1, 17, 32, 5), Pattern(2, 5, 1016, 1), Pattern(1, 3, 8, 12), Pattern(1, 3, 8, 40)]
     for pattern, precision, layout in product([*paper_patterns()[::29], *odd], PRECISIONS, LAYOUTS):
         each = KernelSpec(pattern, precision, layout)
-        for family in (SHARED, REGISTERS):
+        for family in (SHARED, REGISTERS, PERMUTED):
             if family.serves(each, GPU):
                 constants = family.default(each, GPU)
                 check(family, each, constants, GPU)
@@ -249,6 +290,23 @@ def test_every_thread_waits_for_the_grid_before_and_the_next_may_begin_after_the
     assert copying.index("copy_bulk(") < copying.index("    allow_next_grid();\n}")
     assert not re.search(r"RESTRICT (bias|residual)|__ldg", text)  # which nvcc would load before the wait
     assert text.count("wait_for_previous_grid();") == text.count("    allow_next_grid();") == 1
+
+
+@pytest.mark.parametrize("d", [2, 3, 7, 8, 12, 16, 24, 40, 64, 88, 128])
+def test_every_order_of_parts_is_permuted_and_permuted_back(d: int) -> None:
+    """d in one part or in several, of which one to eight are neighbours; several i; rows of outputs and inputs that differ."""
+    each = kernel(pattern=(2, 24, 40, d))
+    check_exact(source_of("wgmma_permuted", each), 5, in_emulator())
+
+
+def test_what_follows_a_product_that_is_permuted_costs_one_more_rounding() -> None:
+    """The sums are rounded before bias, activation and residual, and the result is."""
+    each = replace(kernel(pattern=(2, 24, 40, 8)), epilogue=Epilogue(True, "none", True))
+    problem = make_problem(each, 300)
+    once, twice = (
+        compare(problem, multiply(problem, source_of(name, each), in_emulator()))[0] for name in ("wgmma_registers", "wgmma_permuted")
+    )
+    assert once < twice < 1.5 * once
 
 
 @pytest.mark.parametrize("c", [192, 1024])

@@ -18,7 +18,7 @@ from ksgen.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import families_for, operand_of
+from ksgen.families import families_for, family_named, operand_of
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import load_wisdom
@@ -146,8 +146,9 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
 
     identity = f"ksgen {__version__} {template_digest(choice.family)}"
     copies = 0 if device.kind == "cuda" else job.bytes
+    workspace_bytes = family_named(choice.family).geometry(kernel, choice.constants, job.batch).workspace_bytes
     return Contender(
-        job, OURS, variant, arithmetic, identity, prepare, copies, job.pattern.weight_count,
+        job, OURS, variant, arithmetic, identity, prepare, copies + workspace_bytes, job.pattern.weight_count,
         choice.family, str(choice.constants), choice.why, source,
     )  # fmt: skip
 
@@ -161,7 +162,8 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
     """On PyTorch's own memory and its default stream, which is everybody's default stream."""
     packed = plan.pack(problem.weights.data_ptr(), None)
     outputs = [problem.weights.new_full(problem.y_shape, float("nan")) for _ in problem.sets]
-    arguments = [(x.data_ptr(), packed, y.data_ptr(), plan.batch) for x, y in zip(problem.sets, outputs, strict=True)]
+    workspace = plan.workspace()
+    arguments = [(x.data_ptr(), packed, y.data_ptr(), *workspace, plan.batch) for x, y in zip(problem.sets, outputs, strict=True)]
 
     def run(number: int) -> Tensor:
         plan.launch(arguments[number], None)

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Rule, TensorMap, Work, check, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, Rule, TensorMap, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
-from ksgen.families.wgmma import WgmmaRegisters, WgmmaShared
+from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 
 FAMILIES: dict[str, Family[Any]] = {
-    family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), Simt(), GradientMma(), Gradient())
+    family.name: family for family in (WgmmaShared(), WgmmaRegisters(), Mma(), WgmmaPermuted(), Simt(), GradientMma(), Gradient())
 }
 
 
@@ -38,7 +38,7 @@ def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, ali
 
 def family_of(constants: Any) -> Family[Any]:
     """The family whose constants these are."""
-    return next(family for family in FAMILIES.values() if isinstance(constants, family.constants_type))
+    return next(family for family in FAMILIES.values() if type(constants) is family.constants_type)
 
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
@@ -54,6 +54,7 @@ __all__ = [
     "Family",
     "Geometry",
     "Limits",
+    "Pass",
     "Rule",
     "TensorMap",
     "Work",

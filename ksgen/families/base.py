@@ -81,10 +81,12 @@ class Geometry:
     grid: int
     block: int
     shared_bytes: int
-    left_bytes: int = 0  # of partial sums, which the text's second entry adds up; 0 where the launch gives the result itself
+    workspace_bytes: int = 0  # of memory besides the arrays, in which it and the launches around it leave what others read
     at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
     cluster: int = 1  # blocks that run side by side and reach into each other's shared memory: the grid is whole clusters
     starts_early: bool = False  # the text waits for the grid before it by itself, so a launch may begin while that one ends
+    before: tuple["Pass", ...] = ()  # launches that belong to it, of the text's other entries on the same arguments
+    after: tuple["Pass", ...] = ()
 
     def launched(self, multiprocessors: int) -> int:
         """Blocks of a launch: whole clusters, and no more than have a multiprocessor each."""
@@ -94,10 +96,18 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A launch before or after another one."""
+
+    name: str  # behind the kernel's own in the entry's name
+    geometry: Geometry
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """An array as copies of boxes see it, innermost dimension first; elements beyond it read as zeros and are not written."""
 
-    operand: Literal["x", "y"]
+    operand: Literal["x", "y", "workspace"]
     item_bytes: int
     sizes: tuple[int, ...]  # elements
     strides: tuple[int, ...]  # bytes, from dimension 1 on
@@ -114,6 +124,7 @@ class Work:
     cache_bytes: int  # what all blocks read, and write, themselves
     shared_bytes: int  # written to and read from shared memory; what a warp's lanes share, once
     multiply_adds: int  # padding and the parts of split operands included
+    passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 
 class Family(Protocol[ConstantsT]):

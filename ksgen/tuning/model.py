@@ -71,7 +71,8 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
     cache_s = work.cache_bytes / (ceilings.bytes_per_s * CACHE_RATE)
     busiest_s = inside_s * idle * _unevenness(work.blocks / machine.multiprocessors)
-    return max(memory_s, cache_s, busiest_s) * 1e6 + LAUNCH_US
+    launches = 1 + len(geometry.before) + len(geometry.after)
+    return (max(memory_s, cache_s, busiest_s) + work.passed_bytes / ceilings.bytes_per_s) * 1e6 + launches * LAUNCH_US
 
 
 def _unevenness(waves: float) -> float:

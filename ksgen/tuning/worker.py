@@ -44,7 +44,7 @@ class Ready:
     """A candidate that was found right, loaded and with its weights packed."""
 
     plan: Plan
-    between: Buffer
+    between: tuple[Buffer, ...]
 
 
 class Arrays:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
 
-from ksgen.families.base import Geometry, Limits, Rule, Work
+from ksgen.families.base import Geometry, Limits, Pass, Rule, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
 from ksgen.families.tiles import WARP, Addressed, divide_up, read_constants
 from ksgen.spec import KernelSpec
@@ -69,7 +69,10 @@ class GradientFamily(Addressed, Generic[ConstantsT]):
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)
         parts = shape.parts(batch)
-        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes if parts > 1 else 0)
+        if parts == 1:
+            return Geometry(shape.tiles, shape.threads, shape.shared_bytes)
+        after = (Pass("sum", self.pack_geometry(kernel, constants)),)
+        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes, after=after)
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
         shape = self.shape(kernel, constants)
@@ -83,7 +86,7 @@ class GradientFamily(Addressed, Generic[ConstantsT]):
         return Work(
             geometry.grid,
             kernel.bytes(batch),
-            copied * kernel.item_bytes + 2 * geometry.left_bytes + kernel.pattern.weight_count * kernel.item_bytes,
+            copied * kernel.item_bytes + 2 * geometry.workspace_bytes + kernel.pattern.weight_count * kernel.item_bytes,
             steps * shape.step_shared_bytes,
             steps * constants.tile_batch * shape.tile_weights * shape.products,
         )

@@ -3,7 +3,8 @@
 Decides the tiles of `wgmma_*.cu.j2`; their design is docs/kernels.md. Never renders, compiles or runs.
 """
 
+from ksgen.families.wgmma.permuted import PermutedConstants, WgmmaPermuted
 from ksgen.families.wgmma.registers import RegistersConstants, WgmmaRegisters
 from ksgen.families.wgmma.shared import SharedConstants, WgmmaShared
 
-__all__ = ["RegistersConstants", "SharedConstants", "WgmmaRegisters", "WgmmaShared"]
+__all__ = ["PermutedConstants", "RegistersConstants", "SharedConstants", "WgmmaPermuted", "WgmmaRegisters", "WgmmaShared"]

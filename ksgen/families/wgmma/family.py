@@ -95,8 +95,8 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
-        along = block.constants.cluster_batch
-        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * along) * along
+        pattern, along = block.kernel.pattern, block.constants.cluster_batch
+        tiles = pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * along) * along
         return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
@@ -132,7 +132,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
-        own = {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes}
+        own = {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes, "weights": "plain"}
         return own | cluster.words(block, image)
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
@@ -140,7 +140,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         own = block.constants
         copying, multiplying = REGISTERS[block.groups]
         return [
-            *pattern_constexprs(kernel),
+            *pattern_constexprs(block.kernel),
             Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
             Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
             Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),

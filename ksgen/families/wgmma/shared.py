@@ -102,7 +102,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
         depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
         depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
-        candidates = [SharedConstants(2 * ROWS * rows, width, depth, 2, 2) for rows in (2, 1) for width in range(16, 257, 16)]
+        candidates = [self.constants_type(2 * ROWS * rows, width, depth, 2, 2) for rows in (2, 1) for width in range(16, 257, 16)]
         able = [each for each in candidates if self._fits(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256]
         if not able:
             raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits; tried {candidates[-1]}")
@@ -122,7 +122,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         """Every combination that the rules and the shared memory allow."""
         widths = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
         for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), widths, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
-            constants = SharedConstants(ROWS * rows * groups, width, tile_in, groups, stages)
+            constants = self.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
             if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
                 yield from self.in_clusters(kernel, constants)
 
@@ -137,6 +137,8 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             "parts": "weights_16",
             "store": "boxes" if by_boxes else "rows",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
+            "finish": "finish",
+            "y_parameter": "stored* RESTRICT y",
             "to": "y_map" if by_boxes else "y",
         }
 

@@ -1,0 +1,93 @@
+"""The kind for large b and c where d > 1, 16-bit types in batch-size-first: X is permuted so that the inputs of each j are
+neighbours, multiplied as with d = 1, and Y is permuted back. Three launches; X and Y in the other order are their workspace.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap, Work
+from ksgen.families.operands import CHUNK
+from ksgen.families.tiles import divide_up
+from ksgen.families.wgmma.registers import MOST_FLAT
+from ksgen.families.wgmma.shared import SharedBlock, SharedConstants, WgmmaShared
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+
+PERMUTE_THREADS = 256  # a block of a permuting launch
+MOST_NEIGHBOURS = 8  # parts of a thread each that lie side by side in X: a line of 128 bytes
+WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
+
+
+@dataclass(frozen=True)
+class PermutedConstants(SharedConstants):
+    """Those of the kernel between the permutations."""
+
+
+def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
+    """The kernel that multiplies what was permuted: each (i, j) is a block of its own."""
+    a, b, c, d = kernel.pattern.shape
+    return replace(kernel, pattern=Pattern(a * d, b, c, 1))
+
+
+def part_d(d: int) -> int:
+    """Neighbouring j of a thread, for 8 features each: all of them where they are few, else a chunk."""
+    return d if d <= MOST_FLAT else 8
+
+
+class WgmmaPermuted(WgmmaShared):
+    """Its block, and so all that follows from it, is that of the kernel between the permutations."""
+
+    name = "wgmma_permuted"
+    constants_type = PermutedConstants
+    why = "Hopper's wgmma between two permutations: 16-bit types in bsf with d > 1, large b and c; not measured yet"
+
+    def block(self, kernel: KernelSpec, constants: SharedConstants) -> SharedBlock:
+        return SharedBlock(with_blocks_apart(kernel), constants)
+
+    def is_for(self, kernel: KernelSpec) -> bool:
+        _, b, c, d = kernel.pattern.shape
+        vector = CHUNK // kernel.item_bytes
+        has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
+        return super().is_for(with_blocks_apart(kernel)) and kernel.layout == "bsf" and has_chunks
+
+    def geometry(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Geometry:
+        pattern, item_bytes = kernel.pattern, kernel.item_bytes
+        x_bytes, y_bytes = (batch * features * item_bytes for features in (pattern.in_features, pattern.out_features))
+        part_bytes = CHUNK * part_d(pattern.d)
+        x_pass, y_pass = (Geometry(divide_up(size // part_bytes, PERMUTE_THREADS), PERMUTE_THREADS, 0) for size in (x_bytes, y_bytes))
+        return replace(
+            super().geometry(kernel, constants, batch),
+            workspace_bytes=divide_up(x_bytes, WORKSPACE_LINE) * WORKSPACE_LINE + y_bytes,
+            before=(Pass("permute_x", x_pass),),
+            after=(Pass("permute_y", y_pass),),
+        )
+
+    def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
+        return tuple(replace(each, operand="workspace") for each in super().maps(kernel, constants, batch))
+
+    def work(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Work:
+        features = kernel.pattern.in_features + kernel.pattern.out_features
+        return replace(super().work(kernel, constants, batch), passed_bytes=2 * batch * features * kernel.item_bytes)
+
+    def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
+        return {
+            **super().words(kernel, constants),
+            "weights": "permuted",
+            "finish": "wgmma/finish_later",
+            "store": "workspace",
+            "y_parameter": "stored*, stored* RESTRICT workspace",
+            "to": "workspace + y_in_workspace(batch)",
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:
+        d, own = kernel.pattern.d, part_d(kernel.pattern.d)
+        neighbours = max(count for count in range(1, MOST_NEIGHBOURS + 1) if d // own % count == 0)
+        return [
+            *super().constexprs(kernel, constants),
+            Constexpr("INTERLEAVED", d, "index j of the pattern: blocks that A counts besides its i"),
+            Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads a block of the permuting kernels"),
+            Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
+            Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
+            Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product"),
+        ]
