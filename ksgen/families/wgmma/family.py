@@ -57,7 +57,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
         return (
             Rule("it is a kernel for this family", lambda k, c: self.is_for(k)),
-            Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
+            Rule("every constant but promote and resident is at least 1", _positive_rule),
             Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS),
             Rule("64 groups_batch divides tile_batch, which is at most 256 in bsf", batches),
             Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
@@ -92,7 +92,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
-        tiles = kernel.pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch)
+        tiles = kernel.pattern.a * block.tiles_d * (block.tiles_out // block.passes) * divide_up(batch, block.constants.tile_batch)
         return Geometry(tiles, block.threads, block.shared_bytes, at_once=1)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
@@ -100,15 +100,16 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work:
         block = self.block(kernel, constants)
-        tiles = self.geometry(kernel, constants, batch).grid
-        x, w = (tiles * block.steps * each for each in (block.x_bytes, block.w_bytes))
+        blocks = self.geometry(kernel, constants, batch).grid
+        tiles = blocks * block.passes
+        x, w = blocks * block.steps * block.x_bytes, tiles * block.steps * block.w_bytes
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
         return Work(
-            tiles,
+            blocks,
             kernel.bytes(batch),
             x + w + tiles * tile * kernel.item_bytes,
-            2 * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
+            (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
             tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
         )
 
@@ -154,6 +155,10 @@ class WarpgroupFamily(Generic[ConstantsT]):
             Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory a block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
         ]
+
+
+def _positive_rule(kernel: KernelSpec, constants: Any) -> bool:
+    return all(value >= 1 for name, value in vars(constants).items() if name not in ("promote", "resident"))
 
 
 def _tile_out(constants: Any) -> int:
