@@ -42,6 +42,11 @@ class Block(TensorTile):
         return WARPGROUP * (self.groups + 1)
 
     @property
+    def passes(self) -> int:
+        """Tiles along the outputs for which X is brought once."""
+        return 1
+
+    @property
     def row_tiles(self) -> int:
         """Instructions of a warpgroup along the batch."""
         return int(self.constants.tile_batch // (ROWS * self.constants.groups_batch))
@@ -140,7 +145,7 @@ class Block(TensorTile):
 
     @property
     def stage_bytes(self) -> int:
-        return divide_up(self.x_bytes + self.w_bytes, SWIZZLE_PERIOD) * SWIZZLE_PERIOD
+        return whole_periods(self.x_bytes + self.w_bytes)
 
     @property
     def y_bytes(self) -> int:
@@ -194,6 +199,10 @@ class Block(TensorTile):
         box, swizzle = self.x_map
         sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(a, c, d, batch, self.is_bsf)
         return TensorMap("x", self.kernel.item_bytes, sizes, tuple(each * self.kernel.item_bytes for each in strides), box, swizzle)
+
+
+def whole_periods(size: int) -> int:
+    return divide_up(size, SWIZZLE_PERIOD) * SWIZZLE_PERIOD
 
 
 def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

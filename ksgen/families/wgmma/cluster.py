@@ -29,14 +29,16 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
         Rule("a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch", lambda k, c: _is_cluster(of(k, c))),
         Rule("cluster_out divides the tiles along the outputs", lambda k, c: of(k, c).tiles_out % int(c.cluster_out) == 0),
         Rule("cluster_out divides the boxes of X into whole eights of rows", has_parts),
+        Rule("cluster_out is 1 where X is resident", lambda k, c: c.cluster_out == 1 or of(k, c).passes == 1),
     )
 
 
 def tried(block: Block) -> Iterator[tuple[int, int]]:
     """What a search tries, as far as the rules allow it: several blocks along the batch where weights are a good part of what each
     reads through the cache, along the outputs where X is."""
-    least = WORTH_SHARING * (block.x_bytes + block.w_bytes)
-    return product(ALONG_BATCH if block.w_bytes >= least else (1,), ALONG_OUT if block.x_bytes >= least else (1,))
+    x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
+    least = WORTH_SHARING * (x_bytes + w_bytes)
+    return product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))
 
 
 def words(block: Block, image: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
         return (
             Rule("it is a kernel for this family", lambda k, c: self.is_for(k)),
-            Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
+            Rule("every constant but promote and resident is at least 1", _positive_rule),
             Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS),
             Rule("64 groups_batch divides tile_batch, which is at most 256 in bsf", batches),
             Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
@@ -96,7 +96,8 @@ class WarpgroupFamily(Generic[ConstantsT]):
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
         pattern, along = block.kernel.pattern, block.constants.cluster_batch
-        tiles = pattern.a * block.tiles_d * block.tiles_out * divide_up(batch, block.constants.tile_batch * along) * along
+        of_batch = divide_up(batch, block.constants.tile_batch * along) * along
+        tiles = pattern.a * block.tiles_d * (block.tiles_out // block.passes) * of_batch
         return Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
@@ -104,15 +105,16 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work:
         block = self.block(kernel, constants)
-        tiles = self.geometry(kernel, constants, batch).grid
-        x, w = (tiles * block.steps * each for each in (block.x_bytes, block.w_bytes))
+        blocks = self.geometry(kernel, constants, batch).grid
+        tiles = blocks * block.passes
+        x, w = blocks * block.steps * block.x_bytes, tiles * block.steps * block.w_bytes
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
         return Work(
-            tiles,
+            blocks,
             kernel.bytes(batch),
             x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
-            2 * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
+            (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
             tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
         )
 
@@ -167,6 +169,10 @@ class WarpgroupFamily(Generic[ConstantsT]):
             Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory a block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
         ]
+
+
+def _positive_rule(kernel: KernelSpec, constants: Any) -> bool:
+    return all(value >= 1 for name, value in vars(constants).items() if name not in ("promote", "resident"))
 
 
 def _tile_out(constants: Any) -> int:

@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Limits, Rule
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block
+from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
 from ksgen.instructions import Wgmma
 from ksgen.spec import KernelSpec
@@ -38,6 +38,7 @@ class RegistersConstants(Constants):
     groups_d: int  # warpgroups that multiply, along j
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
+    resident: int = 0  # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and comes again for each tile of outputs
     cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them
     cluster_out: int = 1  # blocks with neighbouring tiles along the outputs: each brings a part of their X for all of them
 
@@ -73,6 +74,29 @@ class RegistersBlock(Block):
         return 2 if self.held + self.fragment <= HELD[self.groups] else 1
 
     @property
+    def passes(self) -> int:
+        return self.tiles_out if self.constants.resident else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        return whole_periods(self.w_bytes) if self.constants.resident else super().stage_bytes
+
+    @property
+    def x_start(self) -> int:
+        """Where resident tiles of X lie: behind the stages and their barriers."""
+        return whole_periods(super().shared_bytes)
+
+    @property
+    def x_barriers(self) -> int:
+        """Where their barriers lie: one for each of a tile's stages, and one for the tile."""
+        return self.x_start + self.constants.resident * self.steps * self.x_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        resident = self.constants.resident
+        return self.x_barriers + 8 * resident * (self.steps + 1) if resident else super().shared_bytes
+
+    @property
     def unit_in(self) -> int:
         """Inputs that a stage holds whole numbers of: of the lanes' order, and of X's image."""
         unit = self.super_in
@@ -87,6 +111,11 @@ def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
         return tile_d == 1
     run = tile_d * kernel.item_bytes
     return tile_d == d or (tile_d < d and d % vector == 0 and run in (16, 32, 64, 128))
+
+
+def _resident_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
+    has_passes = kernel.layout == "bsf" and constants.tile_out < kernel.pattern.b
+    return constants.resident == 0 or (has_passes and constants.resident in (1, 2))
 
 
 def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
@@ -123,6 +152,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
             Rule("a warpgroup of bsl has 128 batch entries", lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2),
             Rule("the lanes' order and X's image start again with each stage", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
+            Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
             Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
             Rule("sums and fragments fit a thread's registers", lambda k, c: of(k, c).held <= HELD[of(k, c).groups]),
             self.reads_rule(),
@@ -167,10 +197,10 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         groups = [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]
         promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
-        for tile_d, (batch, along_d), rows, width, tile_in, stages in product(
-            runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
+        for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
+            (0, 1, 2), runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
         ):
-            constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote)
+            constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident)
             if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
                 yield from self.in_clusters(kernel, constants)
 
@@ -183,6 +213,8 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             "product": self.instruction(kernel, constants).along_inputs,
             "parts": kernel.precision,
             "products": "one" if block.components == 1 else "split",
+            "place": "wgmma/tile_resident" if constants.resident else f"tile_{kernel.layout}",
+            "schedule": "resident" if constants.resident else "streaming",
             "sums": "promoted" if constants.promote else "plain",
         }
 
@@ -209,6 +241,12 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             ]
         else:
             found.append(Constexpr("Y_VECTOR", block.y_vector, "batch entries that one store of Y moves"))
+        if constants.resident:
+            found += [
+                Constexpr("RESIDENT", constants.resident, "tiles of X in shared memory, for all outputs: stages are of W alone"),
+                Constexpr("X_START", block.x_start, "byte at which they begin"),
+                Constexpr("X_BARRIERS", block.x_barriers, "byte at which their barriers begin"),
+            ]
         if constants.promote:
             found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
         return found

@@ -135,6 +135,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return self.common_words(kernel, constants) | {
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
             "parts": "weights_16",
+            "schedule": "streaming",
             "store": "boxes" if by_boxes else "rows",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
             "finish": "finish",
