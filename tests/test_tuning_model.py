@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families.mma import MmaConstants
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.pattern import Pattern
@@ -102,6 +103,14 @@ def test_padding_and_half_empty_waves_cost() -> None:
     assert predict_us(GPU, SIMT, ragged, constants, whole) > 1.8 * predict_us(GPU, SIMT, full, constants, whole)
     one_wave, one_block_more = (predict_us(GPU, SIMT, full, constants, 128 * blocks) for blocks in (132, 133))
     assert one_block_more > 1.5 * one_wave
+
+
+def test_more_stages_on_their_way_cost_less_waiting() -> None:
+    mma, kernel = FAMILIES["mma"], KernelSpec(Pattern(1, 48, 1024, 4), "float16")
+    machine = replace(GPU, ceilings={"mma": Ceilings(4e15, 8e17)})  # nothing else takes time
+    two, three, five = (MmaConstants(64, 48, 16, 4, 2, 1, stages, 0, 1) for stages in (2, 3, 5))
+    times = [predict_us(machine, mma, kernel, constants, 25088) - LAUNCH_US for constants in (two, three, five)]
+    assert times[0] > 1.5 * times[1] > 1.5 * times[2]
 
 
 def test_what_spills_or_fits_nowhere_is_not_measured() -> None:

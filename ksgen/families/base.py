@@ -124,6 +124,7 @@ class Work:
     cache_bytes: int  # what all blocks read, and write, themselves
     shared_bytes: int  # written to and read from shared memory; what a warp's lanes share, once
     multiply_adds: int  # padding and the parts of split operands included
+    waits: float = 0  # for stages, by all blocks one after the other: as many as are on their way at a time are one wait
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 

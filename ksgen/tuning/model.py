@@ -1,6 +1,6 @@
 """How long a candidate will take, before anything is compiled: a family's work over what the device was seen to do.
 
-Good for an order, not for a figure: there are no terms for latency, barriers or what a compiler makes of a text. Measures nothing.
+Good for an order, not for a figure: there are no terms for barriers or what a compiler makes of a text. Measures nothing.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's
 SHARED_BYTES_PER_S = 128 * 1.7e9  # of one multiprocessor: 128 bytes a clock
 ENOUGH_WARPS = 8  # of a multiprocessor, for one to multiply while another waits
 MANY_WAVES = 8  # beyond, blocks that end late hardly count
+WAIT_S = 1e-6  # from asking for a stage until it is there, on a busy GPU
 LAUNCH_US = 1.2
 CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
 
@@ -51,7 +52,7 @@ def resident_blocks(target: str, limits: Limits, threads: int, registers: int, s
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """The longest of the times that memory, cache, shared memory and multiply-adds take; infinite where it cannot be launched."""
+    """The longest of the times that memory, cache, shared memory, multiply-adds and waits take; infinite where it cannot be launched."""
     geometry, ceilings = family.geometry(kernel, constants, batch), machine.ceilings[family.name]
     if geometry.grid > MOST_GRID:
         return inf
@@ -70,7 +71,8 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     warps = resident * -(-geometry.block // WARP)
     idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
     cache_s = work.cache_bytes / (ceilings.bytes_per_s * CACHE_RATE)
-    busiest_s = inside_s * idle * _unevenness(work.blocks / machine.multiprocessors)
+    waiting_s = work.waits * WAIT_S / resident
+    busiest_s = max(inside_s * idle, waiting_s / machine.multiprocessors) * _unevenness(work.blocks / machine.multiprocessors)
     launches = 1 + len(geometry.before) + len(geometry.after)
     return (max(memory_s, cache_s, busiest_s) + work.passed_bytes / ceilings.bytes_per_s) * 1e6 + launches * LAUNCH_US
 

@@ -131,6 +131,7 @@ class Mma(Addressed):
             x + w + y * kernel.item_bytes,
             x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
             y * shape.steps * constants.tile_in * products,
+            stages / (constants.stages - 1),
         )
 
     def pack_geometry(self, kernel: KernelSpec, constants: MmaConstants) -> Geometry:

@@ -122,6 +122,7 @@ class Simt(Addressed):
             x * kernel.item_bytes + w * real + y * kernel.item_bytes,
             (x + w) * real + stages * shape.warps * constants.tile_in * reads * real + (2 * y * real if kernel.layout == "bsf" else 0),
             y * shape.steps * constants.tile_in,
+            stages / (constants.stages - 1 if constants.copy == "async" else 1),
         )
 
     def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:

@@ -116,6 +116,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
             x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
             (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
             tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
+            tiles * block.steps / (block.constants.stages - 1),
         )
 
     def in_clusters(self, kernel: KernelSpec, constants: Any) -> Iterator[Any]:
