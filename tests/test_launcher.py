@@ -618,15 +618,20 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     weights = draw(2, 24, 16, 3, precision="float16")
     given = FakeArray(gpu, weights)
 
-    def launch(batch: int, shift: int = 0, shift_out: int = 0) -> str:
+    def launch(batch: int, shift: int = 0, shift_out: int = 0, **extras: int) -> str:
+        """The entry that served the call; `extras` are added, each so many elements past a boundary."""
         x = draw(96, batch, precision="float16")
         out, array = FakeArray(gpu, x), FakeArray(gpu, x)
         out.show(gpu, moved(np.full((144, batch), np.nan, np.float16), shift_out))
         array.show(gpu, moved(x, shift))
+        added = {name: draw(144, *[batch] * (name == "residual"), precision="float16") for name in extras}
+        shown = {name: FakeArray(gpu, x) for name in extras}
+        for name, given_shift in extras.items():
+            shown[name].show(gpu, moved(added[name], given_shift))
         for _ in range(2):
-            ks(array, given, layout="bsl", out=out)
+            ks(array, given, layout="bsl", out=out, **shown)
         gpu.synchronize()
-        check(out.content, x, weights, "bsl", "float16")
+        check(out.content, x, weights, "bsl", "float16", **added)
         return gpu.launches[-1][0]
 
     by_map = launch(40)
@@ -635,6 +640,11 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     assert len(gpu.encoded) == 4  # another x and y
     assert len({launch(41), launch(40, shift=1), launch(40, shift_out=2)} - {by_map}) == 1
     assert len(gpu.encoded) == 4
+    launch(40, bias=0, residual=0)
+    assert len(gpu.encoded) == 6
+    for extras in ({"bias": 1, "residual": 0}, {"bias": 0, "residual": 4}):  # which their kernels read 16 bytes at a time
+        launch(40, **extras)
+    assert len(gpu.encoded) == 6
 
 
 def moved(array: Any, elements: int) -> Any:
