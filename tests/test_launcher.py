@@ -361,16 +361,35 @@ def test_a_graph_survives_new_weights_and_finds_them_after_the_next_call(gpu: Fa
     ks(ready, tensor, out=out)
     replay = gpu.end_capture()
     tensor.write(3 * weights)
-    gpu.begin_capture()
-    with pytest.raises(LaunchError, match="packs weights that were written to"):
-        ks(ready, tensor, out=out)
-    gpu.end_capture()
-    assert gpu.freed_in_capture == 0
     ks(ready, tensor, out=out)
     gpu.synchronize()
     out.content[...] = np.nan
     replay()
     check(out.content, x, 3 * weights)
+
+
+def test_a_graph_that_writes_to_weights_packs_them_at_every_replay_and_so_do_later_calls(gpu: FakeGpu, ks: Launcher) -> None:
+    """A training step: the first capture comes after a step outside. Nobody counts what replays write."""
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks(ready, tensor, out=out)
+    tensor.write(2 * weights)
+    gpu.begin_capture()
+    ks(ready, tensor, out=out)
+    gpu.graph.append(lambda: tensor.data.content.__iadd__(weights))  # type: ignore[union-attr]
+    replay = gpu.end_capture()
+    assert packs(gpu) == 2  # one of them by the graph
+    for factor in (2, 3):
+        replay()
+        check(out.content, x, factor * weights)
+    for _ in range(2):
+        ks(ready, tensor, out=out)
+        gpu.synchronize()
+        check(out.content, x, 4 * weights)
+        replay()
+        tensor.data.content[...] = 4 * weights
+    assert packs(gpu) == 4
+    assert gpu.freed_in_capture == 0
 
 
 # ---- weights that count their writes
@@ -400,6 +419,38 @@ def test_tensors_are_packed_once_and_again_when_they_were_written_to(gpu: FakeGp
     gpu.synchronize(5)
     check(out.content, x, -weights)
     assert packs(gpu) == 3
+
+
+def test_the_host_waits_for_no_packing_and_other_streams_do(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready = FakeTensor(gpu, weights), FakeArray(gpu, x)
+    for factor in (2, 3):
+        tensor.write(factor * weights)
+        mine, other = zeros(gpu), zeros(gpu)
+        ks(ready, tensor, out=mine, stream=5)
+        for _ in range(2):
+            ks(ready, tensor, out=other, stream=7)
+        assert gpu.waits == []
+        gpu.synchronize(7)
+        check(other.content, x, factor * weights)
+        gpu.synchronize(5)
+        check(mine.content, x, factor * weights)
+        gpu.waits.clear()
+    assert packs(gpu) == 2
+
+
+@pytest.mark.parametrize("stream", [5, 7])
+def test_a_graph_is_recorded_when_its_weights_are_packed(gpu: FakeGpu, ks: Launcher, stream: int) -> None:
+    """It may be launched on any stream, at once."""
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks.prepare(ready, tensor, out=out, stream=5)
+    gpu.begin_capture()
+    ks(ready, tensor, out=out, stream=stream)
+    replay = gpu.end_capture()
+    replay()
+    check(out.content, x, weights)
+    assert (packs(gpu), gpu.waits) == (1, [])
 
 
 def test_other_memory_at_the_same_address_is_seen(gpu: FakeGpu, ks: Launcher) -> None:

@@ -10,7 +10,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import beside_captures, encode_map
+from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -67,7 +68,7 @@ def open_device(index: int) -> DriverDevice:
     return DriverDevice(cu, index)
 
 
-class DriverDevice:
+class DriverDevice(Marks):
     """One GPU, in its primary context. Streams are handles: integers."""
 
     kind: Literal["cuda"] = "cuda"
@@ -184,6 +185,9 @@ class DriverDevice:
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()
         return not status and int(context) == self._context_address
+
+    def _inside(self, doing: str) -> AbstractContextManager[None]:
+        return self._current()
 
     @contextmanager
     def _current(self) -> Iterator[None]:
