@@ -12,7 +12,7 @@ from ksgen.families import FAMILIES, TensorMap, check, cuda_limits
 from ksgen.families.wgmma import RegistersConstants, SharedConstants
 from ksgen.families.wgmma import block as blocks
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, paper_patterns
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, paper_patterns
 from ksgen.verify import compare, make_problem
 from tests.kernels import check as check_result
 from tests.kernels import check_exact, in_emulator, multiply, source_of
@@ -226,6 +226,18 @@ def test_constants_that_no_default_has(precision: str, pattern: tuple[int, ...],
     source = text_of(REGISTERS, kernel(precision, pattern=pattern), constants)
     check_result(source, 300, in_emulator())
     check_exact(source, 65, in_emulator())
+
+
+@pytest.mark.parametrize(
+    "constants", [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)]
+)
+def test_a_residual_comes_to_where_y_leaves_as_boxes(constants: SharedConstants) -> None:
+    """For one to three warpgroups, tile after tile in the same place, over ragged outputs and batches."""
+    each = replace(kernel(layout="bsl", pattern=(2, 37, 24, 3)), epilogue=Epilogue(True, "relu", True))
+    source = text_of(SHARED, each, constants)
+    check_result(source, 300, in_emulator(), in_place=True)
+    check_result(source, 72, in_emulator(sanitize="race"))
+    check_exact(source, 136, in_emulator(sanitize="address"))
 
 
 @pytest.mark.parametrize("c", [192, 1024])
