@@ -80,7 +80,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = f"{chosen.name}.cu.j2"
-    extras = [name for name, wanted in (("bias", kernel.epilogue.bias), ("residual", kernel.epilogue.residual)) if wanted]
+    extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     text = (
         _environment()
         .get_template(template)
@@ -95,9 +95,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
             template_digest=template_digest(chosen.name),
             layout_words=LAYOUT_WORDS[kernel.layout],
             epilogue_words="".join(f", {word}" for word in kernel.epilogue.words),
-            epilogue_lines=_epilogue_lines(kernel),
-            extra_parameters="".join(f", GLOBAL const stored* {name}" for name in extras),
-            extra_arguments="".join(f", {name}" for name in extras),
+            extra_parameters="".join(f", GLOBAL const stored* {name}" for name, wanted in extras.items() if wanted),
+            extra_arguments="".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
             item_bytes=kernel.item_bytes,
             storage=kernel.dtype,
             **chosen.words(kernel, constants),
@@ -185,17 +184,6 @@ def _environment_of(root: str) -> jinja2.Environment:
 @cache
 def _environment() -> jinja2.Environment:
     return _environment_of(str(resource("templates")))
-
-
-def _epilogue_lines(kernel: KernelSpec) -> list[str]:
-    """Bias, activation, residual, in that order, in the sums' precision."""
-    epilogue = kernel.epilogue
-    lines = [
-        ("value += widen(bias[feature]);", epilogue.bias),
-        ("value = activate(value);", epilogue.activation != "none"),
-        ("value += widen(residual[offset]);", epilogue.residual),
-    ]
-    return [line for line, wanted in lines if wanted]
 
 
 def _manifest(spec: Spec, sources: list[Source]) -> str:

@@ -70,6 +70,6 @@ class Fits:
 
 
 def are_aligned(views: Views) -> bool:
-    """Whether tensor maps can describe x and the output, which may not be there yet."""
-    pointers = (views[name].pointer for name in ("x", "out") if name in views)
+    """Whether tensor maps can describe x and the output, which may not be there yet, and wide reads what is added to it."""
+    pointers = (views[name].pointer for name in ("x", "bias", "residual", "out") if name in views)
     return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)

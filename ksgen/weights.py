@@ -1,9 +1,12 @@
 """Weights on a device, packed for the plans that use them: once where writes are counted, else anew before each launch.
 
 Packed copies of an array stay in the same memory for as long as the array lives, so that a CUDA graph which recorded a
-call stays valid, and finds new weights there once they were packed again. That needs no lock and no event, on any stream:
-whoever writes to weights lets the calls that read them finish first, and where nobody wrote, packing again writes the
-same bytes.
+call stays valid, and finds new weights there once they were packed again. That needs no lock, on any stream: whoever
+writes to weights lets the calls that read them finish first, and where nobody wrote, packing again writes the same bytes.
+
+The host waits for no packing, other streams than its own do; only a graph is recorded when it is done. A graph that
+records a use of weights which were written to records their packing as well. Its replays may write to them, and nobody
+counts that: from then on they are packed anew before each launch.
 """
 
 import weakref
@@ -12,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksgen.arrays import ArrayView
-from ksgen.devices.base import Buffer, Device, Stream, uploaded
+from ksgen.devices.base import Buffer, Device, Mark, Stream, uploaded
 from ksgen.errors import LaunchError
 from ksgen.memory import host_array
 from ksgen.pattern import Pattern
@@ -76,12 +79,22 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
 
 
 @dataclass(eq=False, slots=True)
+class _Packing:
+    """A tensor's packing that a stream was given."""
+
+    version: int  # of the tensor
+    mark: Mark  # behind it; None once it is known to be done
+    streams: list[Stream]  # whose work comes after it
+
+
+@dataclass(eq=False, slots=True)
 class _Form:
     """An array's packed weights for one device and packing."""
 
     buffer: Buffer
     storage: Any  # a weak reference to the memory under a tensor: another one may get the same address later
-    version: int | None = None  # of the tensor, when it was packed last
+    packing: _Packing | None = None  # the last one; None where it is no longer to be relied on
+    is_in_graph: bool = False  # whether a graph recorded its packing
 
 
 @dataclass(eq=False, slots=True)
@@ -106,17 +119,23 @@ class KeptWeights:
         def pack_anew() -> None:
             plan.pack(canonical, stream, into=form.buffer)
 
+        def was_written() -> bool:
+            return form.packing is None or form.packing.version != array._version
+
         def pack_if_written() -> None:
-            version = array._version
-            if version != form.version:
-                refuse_capture(device, stream, "packs weights that were written to")
+            version, packing = array._version, form.packing
+            if packing is None or packing.version != version:
                 pack_anew()
-                device.synchronize(stream)  # the packed weights serve every stream
-                form.version = version
+                if is_capturing(device, stream):
+                    form.is_in_graph = True
+                form.packing = None if form.is_in_graph else _Packing(version, device.mark(stream), [stream])
+            elif packing.mark is not None:
+                _come_after(packing, packing.mark, device, stream)
 
         if found.version is None:
             return form.buffer, pack_anew
-        pack_if_written()
+        if was_written() and not form.is_in_graph and not is_capturing(device, stream):
+            pack_if_written()  # here, so that a prepared call finds it done
         return form.buffer, pack_if_written
 
     def _form(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> _Form:
@@ -157,13 +176,29 @@ class KeptWeights:
         return forget
 
 
+def _come_after(packing: _Packing, mark: Mark, device: Device, stream: Stream) -> None:
+    """What the stream is given from here on finds the packed weights. So does a graph, which may be launched on any stream."""
+    if device.is_reached(mark):
+        packing.mark = None
+    elif is_capturing(device, stream):
+        device.finish(mark)
+        packing.mark = None
+    elif stream not in packing.streams:
+        device.wait(stream, mark)
+        packing.streams.append(stream)
+
+
 def storage_of(found: ArrayView) -> Any:
     """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
     return found.owner.untyped_storage() if found.kind == "torch" else None
 
 
+def is_capturing(device: Device, stream: Stream) -> bool:
+    return device.kind == "cuda" and device.is_capturing(stream)
+
+
 def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
     """Raise `LaunchError` while a CUDA graph records the stream."""
-    if device.kind == "cuda" and device.is_capturing(stream):
+    if is_capturing(device, stream):
         remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
         raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -4,6 +4,7 @@ Work is queued and runs only when its stream is waited for, so that a missing wa
 Memory is NaN before it is written and after it is freed.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import index
@@ -55,6 +56,7 @@ class FakeGpu:
     limits: Limits = Limits(227 * 1024, 1024, 132)  # noqa: RUF009  (frozen)
     _memory: dict[int, Array] = field(default_factory=dict)
     _queues: dict[Any, list[Work]] = field(default_factory=dict)
+    _running: Any = field(default_factory=threading.RLock, repr=False)  # one thread at a time: what it began, it ends
 
     def compiler(self) -> TextCompiler:
         return TextCompiler()
@@ -108,8 +110,26 @@ class FakeGpu:
         self._run(stream or 0)
 
     def _run(self, stream: Any) -> None:
-        for work in self._queues.pop(stream, []):
-            work()
+        with self._running:
+            for work in self._queues.pop(stream, []):
+                work()
+
+    def mark(self, stream: Any) -> Any:
+        """A stream, and what is not empty once the stream has come there."""
+        assert self.graph is None, "an event was recorded outside, from inside a capture"
+        done: list[bool] = []
+        self._queues.setdefault(stream or 0, []).append(lambda: done.append(True))
+        return stream or 0, done
+
+    def is_reached(self, mark: Any) -> bool:
+        return bool(mark[1])
+
+    def finish(self, mark: Any) -> None:
+        self._run(mark[0])
+
+    def wait(self, stream: Any, mark: Any) -> None:
+        assert self.graph is None, "a capture depends on what is outside"
+        self._queues.setdefault(stream or 0, []).append(lambda: None if mark[1] else self._run(mark[0]))
 
     def is_capturing(self, stream: Any) -> bool:
         return self.graph is not None

@@ -220,17 +220,24 @@ def _run_all(source: Source, geometry: Geometry, maps: list[TensorMap], argument
         run(source, source.entry_of(each.name), each.geometry, arguments)
 
 
-def multiply(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
-    """Y of one launch, NaN before. Behind X lie so many elements of Inf and NaN, and behind Y what must stay as it is."""
+def multiply(
+    problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0, in_place: bool = False, **shifts: int
+) -> Array:
+    """Y of one launch, NaN before, or the residual `in_place`. Behind X lie so many elements of Inf and NaN, and behind Y what
+    must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say."""
     family, x = family_named(source.family), problem.x
     bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(x.dtype)
     size = int(np.prod(problem.y_shape))
     y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
-    extras = [as_bits(extra) for extra in (problem.bias, problem.residual) if extra is not None]
+    added = {"bias": problem.bias, "residual": problem.residual}
+    extras = [as_bits(shifted(extra, shifts.get(name, 0))) for name, extra in added.items() if extra is not None]
+    if in_place and problem.residual is not None:
+        y[:size] = problem.residual.reshape(-1)
     x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
     geometry = family.geometry(problem.kernel, source.constants, problem.batch)
     workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
     arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}
+    extras = [*extras[:-1], arrays["y"]] if in_place else extras
     maps = [
         TensorMap(arrays[each.operand], each.sizes, each.strides, each.box, each.swizzle, each.item_bytes)
         for each in family.maps(problem.kernel, source.constants, problem.batch)

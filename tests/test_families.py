@@ -74,6 +74,18 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
         kernels.check(source_of(family, kernel), 66, in_emulator())
 
 
+@pytest.mark.parametrize(("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8) if JOB_OF[each[0]] == "multiply"])
+def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout: str) -> None:
+    """In Y's own place; and off the boundaries that wide reads keep to, where Y is not."""
+    pattern = patterns_of(family)["blocks" if family == "wgmma_shared" else "aligned"]
+    source = source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "relu", True)))
+    kernels.check(source, 72, in_emulator(), in_place=True)
+    kernels.check(source, 77, in_emulator(), in_place=True)
+    if FAMILIES[family].takes(source.kernel, 72, aligned=False):
+        for shifts in ({"bias": 1}, {"residual": 1}, {"bias": 2, "residual": 2}):
+            kernels.check(source, 72, in_emulator(), **shifts)
+
+
 @pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
 def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: str) -> None:
     general = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))

@@ -362,16 +362,35 @@ def test_a_graph_survives_new_weights_and_finds_them_after_the_next_call(gpu: Fa
     ks(ready, tensor, out=out)
     replay = gpu.end_capture()
     tensor.write(3 * weights)
-    gpu.begin_capture()
-    with pytest.raises(LaunchError, match="packs weights that were written to"):
-        ks(ready, tensor, out=out)
-    gpu.end_capture()
-    assert gpu.freed_in_capture == 0
     ks(ready, tensor, out=out)
     gpu.synchronize()
     out.content[...] = np.nan
     replay()
     check(out.content, x, 3 * weights)
+
+
+def test_a_graph_that_writes_to_weights_packs_them_at_every_replay_and_so_do_later_calls(gpu: FakeGpu, ks: Launcher) -> None:
+    """A training step: the first capture comes after a step outside. Nobody counts what replays write."""
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks(ready, tensor, out=out)
+    tensor.write(2 * weights)
+    gpu.begin_capture()
+    ks(ready, tensor, out=out)
+    gpu.graph.append(lambda: tensor.data.content.__iadd__(weights))  # type: ignore[union-attr]
+    replay = gpu.end_capture()
+    assert packs(gpu) == 2  # one of them by the graph
+    for factor in (2, 3):
+        replay()
+        check(out.content, x, factor * weights)
+    for _ in range(2):
+        ks(ready, tensor, out=out)
+        gpu.synchronize()
+        check(out.content, x, 4 * weights)
+        replay()
+        tensor.data.content[...] = 4 * weights
+    assert packs(gpu) == 4
+    assert gpu.freed_in_capture == 0
 
 
 # ---- weights that count their writes
@@ -401,6 +420,38 @@ def test_tensors_are_packed_once_and_again_when_they_were_written_to(gpu: FakeGp
     gpu.synchronize(5)
     check(out.content, x, -weights)
     assert packs(gpu) == 3
+
+
+def test_the_host_waits_for_no_packing_and_other_streams_do(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready = FakeTensor(gpu, weights), FakeArray(gpu, x)
+    for factor in (2, 3):
+        tensor.write(factor * weights)
+        mine, other = zeros(gpu), zeros(gpu)
+        ks(ready, tensor, out=mine, stream=5)
+        for _ in range(2):
+            ks(ready, tensor, out=other, stream=7)
+        assert gpu.waits == []
+        gpu.synchronize(7)
+        check(other.content, x, factor * weights)
+        gpu.synchronize(5)
+        check(mine.content, x, factor * weights)
+        gpu.waits.clear()
+    assert packs(gpu) == 2
+
+
+@pytest.mark.parametrize("stream", [5, 7])
+def test_a_graph_is_recorded_when_its_weights_are_packed(gpu: FakeGpu, ks: Launcher, stream: int) -> None:
+    """It may be launched on any stream, at once."""
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks.prepare(ready, tensor, out=out, stream=5)
+    gpu.begin_capture()
+    ks(ready, tensor, out=out, stream=stream)
+    replay = gpu.end_capture()
+    replay()
+    check(out.content, x, weights)
+    assert (packs(gpu), gpu.waits) == (1, [])
 
 
 def test_other_memory_at_the_same_address_is_seen(gpu: FakeGpu, ks: Launcher) -> None:
@@ -619,15 +670,20 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     weights = draw(2, 24, 16, 3, precision="float16")
     given = FakeArray(gpu, weights)
 
-    def launch(batch: int, shift: int = 0, shift_out: int = 0) -> str:
+    def launch(batch: int, shift: int = 0, shift_out: int = 0, **extras: int) -> str:
+        """The entry that served the call; `extras` are added, each so many elements past a boundary."""
         x = draw(96, batch, precision="float16")
         out, array = FakeArray(gpu, x), FakeArray(gpu, x)
         out.show(gpu, moved(np.full((144, batch), np.nan, np.float16), shift_out))
         array.show(gpu, moved(x, shift))
+        added = {name: draw(144, *[batch] * (name == "residual"), precision="float16") for name in extras}
+        shown = {name: FakeArray(gpu, x) for name in extras}
+        for name, given_shift in extras.items():
+            shown[name].show(gpu, moved(added[name], given_shift))
         for _ in range(2):
-            ks(array, given, layout="bsl", out=out)
+            ks(array, given, layout="bsl", out=out, **shown)
         gpu.synchronize()
-        check(out.content, x, weights, "bsl", "float16")
+        check(out.content, x, weights, "bsl", "float16", **added)
         return gpu.launches[-1][0]
 
     by_map = launch(40)
@@ -636,6 +692,11 @@ def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gp
     assert len(gpu.encoded) == 4  # another x and y
     assert len({launch(41), launch(40, shift=1), launch(40, shift_out=2)} - {by_map}) == 1
     assert len(gpu.encoded) == 4
+    launch(40, bias=0, residual=0)
+    assert len(gpu.encoded) == 6
+    for extras in ({"bias": 1, "residual": 0}, {"bias": 0, "residual": 4}):  # which their kernels read 16 bytes at a time
+        launch(40, **extras)
+    assert len(gpu.encoded) == 6
 
 
 # ---- kernels of several launches

@@ -128,6 +128,38 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
 
 
+# what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory
+# where Y leaves as boxes
+ADDED = [
+    ("simt", "float32", "bsl", "LDG.128", "STG.128"),
+    ("simt", "float16", "bsl", "LDG.64", "STG.64"),
+    *[("mma", precision, layout, "LDG.128", "STG.128") for precision in ("float16", "tf32") for layout in ("bsf", "bsl")],
+    ("wgmma_registers", "float16", "bsf", "LDG.128", "STG.128"),
+    ("wgmma_registers", "tf32", "bsl", "LDG.128", "STG.128"),
+    ("wgmma_shared", "float16", "bsl", "LDGSTS.128", "UTMASTG"),
+]
+
+
+@pytest.mark.parametrize(("family", "precision", "layout", "load", "store"), ADDED)
+def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precision: str, layout: str, load: str, store: str) -> None:
+    def counts_of(epilogue: Epilogue) -> Counter[str]:
+        kernel = KernelSpec(PATTERN, precision, layout, epilogue)
+        source = render(kernel, FAMILIES[family].default(kernel, cuda_limits("sm_90a")), family=family)
+        return sass.instructions(find_compiler().compile(source.text, source.entry, "sm_90a").data)[source.entry]
+
+    if sass.find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    try:
+        plain, added = counts_of(Epilogue()), counts_of(Epilogue(bias=True, residual=True))
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+    assert sass.count(added, load) - sass.count(plain, load) >= sass.count(added, store) > 0
+    assert sass.local_accesses(added) == 0
+    if family == "wgmma_registers":  # which has no other way
+        narrow = sass.count(added, "LDG") - sass.count(added, "LDG.128")
+        assert narrow == (0 if layout == "bsf" else sass.count(added, "STG.128")), added
+
+
 @pytest.mark.parametrize("cluster", [1, 4])
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize(

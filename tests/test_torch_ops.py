@@ -316,6 +316,20 @@ def test_what_is_kept_follows_writes_in_the_same_memory() -> None:
         torch.testing.assert_close(kept.of(frozen), frozen.transpose(1, 2))
 
 
+def test_what_a_graph_made_is_made_anew_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replays write to weights, and nobody counts that."""
+    kept, weights = Kept(lambda each: each.transpose(1, 2).contiguous()), torch.randn(2, 3, 4, 2)
+    first = kept.of(weights)
+    weights.add_(1)
+    monkeypatch.setattr("ksgen.torch.kept._is_recorded", lambda weights: True)
+    assert kept.of(weights) is first
+    monkeypatch.undo()
+    for _ in range(2):
+        weights.numpy()[...] *= 2  # not counted
+        assert kept.of(weights) is first
+        torch.testing.assert_close(first, weights.transpose(1, 2))
+
+
 def test_what_is_kept_goes_with_its_weights() -> None:
     kept, weights = Kept(lambda each: each.transpose(1, 2).contiguous()), torch.randn(2, 1, 4, 2)  # b = 1: no copy is needed
     kept.of(weights)

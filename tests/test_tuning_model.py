@@ -108,9 +108,9 @@ def test_padding_and_half_empty_waves_cost() -> None:
 def test_more_stages_on_their_way_cost_less_waiting() -> None:
     mma, kernel = FAMILIES["mma"], KernelSpec(Pattern(1, 48, 1024, 4), "float16")
     machine = replace(GPU, ceilings={"mma": Ceilings(4e15, 8e17)})  # nothing else takes time
-    two, three, five = (MmaConstants(64, 48, 16, 4, 2, 1, stages, 0, 1) for stages in (2, 3, 5))
-    times = [predict_us(machine, mma, kernel, constants, 25088) - LAUNCH_US for constants in (two, three, five)]
-    assert times[0] > 1.5 * times[1] > 1.5 * times[2]
+    two, three = (MmaConstants(64, 48, 16, 4, 2, 1, stages, 0, 1) for stages in (2, 3))
+    times = [predict_us(machine, mma, kernel, constants, 25088) - LAUNCH_US for constants in (two, three)]
+    assert times[0] > 1.5 * times[1]
 
 
 def test_what_spills_or_fits_nowhere_is_not_measured() -> None:

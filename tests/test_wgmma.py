@@ -309,6 +309,18 @@ def test_what_follows_a_product_that_is_permuted_costs_one_more_rounding() -> No
     assert once < twice < 1.5 * once
 
 
+@pytest.mark.parametrize(
+    "constants", [SharedConstants(64, 32, 16, 1, 2), SharedConstants(192, 48, 32, 3, 3), SharedConstants(256, 16, 48, 2, 2)]
+)
+def test_a_residual_comes_to_where_y_leaves_as_boxes(constants: SharedConstants) -> None:
+    """For one to three warpgroups, tile after tile in the same place, over ragged outputs and batches."""
+    each = replace(kernel(layout="bsl", pattern=(2, 37, 24, 3)), epilogue=Epilogue(True, "relu", True))
+    source = text_of(SHARED, each, constants)
+    check_result(source, 300, in_emulator(), in_place=True)
+    check_result(source, 72, in_emulator(sanitize="race"))
+    check_exact(source, 136, in_emulator(sanitize="address"))
+
+
 @pytest.mark.parametrize("c", [192, 1024])
 def test_error_of_float32_grade_sums(c: int) -> None:
     """As far off as the warp-wide family: twice a float32 sum at most, whatever c."""

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 6da9918d, spec c2f20090
+// ks_1x128x128x3_float16_bsf   ksgen 0.1.0, mma.cu.j2 100065ac, spec c2f20090
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -17,6 +17,8 @@ constexpr int B                =      128;  // outputs of a block, index k
 constexpr int C                =      128;  // inputs of a block, index l
 constexpr int D                =        3;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =       24;  // batch entries a thread block
 constexpr int TILE_OUT         =      144;  // outputs k a thread block, for each of its j
 constexpr int TILE_IN          =       32;  // inputs l a stage
@@ -87,6 +89,8 @@ typedef float real;
 DEVICE real widen(stored value) { return half_to_float(value); }
 DEVICE stored narrow(real value) { return float_to_half(value); }
 DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
+
+DEVICE real activate(real value) { return value; }
 
 #ifndef KSGEN_PTX
 // Each writes zeros when not valid.
@@ -161,12 +165,12 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
 }
 
 DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
-    const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
+    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
-    const extent rest = block / (TILES_D * TILES_OUT);
+    const unsigned rest = (unsigned)(block / (TILES_D * TILES_OUT));  // memory ends before 2^32 tiles, and dividing 64 bits is a call
     const int i = (int)(rest / batch_tiles);
-    const extent first_batch = rest % batch_tiles * TILE_BATCH;
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
@@ -286,7 +290,10 @@ struct Totals {
 };
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const int feature, const extent offset) {
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
     return value;
 }
 
@@ -312,29 +319,50 @@ DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
 }
 
-// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch) {
-    constexpr int RUN = RUN_OUT * TILE_D;
-    const bool wide = Y_VECTOR * sizeof(stored) >= 4 && is_aligned(y, Y_VECTOR * sizeof(stored));
-    UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-        UNROLL for (int column = 0; column < 2; ++column) {
-            const int line = warp_batch() + 8 * n + 2 * lane_t() + column;
-            if (line >= tile.batch_left) continue;
-            const extent row = (tile.first_batch + line) * (static_cast<extent>(A) * B * D);
-            UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
-                UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
-                    const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / TILE_D;
-                    const int j = tile.first_j + first % TILE_D;
-                    if (k >= B || j >= D) continue;
-                    const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of what is added to it
+// The first `count` of them; all in one load where they are aligned.
+DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
+    if (wide) return *reinterpret_cast<const Run*>(from);
+    Run run = {};
+    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
+        if (e < count) run.at[e] = from[e];
+    return run;
+}
+
+// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time. What is added
+// to them is read likewise: the bias once for all batch entries, the residual before the first of it is needed.
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
+    constexpr int RUN = RUN_OUT * TILE_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
+    const bool wide = BYTES >= 4 && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
+    const int first_line = warp_batch() + 2 * lane_t();
+    const extent next_row = static_cast<extent>(A) * B * D;
+    UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
+        UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
+            const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / TILE_D;
+            const int j = tile.first_j + first % TILE_D;
+            if (k >= B || j >= D) continue;
+            const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
+            const extent offset = (tile.first_batch + first_line) * next_row + feature;
+            Run added = {}, held[COLUMN_TILES][2] = {};
+            if (HAS_BIAS) added = read_run(bias + feature, wide);
+            UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
+                UNROLL for (int column = 0; column < 2; ++column) {
+                    const int line = 8 * n + column;
+                    if (HAS_RESIDUAL && first_line + line < tile.batch_left) held[n][column] = read_run(residual + offset + line * next_row, wide);
+                }
+            UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
+                UNROLL for (int column = 0; column < 2; ++column) {
+                    const int line = 8 * n + column;
+                    if (first_line + line >= tile.batch_left) continue;
+                    stored* const to = y + offset + line * next_row;
                     stored values[Y_VECTOR];
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / TILE_D;
                         const float sum = unscaled(sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column]);
-                        values[e] = narrow(finish(sum, feature + e, row + feature + e));
+                        values[e] = narrow(finish(sum, added.at[e], held[n][column].at[e]));
                     }
-                    if (wide) write_wide(y + row + feature, values);
-                    else UNROLL for (int e = 0; e < Y_VECTOR; ++e) y[row + feature + e] = values[e];
+                    if (wide) write_wide(to, values);
+                    else UNROLL for (int e = 0; e < Y_VECTOR; ++e) to[e] = values[e];
                 }
         }
 }
@@ -362,7 +390,7 @@ void ks_1x128x128x3_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
         multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
         sums.end_stage(step);
     }
-    store_tile(y, sums.end(), tile, batch);
+    store_tile(y, sums.end(), tile, batch, 0, 0);
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 6da9918d, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 100065ac, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -17,6 +17,8 @@ constexpr int B                =      128;  // outputs of a block, index k
 constexpr int C                =      128;  // inputs of a block, index l
 constexpr int D                =        3;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // batch entries a thread block
 constexpr int TILE_OUT         =      128;  // outputs k a thread block, for each of its j
 constexpr int TILE_IN          =       32;  // inputs l a stage
@@ -85,6 +87,8 @@ typedef float real;
 DEVICE real widen(stored value) { return half_to_float(value); }
 DEVICE stored narrow(real value) { return float_to_half(value); }
 DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
+
+DEVICE real activate(real value) { return value; }
 
 #ifndef KSGEN_PTX
 // Each writes zeros when not valid.
@@ -156,11 +160,11 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
 }
 
 DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fastest, so that X is read from memory once
-    const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
+    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
-    const extent rest = block / TILES_OUT;
+    const unsigned rest = (unsigned)(block / TILES_OUT);  // memory ends before 2^32 tiles, and dividing 64 bits is a call
     const int matrix = (int)(rest / batch_tiles);
-    const extent first_batch = rest % batch_tiles * TILE_BATCH;
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
@@ -272,7 +276,10 @@ struct Totals {
 };
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const int feature, const extent offset) {
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
     return value;
 }
 
@@ -298,26 +305,45 @@ DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
 }
 
-// A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: one chunk of Y.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch) {
-    const bool wide = batch % Y_VECTOR == 0 && is_aligned(y, 16);
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of what is added to it
+// The first `count` of them; all in one load where they are aligned.
+DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
+    if (wide) return *reinterpret_cast<const Run*>(from);
+    Run run = {};
+    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
+        if (e < count) run.at[e] = from[e];
+    return run;
+}
+
+// A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: one chunk of Y. They share a bias;
+// the residual is read in such chunks, before the first of an output's is needed.
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
+    const bool wide = batch % Y_VECTOR == 0 && is_aligned(y, 16) && is_aligned(residual, 16);
+    const int first_line = warp_batch() + lane_t() * VECTOR;
     UNROLL for (int q = 0; q < 2 * ROW_TILES; ++q) {
         const int k = tile.first_out + warp_out() + out_of(lane_g(), q / 2, q % 2);
         if (k >= B) continue;
         const extent feature = (static_cast<extent>(tile.block) * B + k) * D + tile.first_j;
+        const extent offset = feature * batch + tile.first_batch + first_line;
+        const stored added = HAS_BIAS ? bias[feature] : stored(0);
+        Run held[COLUMN_TILES / VECTOR][2] = {};
         UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
             UNROLL for (int column = 0; column < 2; ++column) {
-                const int line = warp_batch() + (group * 8 + 4 * column + lane_t()) * VECTOR;
-                if (line >= tile.batch_left) continue;
-                const extent offset = feature * batch + tile.first_batch + line;
+                const int line = (group * 8 + 4 * column) * VECTOR, left = tile.batch_left - first_line - line;
+                if (HAS_RESIDUAL && left > 0) held[group][column] = read_run(residual + offset + line, wide, left);
+            }
+        UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
+            UNROLL for (int column = 0; column < 2; ++column) {
+                const int line = (group * 8 + 4 * column) * VECTOR, left = tile.batch_left - first_line - line;
+                if (left <= 0) continue;
                 stored values[VECTOR];
                 UNROLL for (int e = 0; e < VECTOR; ++e) {
-                    const extent within = line + e < tile.batch_left ? offset + e : offset;  // no residual is read beyond the batch
-                    values[e] = narrow(finish(unscaled(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column]), feature, within));
+                    const float sum = unscaled(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column]);
+                    values[e] = narrow(finish(sum, added, held[group][column].at[e]));
                 }
-                if (wide) write_wide(y + offset, values);
+                if (wide) write_wide(y + offset + line, values);
                 else UNROLL for (int e = 0; e < VECTOR; ++e)
-                    if (line + e < tile.batch_left) y[offset + e] = values[e];
+                    if (e < left) y[offset + line + e] = values[e];
             }
     }
 }
@@ -345,7 +371,7 @@ void ks_1x128x128x3_float16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT 
         multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
         sums.end_stage(step);
     }
-    store_tile(y, sums.end(), tile, batch);
+    store_tile(y, sums.end(), tile, batch, 0, 0);
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges

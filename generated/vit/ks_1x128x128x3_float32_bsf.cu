@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 c736e703, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 4d9a3767, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -14,6 +14,8 @@ constexpr int B                =      128;  // outputs of a block, index k
 constexpr int C                =      128;  // inputs of a block, index l
 constexpr int D                =        3;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // batch entries a thread block
 constexpr int TILE_OUT         =       64;  // outputs k a thread block, for each of its j
 constexpr int TILE_IN          =        8;  // inputs l a stage
@@ -80,6 +82,8 @@ DEVICE real widen(stored value) { return value; }
 DEVICE stored narrow(real value) { return value; }
 DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
 
+DEVICE real activate(real value) { return value; }
+
 typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
@@ -101,12 +105,12 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
 }
 
 DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
-    const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
+    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
-    const extent rest = block / (TILES_D * TILES_OUT);
+    const unsigned rest = (unsigned)(block / (TILES_D * TILES_OUT));  // memory ends before 2^32 tiles, and dividing 64 bits is a call
     const int i = (int)(rest / batch_tiles);
-    const extent first_batch = rest % batch_tiles * TILE_BATCH;
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
@@ -194,14 +198,17 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
 }
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const int feature, const extent offset) {
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
     return value;
 }
 
 // Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
 // along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out) {
+                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
     const int warp = thread_index() / 32;
     const int own_in_slice = own_out / (4 * THREAD_OUT) * (4 * GROUP_OUT) + own_out % (4 * THREAD_OUT);
     UNROLL for (int slice = 0; slice < THREAD_OUT / GROUP_OUT; ++slice) {
@@ -224,7 +231,9 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                 if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;
                 const extent feature = ((extent)tile.block * B + k) * D + j;
                 const extent offset = s * ((extent)A * B * D) + feature;
-                y[offset] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], feature, offset));
+                const stored added = HAS_BIAS ? bias[feature] : (stored)0;
+                const stored held = HAS_RESIDUAL ? residual[offset] : (stored)0;
+                y[offset] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], added, held));
             }
     }
 }
@@ -271,7 +280,7 @@ void ks_1x128x128x3_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const re
         multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
     }
 
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out);
+    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

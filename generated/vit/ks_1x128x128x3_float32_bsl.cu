@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 c736e703, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 4d9a3767, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -14,6 +14,8 @@ constexpr int B                =      128;  // outputs of a block, index k
 constexpr int C                =      128;  // inputs of a block, index l
 constexpr int D                =        3;  // interleaved matrices of a block, index j
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
+constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // batch entries a thread block
 constexpr int TILE_OUT         =      128;  // outputs k a thread block, for each of its j
 constexpr int TILE_IN          =        8;  // inputs l a stage
@@ -72,6 +74,8 @@ DEVICE real widen(stored value) { return value; }
 DEVICE stored narrow(real value) { return value; }
 DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
 
+DEVICE real activate(real value) { return value; }
+
 typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
@@ -93,11 +97,11 @@ DEVICE int batch_left(const extent batch, const extent first_batch) {
 }
 
 DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fastest, so that X is read from memory once
-    const extent batch_tiles = (batch + TILE_BATCH - 1) / TILE_BATCH;
+    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
-    const extent rest = block / TILES_OUT;
+    const unsigned rest = (unsigned)(block / TILES_OUT);  // memory ends before 2^32 tiles, and dividing 64 bits is a call
     const int matrix = (int)(rest / batch_tiles);
-    const extent first_batch = rest % batch_tiles * TILE_BATCH;
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
@@ -180,27 +184,32 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
 }
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const int feature, const extent offset) {
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
     return value;
 }
 
 // Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out) {
-    const bool wide = batch % GROUP == 0 && is_aligned(y);
+                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
+    const bool wide = is_aligned(residual) && batch % GROUP == 0 && is_aligned(y);
     UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
         const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
         if (B % TILE_OUT != 0 && k >= B) continue;
         const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
+        const stored added = HAS_BIAS ? bias[feature] : (stored)0;
         UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
             const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
             const extent offset = feature * batch + s;
             if (s >= batch) continue;
-            StoredGroup group;
-            UNROLL for (int e = 0; e < GROUP; ++e) {
-                const extent within = s + e < batch ? offset + e : offset;  // no residual is read beyond the batch
-                group.at[e] = narrow(finish(sums[n][q * GROUP + e], feature, within));
-            }
+            StoredGroup held, group;
+            if (HAS_RESIDUAL && wide)
+                held = *(GLOBAL const StoredGroup*)(residual + offset);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e) held.at[e] = HAS_RESIDUAL && s + e < batch ? residual[offset + e] : (stored)0;
+            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], added, held.at[e]));
             if (wide)
                 *(GLOBAL StoredGroup*)(y + offset) = group;
             else
@@ -252,7 +261,7 @@ void ks_1x128x128x3_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const re
         multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
     }
 
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out);
+    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

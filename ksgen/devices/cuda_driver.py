@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,7 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import ArgumentBlock, EarlyLaunch, beside_captures, encode_map
+from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -63,7 +64,7 @@ def open_device(index: int) -> DriverDevice:
     return DriverDevice(cu, index)
 
 
-class DriverDevice:
+class DriverDevice(Marks):
     """One GPU, in its primary context. Streams are handles: integers."""
 
     kind: Literal["cuda"] = "cuda"
@@ -183,6 +184,9 @@ class DriverDevice:
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()
         return not status and int(context) == self._context_address
+
+    def _inside(self, doing: str) -> AbstractContextManager[None]:
+        return self._current()
 
     @contextmanager
     def _current(self) -> Iterator[None]:

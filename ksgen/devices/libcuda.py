@@ -6,7 +6,7 @@ import ctypes
 import struct
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -65,17 +65,13 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
     place = ctypes.addressof(room) + -ctypes.addressof(room) % _MAP_ALIGNMENT
     rank = len(described.sizes)
     narrow = ctypes.c_uint32 * rank
-    status = _driver().cuTensorMapEncodeTiled(
+    call(
+        f"describing {described} at {pointer:#x}", "cuTensorMapEncodeTiled",
         ctypes.c_void_p(place), _ELEMENT[described.item_bytes], rank, ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * rank)(*described.sizes), (ctypes.c_uint64 * rank)(*described.strides),
         narrow(*described.box), narrow(*[1] * rank),  # every element
         _NOT_INTERLEAVED, _SWIZZLE[described.swizzle], _LINES_OF_128_BYTES, _ZEROS_OUTSIDE,
     )  # fmt: skip
-    if status:
-        name = ctypes.c_char_p()
-        _driver().cuGetErrorName(status, ctypes.byref(name))
-        code = name.value.decode() if name.value else str(status)
-        raise DeviceError(f"CUDA, describing {described} at {pointer:#x}: {code}")
     return ctypes.string_at(place, MAP_BYTES)
 
 
@@ -154,6 +150,16 @@ def check(call: str, status: int) -> None:
         words = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(words))
         raise DriverError(f"{call} failed: {words.value.decode() if words.value else status}")
+
+
+def call(doing: str, name: str, *arguments: Any, accepted: Collection[int] = (0,)) -> int:
+    """The status of a driver call, where it is accepted; `DeviceError` where it is not."""
+    status: int = getattr(_driver(), name)(*arguments)
+    if status not in accepted:
+        code = ctypes.c_char_p()
+        _driver().cuGetErrorName(status, ctypes.byref(code))
+        raise DeviceError(f"CUDA, {doing}: {code.value.decode() if code.value else status}")
+    return status
 
 
 @contextmanager

@@ -124,3 +124,10 @@ def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
         Constexpr("D", d, "interleaved matrices of a block, index j"),
         Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
     ]
+
+
+def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
+    return [
+        Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one for each output feature"),
+        Constexpr("HAS_RESIDUAL", kernel.epilogue.residual, "whether a residual is added, an array like Y"),
+    ]

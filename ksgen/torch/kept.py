@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class _Made:
     tensor: Tensor
     address: int  # of the weights when it was made, and their count of writes
-    version: int
+    version: int | None  # None: a graph writes to it at its replays, and maybe to the weights, which nobody counts
 
 
 class Kept:
@@ -32,12 +32,17 @@ class Kept:
             return self._brought_up_to_date(weights)
 
     def _brought_up_to_date(self, weights: Tensor) -> Tensor:
-        now = weights.data_ptr(), weights._version
+        now = weights.data_ptr(), None if _is_recorded(weights) else weights._version
         found: _Made | None = self._kept.get(weights)
         if found is None or found.address != now[0] or found.tensor.dtype != weights.dtype:
             # Cloned: a view would keep the weights alive.
             found = self._kept[weights] = _Made(self.make(weights.detach()).clone(), *now)
-        elif found.version != now[1]:
+        elif found.version is None or found.version != weights._version:
             found.tensor.copy_(self.make(weights.detach()))
-            found.version = now[1]
+            found.version = None if found.version is None else now[1]
         return found.tensor
+
+
+def _is_recorded(weights: Tensor) -> bool:
+    """Whether a CUDA graph records what is done with them."""
+    return bool(weights.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -12,7 +12,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -156,6 +156,7 @@ class Mma(Addressed):
         shape = Shape(kernel, constants)
         always = [
             *pattern_constexprs(kernel),
+            *epilogue_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),

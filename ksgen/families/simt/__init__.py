@@ -11,7 +11,16 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, Addressed, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import (
+    MOST_THREADS,
+    PACK_THREADS,
+    WARP,
+    Addressed,
+    divide_up,
+    epilogue_constexprs,
+    pattern_constexprs,
+    read_constants,
+)
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
@@ -136,6 +145,7 @@ class Simt(Addressed):
         x, y = shape.x_plan, shape.y_plan
         tuned = [
             *pattern_constexprs(kernel),
+            *epilogue_constexprs(kernel),
             Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
             Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
             Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),

@@ -47,7 +47,7 @@ def words(block: Block, image: str) -> dict[str, Any]:
     if block.cluster == 1:
         return {
             "blocks": "alone", "cluster_dims": "", "readers": "4 * GROUPS", "meet": "wait_for_block", "find_tile": "find_tile",
-            "copy_weights": "copy_bulk", "load_x": "load_box", "copies": ["copy_bulk"], "shared_parts": [],
+            "copy_weights": "copy_bulk", "load_x": "load_box", "bulk_copies": ["copy_bulk"], "shared_parts": [],
         }  # fmt: skip
     shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
     return {
@@ -58,7 +58,7 @@ def words(block: Block, image: str) -> dict[str, Any]:
         "find_tile": "find_tile_in_cluster",
         "copy_weights": "copy_part" if shares_w else "copy_bulk",
         "load_x": "load_part" if shares_x else "load_box",
-        "copies": ["copy_bulk_multicast" if shares_w else "copy_bulk", "cluster", *(["box_multicast"] if shares_x else [])],
+        "bulk_copies": ["copy_bulk_multicast" if shares_w else "copy_bulk", "cluster", *(["box_multicast"] if shares_x else [])],
         "shared_parts": [*(["weights"] if shares_w else []), *([image] if shares_x else [])],
     }
 

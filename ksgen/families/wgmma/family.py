@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
-from ksgen.families.tiles import PACK_THREADS, divide_up, pattern_constexprs, read_constants
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.instructions import Box, Wgmma
@@ -144,6 +144,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
         copying, multiplying = REGISTERS[block.groups]
         return [
             *pattern_constexprs(block.kernel),
+            *epilogue_constexprs(block.kernel),
             Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
             Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
             Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),

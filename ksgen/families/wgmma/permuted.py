@@ -25,9 +25,9 @@ class PermutedConstants(SharedConstants):
 
 
 def with_blocks_apart(kernel: KernelSpec) -> KernelSpec:
-    """The kernel that multiplies what was permuted: each (i, j) is a block of its own."""
+    """The kernel that multiplies what was permuted: each (i, j) is a block of its own, and nothing follows the product yet."""
     a, b, c, d = kernel.pattern.shape
-    return replace(kernel, pattern=Pattern(a * d, b, c, 1))
+    return replace(kernel, pattern=Pattern(a * d, b, c, 1), epilogue=Epilogue())
 
 
 def part_d(d: int) -> int:
@@ -90,4 +90,6 @@ class WgmmaPermuted(WgmmaShared):
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
             Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product"),
+            Constexpr("ADDS_BIAS", kernel.epilogue.bias, "whether a bias does"),
+            Constexpr("ADDS_RESIDUAL", kernel.epilogue.residual, "whether a residual does"),
         ]

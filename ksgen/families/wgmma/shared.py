@@ -13,7 +13,7 @@ from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
-from ksgen.instructions import Wgmma
+from ksgen.instructions import Wgmma, copies
 from ksgen.spec import KernelSpec
 
 PRECISIONS_SERVED = ("float16", "bfloat16")
@@ -136,6 +136,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
             "parts": "weights_16",
             "schedule": "streaming",
+            "copies": copies(16),
             "store": "boxes" if by_boxes else "rows",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
             "finish": "finish",
