@@ -6,7 +6,10 @@ import subprocess
 import tempfile
 from collections import Counter
 
-from ksgen.toolchain import _packaged_toolkits
+import pytest
+
+from ksgen.errors import ToolchainError
+from ksgen.toolchain import CudaCompiler, _packaged_toolkits, find_compiler
 
 HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
@@ -21,6 +24,20 @@ def find_cuobjdump() -> str | None:
     folders = [*(str(toolkit / "bin") for toolkit in _packaged_toolkits()), None]
     found = (shutil.which("cuobjdump", path=folder) for folder in folders if shutil.which("nvdisasm", path=folder))
     return next((each for each in found if each), None)
+
+
+def needed_compiler() -> CudaCompiler:
+    """A test is skipped where there is none; what one refuses is an error."""
+    try:
+        return find_compiler()
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+
+
+def needed_disassembler() -> None:
+    """A test is skipped where there is none."""
+    if find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {HINT}")
 
 
 def instructions(cubin: bytes) -> dict[str, Counter[str]]:

@@ -5,11 +5,10 @@ import pytest
 
 from ksgen.devices import find_device
 from ksgen.emit import render_probe
-from ksgen.errors import ToolchainError
 from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
 from ksgen.roofline import WARPGROUP_COLUMNS
-from ksgen.toolchain import find_compiler
+from tests import sass
 from tests.fake_gpu import FakeGpu
 from tests.ptx import on_gpu
 from tests.ptx.cases import Case
@@ -59,20 +58,14 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
     run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
     assert np.isnan(y).all()
     assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
-    try:
-        built = find_compiler().compile(probe.text, probe.entry, "sm_90a")
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    built = sass.needed_compiler().compile(probe.text, probe.entry, "sm_90a")
     assert not built.provenance.get("notes")
 
 
 @pytest.mark.slow
 def test_products_of_rates_are_not_serialised() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
-    try:
-        compiler = find_compiler()
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    compiler = sass.needed_compiler()
     for rate in device_facts.RATES:
         assert not compiler.compile(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from ksgen.emit import render
-from ksgen.errors import ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.toolchain import find_compiler
 from tests import sass
 from tests.compile_matrix import PROMISES
 from tests.kernels import job_of
@@ -107,12 +105,8 @@ CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout
 
 @pytest.mark.parametrize(("row", "target"), CASES)
 def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
-    if sass.find_cuobjdump() is None:
-        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
-    try:
-        compiler = find_compiler()
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    sass.needed_disassembler()
+    compiler = sass.needed_compiler()
     kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
     entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
@@ -145,14 +139,10 @@ def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precisio
     def counts_of(epilogue: Epilogue) -> Counter[str]:
         kernel = KernelSpec(PATTERN, precision, layout, epilogue)
         source = render(kernel, FAMILIES[family].default(kernel, cuda_limits("sm_90a")), family=family)
-        return sass.instructions(find_compiler().compile(source.text, source.entry, "sm_90a").data)[source.entry]
+        return sass.instructions(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)[source.entry]
 
-    if sass.find_cuobjdump() is None:
-        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
-    try:
-        plain, added = counts_of(Epilogue()), counts_of(Epilogue(bias=True, residual=True))
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    sass.needed_disassembler()
+    plain, added = counts_of(Epilogue()), counts_of(Epilogue(bias=True, residual=True))
     assert sass.count(added, load) - sass.count(plain, load) >= sass.count(added, store) > 0
     assert sass.local_accesses(added) == 0
     if family == "wgmma_registers":  # which has no other way
@@ -174,8 +164,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
     family: str, precision: str, layout: str, wanted: dict[str, int], groups: int, cluster: int
 ) -> None:
     """ptxas is told the most of any warp, and a register beyond a warp's own is an error of the machine."""
-    if sass.find_cuobjdump() is None:
-        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    sass.needed_disassembler()
     chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
     able = [
         each
@@ -185,10 +174,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
         and wanted.items() <= vars(each).items()
     ]
     source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
-    try:
-        listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
     copying, multiplying = REGISTERS[groups]
     assert 0 < sass.registers_after(listing, source.entry, "USETMAXREG.DEALLOC") <= copying
     assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
@@ -200,14 +186,10 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
 )
 def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(family: str, precision: str, layout: str) -> None:
     """Which a compiler might do that takes what a kernel only reads for constant."""
-    if sass.find_cuobjdump() is None:
-        pytest.skip(f"no cuobjdump with nvdisasm; {sass.HINT}")
+    sass.needed_disassembler()
     kernel = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True))
     source = render(kernel, family=family)
-    try:
-        listing = sass.listing_of(find_compiler().compile(source.text, source.entry, "sm_90a").data)
-    except ToolchainError as error:
-        pytest.skip(f"no CUDA compiler: {error}")
+    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
     memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}
     counts = sass.read(listing)[source.entry]
     assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1

@@ -67,11 +67,12 @@ def constexprs(block: Block) -> list[Constexpr]:
     if block.cluster == 1:
         return []
     own = block.constants
+    beside = Constexpr("BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles")
     return [
         Constexpr("CLUSTER_BATCH", own.cluster_batch, "blocks of a cluster along the batch: they share W"),
         Constexpr("CLUSTER_OUT", own.cluster_out, "blocks of a cluster along the outputs: they share X"),
         Constexpr("CLUSTER", block.cluster, "blocks of a cluster"),
-        Constexpr("BESIDE", block.tiles_d if block.is_bsf else 1, "tiles along j, where they are neighbours in the order of tiles"),
+        *([beside] if block.passes == 1 else []),
     ]
 
 
