@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 100065ac, spec d7a092df
+// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 9b372946, spec d7a092df
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -153,15 +153,17 @@ typedef struct {
     int batch_left;      // batch entries from there on, at most TILE_BATCH
 } Tile;
 
+typedef extent TileIndex;  // of a launch's tiles: `extent`, or 32 bits where a block walks over many, since dividing 64 is a call
+
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
-    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
-    const unsigned rest = (unsigned)(block / (TILES_D * TILES_OUT));  // memory ends before 2^32 tiles, and dividing 64 bits is a call
+    const TileIndex rest = block / (TILES_D * TILES_OUT);
     const int i = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};

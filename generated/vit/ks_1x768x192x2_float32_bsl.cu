@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 4d9a3767, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 e5ae2d88, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -92,14 +92,16 @@ typedef struct {
     int batch_left;      // batch entries from there on, at most TILE_BATCH
 } Tile;
 
+typedef extent TileIndex;  // of a launch's tiles: `extent`, or 32 bits where a block walks over many, since dividing 64 is a call
+
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE Tile find_tile(const extent block, const extent batch) {  // outputs fastest, so that X is read from memory once
-    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
+    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
-    const unsigned rest = (unsigned)(block / TILES_OUT);  // memory ends before 2^32 tiles, and dividing 64 bits is a call
+    const TileIndex rest = block / TILES_OUT;
     const int matrix = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 4d9a3767, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 e5ae2d88, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -100,15 +100,17 @@ typedef struct {
     int batch_left;      // batch entries from there on, at most TILE_BATCH
 } Tile;
 
+typedef extent TileIndex;  // of a launch's tiles: `extent`, or 32 bits where a block walks over many, since dividing 64 is a call
+
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
 
-DEVICE Tile find_tile(const extent block, const extent batch) {  // neighbouring j fastest: they share memory sectors
-    const unsigned batch_tiles = (unsigned)((batch + TILE_BATCH - 1) / TILE_BATCH);
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
-    const unsigned rest = (unsigned)(block / (TILES_D * TILES_OUT));  // memory ends before 2^32 tiles, and dividing 64 bits is a call
+    const TileIndex rest = block / (TILES_D * TILES_OUT);
     const int i = (int)(rest / batch_tiles);
     const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};

@@ -145,6 +145,7 @@ class Mma(Addressed):
         sums = "promoted" if constants.promote else "plain"
         return {
             "copies": copies(CHUNK, wide, *narrow),
+            "tile_index": "extent",
             "wide_bytes": wide,
             "operand": shape.operand,
             "instruction": "mma_tf32" if shape.operand == "tf32" else "mma_16",

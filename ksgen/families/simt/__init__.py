@@ -138,7 +138,7 @@ class Simt(Addressed):
         return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
-        return {"copies": copies(kernel.item_bytes, 16)}
+        return {"copies": copies(kernel.item_bytes, 16), "tile_index": "extent"}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

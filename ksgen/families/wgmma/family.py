@@ -135,8 +135,14 @@ class WarpgroupFamily(Generic[ConstantsT]):
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
-        own = {"operand": block.operand, "wgmma": self.instruction(kernel, constants), "image": image, "boxes": boxes, "weights": "plain"}
-        return own | cluster.words(block, image)
+        return cluster.words(block, image) | {
+            "operand": block.operand,
+            "wgmma": self.instruction(kernel, constants),
+            "image": image,
+            "boxes": boxes,
+            "weights": "plain",
+            "tile_index": "unsigned",
+        }
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         block = self.block(kernel, constants)
