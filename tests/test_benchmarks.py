@@ -7,7 +7,8 @@ from ksgen.devices import find_device
 from ksgen.emit import render_probe
 from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
-from ksgen.roofline import WARPGROUP_COLUMNS
+from ksgen.roofline import WARPGROUP_COLUMNS, Ceilings
+from ksgen.spec import KernelSpec
 from tests import sass
 from tests.fake_gpu import FakeGpu
 from tests.ptx import on_gpu
@@ -87,3 +88,11 @@ def test_boxes_are_fetched_from_all_of_the_array(row_bytes: int) -> None:
     given = TensorMap(x, described.sizes, described.strides, described.box, described.swizzle)
     run_cuda(fetch.text, "fetch", 2, 32, fetch.shared_bytes, [given, 11, fetch.across, 2])
     assert fetch.across * fetch.row_bytes == x.itemsize * device_facts.LINE_WORDS
+
+
+def test_what_the_cost_model_expects_of_more_freedom_is_no_less() -> None:
+    predictions = pytest.importorskip("benchmarks.predictions")
+    kernel = KernelSpec(Pattern(1, 192, 192, 4), "float16")
+    found = predictions.shares(kernel, Ceilings(4e12, 790e12))
+    assert 0 < found["alone"] < found["best"] < 1
+    assert 0 < found["default"] < 1

@@ -1,12 +1,12 @@
 """Each family's defaults become the instructions that its template was written for. Rows say which."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from ksgen.emit import render
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import FAMILIES, check, cuda_limits
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -181,19 +181,31 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
 
 
 @pytest.mark.parametrize(
-    ("family", "precision", "layout"),
-    [("wgmma_shared", "float16", "bsl"), ("wgmma_registers", "bfloat16", "bsf"), ("wgmma_registers", "tf32x3", "bsl")],
+    ("family", "precision", "layout", "changes"),
+    [
+        ("wgmma_shared", "float16", "bsl", {}),
+        ("wgmma_shared", "float16", "bsl", {"cluster_batch": 2}),
+        ("wgmma_registers", "bfloat16", "bsf", {}),
+        ("wgmma_registers", "bfloat16", "bsf", {"cluster_out": 2}),
+        ("wgmma_registers", "bfloat16", "bsf", {"resident": 1, "stages": 2, "tile_batch": 64, "groups_batch": 1}),
+        ("wgmma_registers", "tf32x3", "bsl", {}),
+        ("wgmma_permuted", "float16", "bsf", {}),
+    ],
 )
-def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(family: str, precision: str, layout: str) -> None:
+def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
+    family: str, precision: str, layout: str, changes: dict[str, int]
+) -> None:
     """Which a compiler might do that takes what a kernel only reads for constant."""
     sass.needed_disassembler()
-    kernel = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True))
-    source = render(kernel, family=family)
+    kernel, limits = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True)), cuda_limits("sm_90a")
+    constants = replace(FAMILIES[family].default(kernel, limits), **changes)
+    check(FAMILIES[family], kernel, constants, limits)
+    source = render(kernel, constants, family=family)
     listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
     memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}
     counts = sass.read(listing)[source.entry]
     assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1
-    assert {name for name in memory if sass.count(counts, name)} >= {"LDG", "UTMALDG", "UBLKCP"}
+    assert {name for name in memory if sass.count(counts, name)} >= {"UTMALDG", "UBLKCP"}
     assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & memory
 
 

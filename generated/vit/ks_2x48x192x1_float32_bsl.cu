@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 e5ae2d88, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 27c9cbfe, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -89,10 +89,10 @@ typedef struct {
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH
+    int batch_left;      // batch entries from there on, at most TILE_BATCH; 0 or less in a cluster's tile beyond the batch
 } Tile;
 
-typedef extent TileIndex;  // of a launch's tiles: `extent`, or 32 bits where a block walks over many, since dividing 64 is a call
+typedef extent TileIndex;  // where blocks walk over tiles in 32 bits: memory ends before 2^32 tiles, and dividing 64 is a call
 
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;

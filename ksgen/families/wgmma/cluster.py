@@ -16,7 +16,7 @@ from ksgen.spec import KernelSpec
 MOST_BLOCKS = 8  # what every GPU with clusters launches
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)  # what a search tries; any stage of weights has that many parts of 16 bytes
 BOX_ROWS = 8  # after which a box's swizzle starts again: parts are whole eights of rows
-WORTH_SHARING = 0.2  # of what a stage brings: blocks need not share less
+WORTH_SHARING = 0.2  # of what a block reads through the cache: it need not share less
 
 
 def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:

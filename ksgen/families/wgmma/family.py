@@ -157,7 +157,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
             Constexpr("TILE_D", own.tile_d, "neighbouring j a tile"),
             *cluster.constexprs(block),
             Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
-            Constexpr("STAGES", own.stages, "stages of X and W in shared memory"),
+            Constexpr("STAGES", own.stages, "stages in shared memory, of what is brought step by step"),
             Constexpr("THREADS", block.threads, "threads a block: one more warpgroup copies"),
             Constexpr("COPYING_REGISTERS", copying, "registers a thread of the warpgroup that copies; 0: as launched"),
             Constexpr("MULTIPLYING_REGISTERS", multiplying, "registers a thread of the warpgroups that multiply; 0: as launched"),

@@ -89,7 +89,7 @@ class WgmmaPermuted(WgmmaShared):
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads a block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
-            Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product"),
-            Constexpr("ADDS_BIAS", kernel.epilogue.bias, "whether a bias does"),
-            Constexpr("ADDS_RESIDUAL", kernel.epilogue.residual, "whether a residual does"),
+            Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),
+            Constexpr("ADDS_BIAS", kernel.epilogue.bias, "whether the entry that permutes Y adds a bias"),
+            Constexpr("ADDS_RESIDUAL", kernel.epilogue.residual, "whether it adds a residual"),
         ]

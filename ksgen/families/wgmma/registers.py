@@ -1,4 +1,4 @@
-"""The kind that multiplies X from registers: batch-size-first with any d, and float32 storage in batch-size-last.
+"""The kind that multiplies X from registers: batch-size-first with few j or whole chunks of them, and float32 in batch-size-last.
 
 wgmma takes operand A from shared memory only where its inputs are neighbours there. Where they stand d apart, or lie
 along the batch in 32 bits, lanes read X as it lies and keep it as fragments.
@@ -36,7 +36,7 @@ class RegistersConstants(Constants):
     tile_d: int  # neighbouring j a tile (1 in bsl)
     groups_batch: int  # warpgroups that multiply, along the batch
     groups_d: int  # warpgroups that multiply, along j
-    stages: int  # stages of X and W in shared memory
+    stages: int  # stages in shared memory: of X and W, or of W alone where X is resident
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     resident: int = 0  # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and comes again for each tile of outputs
     cluster_batch: int = 1  # blocks with neighbouring tiles along the batch: each brings a part of their W for all of them

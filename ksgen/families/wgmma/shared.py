@@ -138,6 +138,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             "schedule": "streaming",
             "copies": copies(16),
             "store": "boxes" if by_boxes else "rows",
+            "boxes_begin": "residual" if kernel.epilogue.residual else "plain",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
             "finish": "finish",
             "y_parameter": "stored* RESTRICT y",
