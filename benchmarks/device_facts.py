@@ -18,7 +18,7 @@ import numpy as np
 
 from ksgen.devices import Device, find_device
 from ksgen.devices.base import GPU_BATCH, uploaded
-from ksgen.errors import KsgenError
+from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import TensorMap, families_for
 from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
@@ -259,7 +259,10 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
 @click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=Path(__file__).parent / "results")
 def main(results: Path) -> None:
     """Ask this GPU, print what it says, and write it down."""
-    device = find_device("driver")  # whose launches take narrow arguments
+    try:
+        device = find_device("driver")  # whose launches take narrow arguments
+    except DeviceError as error:
+        raise click.ClickException(f"these are facts of a GPU. {error}") from None
     if device.target != "sm_90a":
         raise click.ClickException(f"{device.name} is {device.target}; these are facts of sm_90a")
     found: dict[str, Any] = {}

@@ -42,11 +42,12 @@ def _sorts(family: Any, kernel: KernelSpec) -> Iterator[tuple[str, Any]]:
 
 
 @click.command()
-@click.option("--patterns", default=60, show_default=True, help="How many of the stratified ones.")
+@click.option("--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones.")
 @click.option("--copy", default=4.0, show_default=True, help="TB/s, read plus written.")
 @click.option("--multiply", default=790.0, show_default=True, help="TFLOP/s of 16-bit products; tf32 has half of it.")
 def main(patterns: int, copy: float, multiply: float) -> None:
-    """Print the medians and minima of the shares."""
+    """Print the medians and minima of the shares: of the defaults, of blocks that work alone, and with clusters and resident X. A
+    minute or more for 60 patterns."""
     click.echo("precision layout   default: median min   alone: median min   best: median min")
     for precision, layout in JOBS:
         products = PRODUCTS.get(precision, 1)

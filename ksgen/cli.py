@@ -81,6 +81,9 @@ def main() -> None:
         sys.exit(130)
     except click.exceptions.Exit as finished:
         sys.exit(finished.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as error:
         where = f" ({error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent else ""
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")

@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from ksgen import __version__
-from ksgen.errors import KsgenError
+from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.instructions import Wgmma
 from ksgen.paths import resource
@@ -159,9 +159,15 @@ def _folders_named(paths: Iterable[Path]) -> set[str]:
     return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
 
 
-def emit(spec: Spec, folder: Path, dialect: str = "cuda") -> list[Source]:
-    """Write the spec's folder: a source per kernel, the manifest, the launchers. It appears whole or not at all."""
-    sources = [render(kernel, dialect=dialect) for kernel in spec.kernels]
+def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
+    """Write the spec's folder: a source per kernel, the manifest, the launchers. It appears whole or not at all.
+
+    With a `family`, the sources are those of the kernels that it serves on some device, as it would write them.
+    """
+    kernels = spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
+    if family and not kernels:
+        raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
+    sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
     files[MANIFEST] = _manifest(spec, sources)
     names = _launcher_names(spec)

@@ -148,7 +148,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     """A family's default for a kernel at a batch, measured or not."""
     family = family_named(name)
     if family not in families_for(kernel, limits, batch):
-        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device ({family.why})")
+        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
     return Choice(name, family.default(kernel, limits), "the family's default: it was asked for by name")
 
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -188,9 +189,13 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
 def check_writable() -> None:
     """Raise `KsgenError` before a search whose winners could not be saved."""
     folder = wisdom_dir()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise KsgenError(f"{folder}: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
+        raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
 
 
 def replace_file(path: Path, text: str) -> None:

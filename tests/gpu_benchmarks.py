@@ -49,7 +49,7 @@ def stages(folder: Path) -> tuple[Stage, ...]:
         Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 190, is_told=True),
         *(
             Stage(model, ("bench", "model", model, "--precision", "float32,float16", "--backend", "ksgen,bmm,strided", "--repeats", "10",
-                          "--json", str(folder / f"{model}.json")), 25)
+                          "-o", str(folder / f"{model}.json")), 25)
             for model in ("vit-s16", "gpt2-medium")
         ),
         Stage("all contenders", ("bench", "paper", "--subset", "4", *_QUICK, "--precision", "float32,float16", *log), 30, is_told=True),

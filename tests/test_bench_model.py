@@ -48,11 +48,11 @@ def bench(*arguments: str) -> Result:
 @pytest.mark.usefixtures("_small")
 def test_a_row_for_every_precision_module_and_backend(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    done = bench(
-        "vit-s16", "--precision", "float32,bfloat16", "--backend", "einsum,bmm", "--batch", "1", "--repeats", "2", "--json", str(file)
-    )
+    done = bench("vit-s16", "--precision", "float32,bfloat16", "--backend", "einsum,bmm", "--batch", "1", "--repeats", "2", "-o", str(file))
     assert done.exit_code == 0, done.exception
     found = json.loads(file.read_text())
+    told = bench("vit-s16", "--backend", "einsum", "--batch", "1", "--repeats", "1", "--json")
+    assert json.loads(told.stdout).keys() == found.keys()
     assert (found["model"], found["batch"], found["repeats"], found["torch"]) == ("vit-s16", 1, 2, torch.__version__)
     rows = found["rows"]
     wanted = [(module, precision, backend) for precision in ("float32", "bfloat16") for module in MODULES for backend in ("einsum", "bmm")]

@@ -117,6 +117,24 @@ def test_emit_goes_to_generated_here_unless_told(spec: Path) -> None:
     assert (spec.parent / "elsewhere" / "ks_2x9x5x3_float32_bsf.cl").is_file()
 
 
+def test_emit_writes_the_texts_of_a_family_asked_for(spec: Path, tmp_path: Path) -> None:
+    done = ksgen("emit", str(spec), "--family", "simt", "-o", str(tmp_path / "plain"))
+    assert done.returncode == 0, done.stderr
+    assert all("simt.cu.j2" in path.read_text() for path in (tmp_path / "plain").glob("*.cu"))
+    refused = ksgen("emit", str(spec), "--family", "gradient", "-o", str(tmp_path / "none"))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "gradient serves none of its kernels (the weights' gradient" in refused.stderr
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",), ("wisdom",), ("cache",)])
+def test_a_command_without_its_words_shows_its_help(arguments: tuple[str, ...]) -> None:
+    done = ksgen(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: {' '.join(('ksgen', *arguments))} ")
+    assert "\nCommands:\n" in done.stderr
+
+
 def test_output_that_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     narrow = ksgen("show", "2,2,2,1", PYTHONIOENCODING="ascii")
     assert narrow.returncode == 0, narrow.stderr

@@ -44,7 +44,7 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to show; give patterns such as 1,192,48,2, or --spec FILE"),
+        ([], "give patterns such as 1,192,48,2, or --spec FILE: one of the two"),
         (["1,2,3,1", "9,9,9,1"], "1,2,3,1 gives 2 features and 9,9,9,1"),
         (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
         (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),

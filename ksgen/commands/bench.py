@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
-from ksgen.commands.common import console, progress
+from ksgen.commands.common import console, json_option, print_json, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
 
@@ -38,22 +38,27 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.option("--device", help="cpu, cuda or cuda:1; a GPU where there is one.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Sequences; {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor.")
 @click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Also write the rows to this file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the rows to this file, as --json prints them.")
+@json_option
 def model_command(
-    model: str, precision: str, backend: str, device: str | None, batch: int | None, repeats: int | None, file: Path | None
-) -> None:
+    model: str, precision: str, backend: str, device: str | None, batch: int | None, repeats: int | None, output: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, in turn, and show the ratios.
 
     \b
     Examples:
       ksgen bench model vit-s16
-      ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm --json gpt2.json
+      ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
     job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
     rows = _measure_all(job)
-    _print(job, rows)
-    if file:
-        file.write_text(json.dumps(_report(job, rows), indent=1) + "\n")
+    if as_json:
+        print_json(_report(job, rows))
+    else:
+        _print(job, rows)
+    if output:
+        output.write_text(json.dumps(_report(job, rows), indent=1) + "\n")
 
 
 def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":

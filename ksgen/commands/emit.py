@@ -11,21 +11,23 @@ from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, p
 @click.argument("spec", type=SPEC)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
 @click.option("--dialect", type=click.Choice(["cuda", "opencl"]), default="cuda", show_default=True, help="Language of the kernels.")
+@click.option("--family", help="The family whose sources to write, to read them: launchers go on choosing by themselves.")
 @json_option
-def command(spec: Path, output: Path | None, dialect: str, as_json: bool) -> None:
+def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
     """Write one commented source a kernel, a manifest, and launchers to import.
 
     \b
     Examples:
       ksgen emit specs/vit.yaml
       ksgen emit specs/vit.yaml --dialect opencl -o /tmp/vit-opencl
+      ksgen emit specs/vit.yaml --family wgmma_registers -o /tmp/vit-hopper
     """
     from ksgen.emit import emit
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     folder = output_folder(output, loaded)
-    sources = emit(loaded, folder, dialect)
+    sources = emit(loaded, folder, dialect, family)
     if as_json:
         print_json({"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources]})
     else:

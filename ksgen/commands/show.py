@@ -40,7 +40,7 @@ def command(
     """
     chosen = (*patterns, named) if named else patterns
     if bool(chosen) == bool(spec):
-        raise PatternError("nothing to show; give patterns such as 1,192,48,2, or --spec FILE")
+        raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
     layers = {}
     if spec:
         from ksgen.spec import load

@@ -87,7 +87,7 @@ def _kernels(
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
-        raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE")
+        raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE, one of the two")
     if spec is None:
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
     wanted = [

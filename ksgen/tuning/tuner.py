@@ -93,7 +93,7 @@ class Tuner:
             return served
         family = family_named(self.options.family)
         if family.name not in served:
-            raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} ({family.why})")
+            raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})")
         return [family.name]
 
     def machine(self, job: Job) -> Machine:
