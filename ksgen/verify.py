@@ -165,7 +165,8 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
 
 class Bench:
-    """One problem's arrays on one device, for any number of plans of it."""
+    """One problem's arrays on one device, for any number of plans of it, which share one workspace: it may be as large as X and
+    Y together, and their launches are in order."""
 
     def __init__(self, device: Device, problem: Problem) -> None:
         self.device, self.problem = device, problem
@@ -175,6 +176,8 @@ class Bench:
         self._result = 1 if problem.grad_y is None else 2  # its place in a set of arrays
         self._weights = uploaded(device, problem.weights) if problem.grad_y is None else None
         self._sets = [self._new_set()]
+        self._workspace: tuple[Buffer, ...] = ()
+        self._workspace_bytes = 0
 
     def _new_set(self) -> list[Buffer]:
         return [uploaded(self.device, array) for array in self._inputs]
@@ -188,31 +191,40 @@ class Bench:
             self._sets.append(self._new_set())
         return self._sets
 
-    def between(self, plan: Plan) -> tuple[Buffer, ...]:
-        """What a plan reads or writes besides the arrays: packed weights, and what its launches work in."""
-        packed = () if self._weights is None else (plan.pack(self._weights, None),)
-        return (*packed, *plan.workspace())
+    def pack(self, plan: Plan) -> Buffer:
+        """The weights as a plan reads them; None for a gradient's."""
+        return None if self._weights is None else plan.pack(self._weights, None)
 
-    def check(self, plan: Plan, between: tuple[Buffer, ...]) -> tuple[float, int]:
-        """The relative error of one launch on a poisoned output, and how many batch entries were compared."""
+    def check(self, plan: Plan, packed: Buffer) -> tuple[float, int]:
+        """The relative error of one launch on a poisoned output and workspace, and how many batch entries were compared."""
         arrays = self._sets[0]
         self.device.upload(arrays[self._result], self._poison)
-        self._launch(plan, between, arrays)
+        for workspace in self._workspace_of(plan):  # where another plan may have left what is right
+            self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
+        self._launch(plan, packed, arrays)
         result = np.empty_like(self._poison)
         self.device.download(result, arrays[self._result])
         return compare(self.problem, result)
 
-    def launches(self, plan: Plan, between: tuple[Buffer, ...]) -> Callable[[], None]:
+    def launches(self, plan: Plan, packed: Buffer) -> Callable[[], None]:
         """A launch over the next set of arrays at each call, to be timed."""
         rotated = cycle(self._rotated())
-        return lambda: self._launch(plan, between, next(rotated))
+        return lambda: self._launch(plan, packed, next(rotated))
 
-    def _launch(self, plan: Plan, between: tuple[Buffer, ...], arrays: list[Buffer]) -> None:
+    def _launch(self, plan: Plan, packed: Buffer, arrays: list[Buffer]) -> None:
+        workspace = self._workspace_of(plan)
         if self.problem.grad_y is not None:
-            plan.launch((*arrays, *(between or (None,)), self.problem.batch), None)
+            plan.launch((*arrays, *(workspace or (None,)), self.problem.batch), None)
         else:
-            (x, y, *extras), (packed, *workspace) = arrays, between
+            x, y, *extras = arrays
             plan.launch((x, packed, y, *workspace, *extras, self.problem.batch), None)
+
+    def _workspace_of(self, plan: Plan) -> tuple[Buffer, ...]:
+        """The shared one, if the plan takes any. It is asked for at each launch: a larger plan may have replaced it."""
+        if plan.workspace_bytes > self._workspace_bytes:
+            self._workspace, self._workspace_bytes = (), 0  # freed before there are two, which waits for launches that work in it
+            self._workspace, self._workspace_bytes = plan.workspace(), plan.workspace_bytes
+        return self._workspace if plan.workspace_bytes else ()
 
 
 def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:
@@ -232,9 +244,9 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
     plan = PLANNER.plan_of(device, kernel, batch, choice)
     bench = Bench(device, problem)
-    between = bench.between(plan)
-    error, checked = bench.check(plan, between)
-    seconds = time_launches(device, bench.launches(plan, between), runs) if runs else []
+    packed = bench.pack(plan)
+    error, checked = bench.check(plan, packed)
+    seconds = time_launches(device, bench.launches(plan, packed), runs) if runs else []
     return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
 
 

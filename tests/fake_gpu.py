@@ -98,7 +98,7 @@ class FakeGpu:
 
     def upload(self, buffer: Memory, array: Array, stream: Any = None) -> None:
         self.synchronize(stream)
-        self._memory[index(buffer)][...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._memory[index(buffer)][: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def download(self, array: Array, buffer: Memory, stream: Any = None) -> None:
         self.synchronize(stream)

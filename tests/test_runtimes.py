@@ -189,7 +189,7 @@ def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
     constants = replace(family_named(family).default(kernel, limits), cluster_batch=2)
     plan = PLANNER.plan_of(device, kernel, 520, Choice(family, constants, "a test"))
     bench = Bench(device, make_problem(kernel, 520))
-    error, _ = bench.check(plan, bench.between(plan))
+    error, _ = bench.check(plan, bench.pack(plan))
     assert error <= tolerance("float16", 24)
 
 

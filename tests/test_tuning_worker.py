@@ -7,20 +7,26 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ksgen.devices import Found, list_devices
 from ksgen.devices.base import Limits
+from ksgen.emit import render
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning import worker as child
 from ksgen.tuning.job import Candidate, Facts, Job, Runs
 from ksgen.tuning.process import LostError, Worker
 from tests import broken_kernels as broken
+from tests.fake_gpu import FakeGpu, TextCompiler
+from tests.simt import is_installed
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -121,6 +127,25 @@ def test_a_worker_that_is_stopped_answers_no_more(worker: Worker) -> None:
     stopped.stop()
     with pytest.raises(DeviceError, match="it was stopped"):
         stopped.facts()
+
+
+@pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
+def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would hold as much as X and Y together otherwise."""
+    gpu, family = FakeGpu(), FAMILIES["wgmma_permuted"]
+    job = Job(KernelSpec(Pattern(1, 16, 8, 2), "float16", batch=40), 40)
+    monkeypatch.setattr(child, "find_device", lambda name: gpu)
+    monkeypatch.setattr(child, "render", render)
+    monkeypatch.setattr(child, "time_launches", lambda device, launches, runs, warmup: [launches() or 1.0 for _ in range(runs)])
+    entries: list[Any] = []
+    for constants in islice(family.space(job.kernel, cuda_limits("sm_90a")), 3):
+        source = render(job.kernel, constants, family=family.name)
+        entries.append((Candidate(family.name, constants), TextCompiler().compile(source.text, source.entry, gpu.target)))
+    bencher = child.Bencher(None, 0, lambda *message: None)  # no time limit, whose alarm would end the tests
+    assert [outcome.state for outcome in bencher.measure(job, entries, RUNS)] == ["measured"] * 3
+    assert len(bencher._arrays[job].ready) == 3
+    workspace_bytes = family.geometry(job.kernel, entries[0][0].constants, 40).workspace_bytes
+    assert [memory.nbytes for memory in gpu._memory.values()].count(workspace_bytes) == 1
 
 
 @pytest.mark.skipif(not HAS_NVCC, reason="no CUDA compiler")

@@ -1,6 +1,8 @@
 """The check itself: that it passes what is right, fails what is wrong anywhere, and times against an honest floor."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +10,12 @@ import pytest
 from ksgen import reference, verify
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.pattern import Pattern
+from ksgen.plan import Choice, Plan, Planner, choice_by_name, limits_of
 from ksgen.roofline import Ceilings, measure_ceilings
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import compare, make_problem, measure, numpy_way, tolerance
+from ksgen.verify import Bench, compare, make_problem, measure, numpy_way, tolerance
+from tests.fake_gpu import FakeGpu, TextCompiler
+from tests.simt import is_installed
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -85,6 +90,54 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
     moved, computed = 4 * (100 * 30 + 200), 2 * 100 * 200
     assert Ceilings(1e3, 1e30).floor_s(kernel, 100) == pytest.approx(moved / 1e3)
     assert Ceilings(1e30, 1e3).floor_s(kernel, 100) == pytest.approx(computed / 1e3)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.find_compiler", TextCompiler)
+    return FakeGpu()
+
+
+PERMUTED = KernelSpec(Pattern(1, 16, 8, 2), "float16")
+GRADIENT = KernelSpec(Pattern(1, 9, 5, 2), job="gradient")
+
+
+def plan_in_parts(gpu: Any, parts: int, batch: int) -> Plan:
+    """Of a gradient that is summed in so many parts of the batch."""
+    default = choice_by_name("gradient", GRADIENT, batch, limits_of(gpu))
+    return Planner().plan_of(gpu, GRADIENT, batch, Choice("gradient", replace(default.constants, parts=parts), "a test"))
+
+
+def test_what_launches_leave_to_each_other_is_poisoned_before_a_check(gpu: Any) -> None:
+    """So that none passes by what an earlier candidate left there."""
+    permuted = Planner().plan_of(gpu, PERMUTED, 40, choice_by_name("wgmma_permuted", PERMUTED, 40, limits_of(gpu)))
+    for right in (permuted, plan_in_parts(gpu, 2, 1000)):
+        bench = Bench(gpu, make_problem(right.kernel, right.batch))
+        assert bench.check(right, bench.pack(right))[0] <= tolerance(right.kernel.precision, bench.problem.terms)
+        for missing in right.steps[:-1]:
+            wrong = replace(right, steps=tuple(each for each in right.steps if each is not missing))
+            assert np.isnan(bench.check(wrong, bench.pack(wrong))[0])
+
+
+def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
+    _, small, large, again = plans = [plan_in_parts(gpu, parts, 1000) for parts in (1, 2, 4, 2)]
+    assert [each.workspace_bytes // small.workspace_bytes for each in plans] == [0, 1, 2, 1]
+    bench = Bench(gpu, make_problem(GRADIENT, 1000))
+    launch = bench.launches(small, bench.pack(small))
+    before = len(gpu._memory)
+    for plan in plans:
+        assert bench.check(plan, bench.pack(plan))[0] <= tolerance("float32", 1000)
+        assert len(gpu._memory) - before == (1 if plan.workspace_bytes else 0)
+    y = bench._sets[0][2]
+    gpu.upload(y, bench._poison)
+    launch()  # made ready before there was memory for the large one
+    result = np.empty_like(bench._poison)
+    gpu.download(result, y)
+    assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
+    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace[0].pointer].nbytes
 
 
 @needs_opencl

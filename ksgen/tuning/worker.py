@@ -44,7 +44,7 @@ class Ready:
     """A candidate that was found right, loaded and with its weights packed."""
 
     plan: Plan
-    between: tuple[Buffer, ...]
+    packed: Buffer
 
 
 class Arrays:
@@ -125,15 +125,15 @@ class Bencher:
                 if not family_named(candidate.family).takes(kernel, bench.problem.batch, aligned=True):
                     continue
                 plan = make_plan(self._device, kernel, bench.problem.batch, choice, loaded)
-                between = bench.between(plan)
-                error, _ = bench.check(plan, between)
+                packed = bench.pack(plan)
+                error, _ = bench.check(plan, packed)
                 most = tolerance(kernel.precision, bench.problem.terms)
                 if not error <= most:
                     reason = f"relative error {error:.1e} at batch {bench.problem.batch}, at most {most:.1e} is right"
                     return Outcome("wrong", reason)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
-        arrays.ready[candidate] = Ready(plan, between)
+        arrays.ready[candidate] = Ready(plan, packed)
         return Outcome("measured")
 
 
@@ -146,7 +146,7 @@ class _Timing:
 
     def __init__(self, device: Device, arrays: Arrays, ready: Ready, runs: Runs) -> None:
         self._device, self._runs = device, runs
-        self._launches = arrays.benches[-1].launches(ready.plan, ready.between)
+        self._launches = arrays.benches[-1].launches(ready.plan, ready.packed)
         self._seconds: list[float] = []
         self._notes: set[str] = set()
 
