@@ -4,9 +4,11 @@ Packed copies of an array stay in the same memory for as long as the array lives
 call stays valid, and finds new weights there once they were packed again. That needs no lock, on any stream: whoever
 writes to weights lets the calls that read them finish first, and where nobody wrote, packing again writes the same bytes.
 
-The host waits for no packing, other streams than its own do; only a graph is recorded when it is done. A graph that
-records a use of weights which were written to records their packing as well. Its replays may write to them, and nobody
-counts that: from then on they are packed anew before each launch.
+For what a launcher keeps by itself the host does not wait: streams wait for a packing, and only a graph is recorded when
+it is done. Where `Launcher.pack` was called it does wait, there for what the stream holds and at the first use of a packed
+form for its packing: every stream may use what is there then. A graph that records a use of weights which were written to
+records their packing as well. Its replays may write to them, and nobody counts that: from then on they are packed anew
+before each launch.
 """
 
 import weakref
@@ -84,7 +86,6 @@ class _Packing:
 
     version: int  # of the tensor
     mark: Mark  # behind it; None once it is known to be done
-    streams: list[Stream]  # whose work comes after it
 
 
 @dataclass(eq=False, slots=True)
@@ -128,7 +129,7 @@ class KeptWeights:
                 pack_anew()
                 if is_capturing(device, stream):
                     form.is_in_graph = True
-                form.packing = None if form.is_in_graph else _Packing(version, device.mark(stream), [stream])
+                form.packing = None if form.is_in_graph else _Packing(version, device.mark(stream))
             elif packing.mark is not None:
                 _come_after(packing, packing.mark, device, stream)
 
@@ -177,15 +178,17 @@ class KeptWeights:
 
 
 def _come_after(packing: _Packing, mark: Mark, device: Device, stream: Stream) -> None:
-    """What the stream is given from here on finds the packed weights. So does a graph, which may be launched on any stream."""
+    """What the stream is given from here on finds the packed weights. So does a graph, which may be launched on any stream.
+
+    Which streams wait already is not remembered: a handle may stand for another stream in another thread, or by now.
+    """
     if device.is_reached(mark):
         packing.mark = None
     elif is_capturing(device, stream):
         device.finish(mark)
         packing.mark = None
-    elif stream not in packing.streams:
+    else:
         device.wait(stream, mark)
-        packing.streams.append(stream)
 
 
 def storage_of(found: ArrayView) -> Any:

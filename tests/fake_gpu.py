@@ -1,7 +1,7 @@
 """A CUDA device for tests: its memory is the host's, its launches are the emulator's, and its streams run late.
 
 Work is queued and runs only when its stream is waited for, so that a missing wait, or a wrong stream, shows as NaN.
-Memory is NaN before it is written and after it is freed.
+Memory is NaN before it is written and after it is freed. Stream 2 is another one in each thread, as CUDA's.
 """
 
 import threading
@@ -69,7 +69,7 @@ class FakeGpu:
         text, entry, early = kernel
         self.launches.append((entry, stream))
         given = [arg if arg is None or isinstance(arg, TensorMap) else self._memory.get(index(arg), arg) for arg in args]
-        to = self._queues.setdefault(stream or 0, []) if self.graph is None else self.graph
+        to = self._queue(stream) if self.graph is None else self.graph
         to.append(lambda: run_cuda(text, entry, grid, block, shared_bytes, given, early=early))
 
     def encode_map(self, described: Any, pointer: int) -> Any:
@@ -107,7 +107,10 @@ class FakeGpu:
     def synchronize(self, stream: Any = None) -> None:
         assert self.graph is None, "a stream was waited for inside a capture"
         self.waits.append(stream)
-        self._run(stream or 0)
+        self._run(_key(stream))
+
+    def _queue(self, stream: Any) -> list[Work]:
+        return self._queues.setdefault(_key(stream), [])
 
     def _run(self, stream: Any) -> None:
         with self._running:
@@ -118,8 +121,8 @@ class FakeGpu:
         """A stream, and what is not empty once the stream has come there."""
         assert self.graph is None, "an event was recorded outside, from inside a capture"
         done: list[bool] = []
-        self._queues.setdefault(stream or 0, []).append(lambda: done.append(True))
-        return stream or 0, done
+        self._queue(stream).append(lambda: done.append(True))
+        return _key(stream), done
 
     def is_reached(self, mark: Any) -> bool:
         return bool(mark[1])
@@ -129,7 +132,7 @@ class FakeGpu:
 
     def wait(self, stream: Any, mark: Any) -> None:
         assert self.graph is None, "a capture depends on what is outside"
-        self._queues.setdefault(stream or 0, []).append(lambda: None if mark[1] else self._run(mark[0]))
+        self._queue(stream).append(lambda: None if mark[1] else self._run(mark[0]))
 
     def is_capturing(self, stream: Any) -> bool:
         return self.graph is not None
@@ -141,6 +144,10 @@ class FakeGpu:
         """Returns the graph's replay."""
         recorded, self.graph = self.graph or [], None
         return lambda: [work() for work in recorded] and None
+
+
+def _key(stream: Any) -> Any:
+    return (stream, threading.get_ident()) if stream == 2 else stream or 0
 
 
 class FakeArray:

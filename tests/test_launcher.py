@@ -440,6 +440,34 @@ def test_the_host_waits_for_no_packing_and_other_streams_do(gpu: FakeGpu, ks: La
     assert packs(gpu) == 2
 
 
+def test_the_default_stream_of_another_thread_waits_for_packing(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    ks(ready, tensor, out=zeros(gpu), stream=2)
+
+    def use() -> None:
+        ks(ready, tensor, out=out, stream=2)
+        gpu.synchronize(2)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    check(out.content, x, weights)
+    assert packs(gpu) == 1
+
+
+def test_a_stream_that_got_the_handle_of_a_destroyed_one_waits_for_packing(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    tensor, ready, out = FakeTensor(gpu, weights), FakeArray(gpu, x), zeros(gpu)
+    for stream in (5, 7):
+        ks(ready, tensor, out=zeros(gpu), stream=stream)
+    gpu._queues["destroyed"] = gpu._queues.pop(7)
+    ks(ready, tensor, out=out, stream=7)
+    gpu.synchronize(7)
+    check(out.content, x, weights)
+    assert packs(gpu) == 1
+
+
 @pytest.mark.parametrize("stream", [5, 7])
 def test_a_graph_is_recorded_when_its_weights_are_packed(gpu: FakeGpu, ks: Launcher, stream: int) -> None:
     """It may be launched on any stream, at once."""

@@ -74,7 +74,7 @@ class Device(Protocol):
     def synchronize(self, stream: Stream = None) -> None: ...
 
     def mark(self, stream: Stream) -> Mark:
-        """What the stream was given so far, for others to wait for."""
+        """What the stream was given so far, for others to wait for. CUDA alone has marks."""
 
     def is_reached(self, mark: Mark) -> bool:
         """Whether all of it is done. It may be asked during a capture."""

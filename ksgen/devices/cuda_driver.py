@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
-    CONTEXT_LOST,
     LEGACY_STREAM,
     PORTABLE_SHARED_BYTES,
     Buffer,
@@ -27,7 +26,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import ArgumentBlock, EarlyLaunch, beside_captures, encode_map
+from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained
 from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
@@ -35,19 +34,6 @@ from ksgen.resources import Binary, Compiler
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
     from ksgen.families import TensorMap
-
-_STICKY = {  # after these the context is lost, and with it the process's use of the GPU
-    "CUDA_ERROR_ASSERT",
-    "CUDA_ERROR_ECC_UNCORRECTABLE",
-    "CUDA_ERROR_HARDWARE_STACK_ERROR",
-    "CUDA_ERROR_ILLEGAL_ADDRESS",
-    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
-    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
-    "CUDA_ERROR_INVALID_PC",
-    "CUDA_ERROR_LAUNCH_FAILED",
-    "CUDA_ERROR_LAUNCH_TIMEOUT",
-    "CUDA_ERROR_MISALIGNED_ADDRESS",
-}
 
 
 def found() -> list[Found]:
@@ -116,11 +102,11 @@ class DriverDevice(Marks):
             else:
                 status = kernel.early(grid, block, shared_bytes, stream or 0, block_address)
         if status:
-            raise _error(cu, cu.CUresult(status), f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
+            raise _error(status, f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)")
         return None
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        with self._current():
+        with self._inside(f"describing {described} at {pointer:#x}"):
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -185,8 +171,13 @@ class DriverDevice(Marks):
         status, context = self._cu.cuCtxGetCurrent()
         return not status and int(context) == self._context_address
 
-    def _inside(self, doing: str) -> AbstractContextManager[None]:
-        return self._current()
+    @contextmanager
+    def _inside(self, doing: str) -> Iterator[None]:
+        try:
+            with self._current():
+                yield
+        except DriverError as error:
+            raise DeviceError(f"CUDA, {doing}: {error}") from None
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -229,7 +220,7 @@ def _driver() -> Any:
     except RuntimeError as error:
         raise UnavailableError(f"CUDA driver: libcuda cannot be loaded ({error})", "install NVIDIA's driver") from None
     if status:
-        raise UnavailableError(str(_error(cu, status, "starting the driver")), "nvidia-smi shows whether a GPU is there")
+        raise UnavailableError(str(_error(status, "starting the driver")), "nvidia-smi shows whether a GPU is there")
     return cu
 
 
@@ -261,15 +252,9 @@ def _call(cu: Any, doing: str, function: Callable[..., Any], *args: Any) -> Any:
     except RuntimeError as error:  # a function that this driver is too old to have
         raise DeviceError(f"CUDA, {doing}: {error}") from None
     if status:
-        raise _error(cu, status, doing)
+        raise _error(status, doing)
     return values[0] if values else None
 
 
-def _error(cu: Any, status: Any, doing: str) -> DeviceError:
-    _, name = cu.cuGetErrorName(status)
-    _, text = cu.cuGetErrorString(status)
-    code = name.decode() if name else str(status)
-    message = f"CUDA, {doing}: {code} ({text.decode() if text else 'unknown to this driver'})"
-    if code in _STICKY:
-        message += CONTEXT_LOST
-    return DeviceError(message)
+def _error(status: int, doing: str) -> DeviceError:
+    return DeviceError(f"CUDA, {doing}: {explained(int(status))}")

@@ -30,7 +30,17 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, Module, beside_captures, check, encode_map, is_capturing
+from ksgen.devices.libcuda import (
+    ArgumentBlock,
+    DriverError,
+    EarlyLaunch,
+    Module,
+    beside_captures,
+    check,
+    encode_map,
+    is_capturing,
+    words_of_a_lost_context,
+)
 from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
@@ -38,17 +48,6 @@ from ksgen.resources import Binary, Compiler
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
     from ksgen.families import TensorMap
-
-_STICKY = (  # what the driver says when the context is lost, and with it the process's use of the GPU
-    "device-side assert",
-    "hardware stack error",
-    "illegal instruction",
-    "illegal memory access",
-    "invalid program counter",
-    "launch timed out",
-    "misaligned address",
-    "unspecified launch failure",
-)
 
 
 def found() -> list[Found]:
@@ -127,7 +126,7 @@ class PyCudaDevice(Marks):
             raise self._error(doing, error) from error
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        with self._entered(f"describing {described}"):
+        with self._entered(f"describing {described} at {pointer:#x}"):
             return encode_map(described, pointer)
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -211,9 +210,12 @@ class PyCudaDevice(Marks):
             raise self._error(doing, error) from error
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
-        """PyCUDA keeps the driver's sentence and drops its code."""
-        lost = CONTEXT_LOST if any(words in str(error) for words in _STICKY) else ""
-        return DeviceError(f"PyCUDA on {self.name}, {doing}: {type(error).__name__}: {error}{lost}")
+        """PyCUDA's own errors keep the driver's sentence and drop its code."""
+        told = str(error)
+        if not isinstance(error, DriverError):
+            lost = CONTEXT_LOST if any(words in told for words in words_of_a_lost_context()) else ""
+            told = f"{type(error).__name__}: {told}{lost}"
+        return DeviceError(f"PyCUDA on {self.name}, {doing}: {told}")
 
 
 class _Kernel:
@@ -246,7 +248,7 @@ class _EarlyKernel:
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
         with self.lock:
             status = self.parts[0](grid, block, shared_bytes, own.handle if own else 0, self.block.pack(values))
-        check("cuLaunchKernelEx", status)
+        check(status)
 
 
 def _devices() -> list[Any]:

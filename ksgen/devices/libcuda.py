@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ksgen.devices.base import MAP_BYTES, PORTABLE_SHARED_BYTES
+from ksgen.devices.base import CONTEXT_LOST, MAP_BYTES, PORTABLE_SHARED_BYTES
 from ksgen.errors import DeviceError
 
 if TYPE_CHECKING:
     from ksgen.families import TensorMap
 
+# After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS,
+# _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS, _INVALID_ADDRESS_SPACE, _INVALID_PC,
+# _LAUNCH_FAILED.
+_STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 _CONTEXT, _DEVICE_ORDINAL = 1, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ELEMENT = {2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT16, _UINT32: bits are moved, never converted
@@ -30,7 +34,7 @@ _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
 
 
 class DriverError(DeviceError):
-    """A call of the driver that failed, told as PyCUDA does: its name, and the driver's words."""
+    """A call of the driver that failed, as `explained`. The device whose call it is adds what it was for."""
 
 
 def device_of(pointer: int) -> int | None:
@@ -66,7 +70,7 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
     rank = len(described.sizes)
     narrow = ctypes.c_uint32 * rank
     call(
-        f"describing {described} at {pointer:#x}", "cuTensorMapEncodeTiled",
+        "cuTensorMapEncodeTiled",
         ctypes.c_void_p(place), _ELEMENT[described.item_bytes], rank, ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * rank)(*described.sizes), (ctypes.c_uint64 * rank)(*described.strides),
         narrow(*described.box), narrow(*[1] * rank),  # every element
@@ -132,34 +136,45 @@ class Module:
 
     def __init__(self, data: bytes) -> None:
         self._handle = ctypes.c_void_p()
-        check("cuModuleLoadData", _driver().cuModuleLoadData(ctypes.byref(self._handle), data))
+        call("cuModuleLoadData", ctypes.byref(self._handle), data)
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
     def function(self, entry: str, shared_bytes: int) -> int:
         """The handle of an entry that may ask for so much shared memory."""
-        found, driver = ctypes.c_void_p(), _driver()
-        check("cuModuleGetFunction", driver.cuModuleGetFunction(ctypes.byref(found), self._handle, entry.encode()))
+        found = ctypes.c_void_p()
+        call("cuModuleGetFunction", ctypes.byref(found), self._handle, entry.encode())
         if shared_bytes > PORTABLE_SHARED_BYTES:
-            check("cuFuncSetAttribute", driver.cuFuncSetAttribute(found, _MOST_DYNAMIC_SHARED, shared_bytes))
+            call("cuFuncSetAttribute", found, _MOST_DYNAMIC_SHARED, shared_bytes)
         return found.value or 0
 
 
-def check(call: str, status: int) -> None:
-    """Raise `DriverError` unless the call of that name succeeded."""
-    if status:
-        words = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(words))
-        raise DriverError(f"{call} failed: {words.value.decode() if words.value else status}")
+def call(name: str, *arguments: Any, accepted: Collection[int] = (0,)) -> int:
+    """The status of a driver call, where it is accepted; `DriverError` where it is not."""
+    return check(getattr(_driver(), name)(*arguments), accepted)
 
 
-def call(doing: str, name: str, *arguments: Any, accepted: Collection[int] = (0,)) -> int:
-    """The status of a driver call, where it is accepted; `DeviceError` where it is not."""
-    status: int = getattr(_driver(), name)(*arguments)
+def check(status: int, accepted: Collection[int] = (0,)) -> int:
+    """The status of a driver call, where it is accepted; `DriverError` where it is not."""
     if status not in accepted:
-        code = ctypes.c_char_p()
-        _driver().cuGetErrorName(status, ctypes.byref(code))
-        raise DeviceError(f"CUDA, {doing}: {code.value.decode() if code.value else status}")
+        raise DriverError(explained(status))
     return status
+
+
+def explained(status: int) -> str:
+    """The code of a call that failed, the driver's words for it, and whether the process can go on."""
+    return f"{_text('cuGetErrorName', status)} ({_text('cuGetErrorString', status)}){CONTEXT_LOST if status in _STICKY else ''}"
+
+
+@cache
+def words_of_a_lost_context() -> list[str]:
+    """What the driver says where the context is lost, for those who were told no code."""
+    return [_text("cuGetErrorString", status) for status in _STICKY]
+
+
+def _text(function: str, status: int) -> str:
+    text = ctypes.c_char_p()
+    getattr(_driver(), function)(status, ctypes.byref(text))
+    return text.value.decode() if text.value else f"error {status}, unknown to this driver"
 
 
 @contextmanager

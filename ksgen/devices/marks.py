@@ -20,11 +20,11 @@ class _Event:
 
     def __init__(self) -> None:
         self.handle = ctypes.c_void_p()
-        call("making an event", "cuEventCreate", ctypes.byref(self.handle), _NO_TIMING)
+        call("cuEventCreate", ctypes.byref(self.handle), _NO_TIMING)
 
 
 class Marks:
-    """A device of either runtime says how its context is entered."""
+    """A device of either runtime says how its context is entered, and tells what failed there, and in doing what."""
 
     def _inside(self, doing: str) -> AbstractContextManager[None]:
         raise NotImplementedError
@@ -33,24 +33,24 @@ class Marks:
         with self._inside("marking a stream"):
             event = _Event()
             weakref.finalize(event, self._destroy, event.handle).atexit = False
-            call("marking a stream", "cuEventRecord", event.handle, _handle_of(stream))
+            call("cuEventRecord", event.handle, _handle_of(stream))
         return event
 
     def is_reached(self, mark: Mark) -> bool:
-        with self._inside("asking for a mark"), beside_captures():
-            return call("asking for a mark", "cuEventQuery", mark.handle, accepted=(0, _NOT_READY)) == 0
+        with self._inside("asking whether a mark is reached"), beside_captures():
+            return call("cuEventQuery", mark.handle, accepted=(0, _NOT_READY)) == 0
 
     def finish(self, mark: Mark) -> None:
         with self._inside("waiting for a mark"), beside_captures():
-            call("waiting for a mark", "cuEventSynchronize", mark.handle)
+            call("cuEventSynchronize", mark.handle)
 
     def wait(self, stream: Stream, mark: Mark) -> None:
-        with self._inside("waiting for a mark"):
-            call("waiting for a mark", "cuStreamWaitEvent", _handle_of(stream), mark.handle, 0)
+        with self._inside("making a stream wait for a mark"):
+            call("cuStreamWaitEvent", _handle_of(stream), mark.handle, 0)
 
     def _destroy(self, event: Any) -> None:
         with suppress(DeviceError), self._inside("releasing"), beside_captures():  # after a lost context nothing is left
-            call("releasing", "cuEventDestroy_v2", event)
+            call("cuEventDestroy_v2", event)
 
 
 def _handle_of(stream: Stream) -> ctypes.c_void_p:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ksgen.devices.base import Buffer, Found, Limits, Mark, Stream, UnavailableError, as_bytes, check_index
+from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, install_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.paths import cache_dir
@@ -119,18 +119,6 @@ class OpenCLDevice:
     def synchronize(self, stream: Stream = None) -> None:
         with self._explained("waiting for the queue"):
             (stream or self._queue).finish()
-
-    def mark(self, stream: Stream) -> Mark:
-        self.synchronize(stream)  # so that nobody need wait
-
-    def is_reached(self, mark: Mark) -> bool:
-        return True
-
-    def finish(self, mark: Mark) -> None:
-        pass
-
-    def wait(self, stream: Stream, mark: Mark) -> None:
-        pass
 
     def is_capturing(self, stream: Stream) -> bool:
         return False
