@@ -1,9 +1,9 @@
 """What Hopper's kernels take for granted, asked of this GPU: `python -m benchmarks.device_facts` writes results/<gpu>/facts.json.
 
 In this order, so that what a later fact rests on is known before it: whether descriptors and boxes lie in shared memory as the
-emulator reads them; what tensor cores do with a float32's lower bits; how far off their sums are; how fast they multiply,
-with A in shared memory and in registers; how fast boxes come out of the cache, by the length of their rows; what it saves that
-a factor's launch begins while the one before it ends.
+emulator reads them; what tensor cores do with a float32's lower bits; how far off their sums are; how fast memory is copied and
+plain cores multiply; how fast tensor cores do, with A in shared memory and in registers; how fast boxes come out of the cache, by
+the length of their rows; what it saves that a factor's launch begins while the one before it ends.
 """
 
 import json
@@ -23,6 +23,7 @@ from ksgen.families import TensorMap, families_for
 from ksgen.instructions import Wgmma
 from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, choice_by_name, limits_of
+from ksgen.roofline import measure_ceilings
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import file_name
 from tests.ptx import on_gpu, render
@@ -250,6 +251,8 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
     yield "layouts in shared memory", reading(launch)
     yield "lower bits of tf32 operands", lower_bits(launch)
     yield "errors of sums", dict(sums(launch))
+    plain = measure_ceilings(device, "float32")
+    yield "plain", {"TB/s copied": round(plain.bytes_per_s / 1e12, 2), "TFLOP/s of float32": round(plain.flops_per_s / 1e12, 1)}
     yield "TFLOP/s of wgmma", {rate.name: round(measure_rate(device, rate), 1) for rate in RATES}
     yield "TB/s of boxes from the cache", {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES}
     yield "launches that begin early", measure_early_launches(device)
