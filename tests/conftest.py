@@ -40,6 +40,8 @@ SLOW = {  # files and tests, beyond a minute together on two cores
     "test_oclgrind.py",
     "test_sass.py",
     "test_tuning_cluster.py",
+    "test_wgmma_clusters.py",
+    "test_wgmma_resident.py",
     "test_a_search_that_is_killed_loses_at_most_what_is_under_way",
     "test_a_terminal_gets_a_live_table",
     "test_any_pattern_constants_and_batch",
