@@ -38,6 +38,8 @@ class GradientShape(Protocol):
     def products(self) -> int: ...
     @property
     def step_shared_bytes(self) -> int: ...
+    @property
+    def stages_ahead(self) -> int: ...
     def parts(self, batch: int) -> int: ...
 
 
@@ -89,7 +91,7 @@ class GradientFamily(Addressed, Generic[ConstantsT]):
             copied * kernel.item_bytes + 2 * geometry.workspace_bytes + kernel.pattern.weight_count * kernel.item_bytes,
             steps * shape.step_shared_bytes,
             steps * constants.tile_batch * shape.tile_weights * shape.products,
-            steps / (1 if getattr(constants, "copy", "async") == "registers" else constants.stages - 1),
+            steps / shape.stages_ahead,
         )
 
 

@@ -75,6 +75,16 @@ class Parts(Tiled):
         raise NotImplementedError
 
     @property
+    def copy(self) -> str:
+        """How stages are brought: "async", or by way of "registers"."""
+        raise NotImplementedError
+
+    @property
+    def stages_ahead(self) -> int:
+        """Stages that are on their way at a time."""
+        return 1 if self.copy == "registers" else int(self.constants.stages) - 1
+
+    @property
     def threads(self) -> int:
         return WARP * self.warps
 

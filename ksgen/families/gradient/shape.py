@@ -88,6 +88,10 @@ class Shape(Parts):
 
     # ---- the two operands
 
+    @property
+    def copy(self) -> str:
+        return self.constants.copy
+
     def side(self, name: str, features: int, tile: int) -> Side:
         constants = self.constants
         vector = self._vector(features, tile)
