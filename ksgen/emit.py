@@ -79,7 +79,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         chosen = family_of(constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
-    template = f"{chosen.name}.cu.j2"
+    template = template_of(chosen.name)
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     text = (
         _environment()
@@ -99,7 +99,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
             extra_arguments="".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
             item_bytes=kernel.item_bytes,
             storage=kernel.dtype,
-            **chosen.words(kernel, constants),
+            **{"reals": "real"} | chosen.words(kernel, constants),
         )
     )
     return Source(text, entry, dialect, kernel, chosen.name, constants)
@@ -135,15 +135,20 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
     return f"{kernel.name}_{tag}"
 
 
+def template_of(family: str) -> str:
+    """A family's template: in the words of both dialects, or of OpenCL alone."""
+    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+
+
 @cache
 def template_digest(family: str) -> str:
     """Eight hex digits over everything that can be part of the family's texts: its template, and all includes in the folders
     that it names, or that those name.
     """
     root = resource("templates")
-    own = (root / f"{family}.cu.j2").read_text(encoding="utf-8")
+    own = (root / template_of(family)).read_text(encoding="utf-8")
     whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
-    found = {root / f"{family}.cu.j2", *whole, *(root / "include").glob("*.j2")}
+    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
     seen: set[str] = set()
     while named := {*DIALECTS, *_folders_named(found)} - seen:
         found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))

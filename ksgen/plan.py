@@ -123,7 +123,10 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
         table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
         return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
-    return Limits(told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False)
+    return Limits(
+        told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
+        vector_bytes=told.vector_bytes, multiprocessors=told.multiprocessors,
+    )  # fmt: skip
 
 
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
@@ -141,7 +144,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
             return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=is_near and not found.is_stale)
     family = family_for(kernel, limits, batch, aligned)
-    return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
+    return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
@@ -149,7 +152,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     family = family_named(name)
     if family not in families_for(kernel, limits, batch):
         raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
-    return Choice(name, family.default(kernel, limits), "the family's default: it was asked for by name")
+    return Choice(name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 
 def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
@@ -203,7 +206,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         device, kernel, batch, choice, source, loaded.binary, *multiply,
         loaded.handles[source.pack_entry], packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
         f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
-        family.maps(kernel, choice.constants, batch), geometry.workspace_bytes,
+        family.maps(kernel, choice.constants, batch), geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         (*before, multiply, *after) if before or after else (),
     )  # fmt: skip
 

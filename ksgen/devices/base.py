@@ -37,6 +37,7 @@ class Limits:
     threads_per_block: int
     multiprocessors: int
     is_cpu: bool = False
+    vector_bytes: int = 16  # a processor's vector registers
 
 
 class Device(Protocol):

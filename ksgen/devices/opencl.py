@@ -72,6 +72,7 @@ class OpenCLDevice:
             threads_per_block=device.max_work_group_size,
             multiprocessors=device.max_compute_units,
             is_cpu=bool(device.type & cl.device_type.CPU),
+            vector_bytes=4 * max(4, device.native_vector_width_float),
         )
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)

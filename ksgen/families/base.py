@@ -21,6 +21,8 @@ class Limits:
     threads: int = 1024
     registers: int = 65536  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
     is_cpu: bool = False
+    vector_bytes: int = 16  # a processor's vector registers
+    multiprocessors: int = 1  # a processor's cores
     async_copies: bool = True  # cp.async: sm_80 and later
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums: sm_80 and later
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: sm_90a alone
@@ -83,6 +85,7 @@ class Geometry:
     shared_bytes: int
     workspace_bytes: int = 0  # of memory besides the arrays, in which it and the launches around it leave what others read
     at_once: int = 0  # blocks a multiprocessor that walk over the grid; 0: a block for each of it
+    group_bytes: int = 0  # of memory besides the arrays that each launched block keeps for itself
     cluster: int = 1  # blocks that run side by side and reach into each other's shared memory: the grid is whole clusters
     starts_early: bool = False  # the text waits for the grid before it by itself, so a launch may begin while that one ends
     before: tuple["Pass", ...] = ()  # launches that belong to it, of the text's other entries on the same arguments
@@ -146,7 +149,9 @@ class Family(Protocol[ConstantsT]):
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT: ...
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> ConstantsT: ...
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
+        """The constants before any search; `batch` is what they are wanted for, where that is known."""
+        ...
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]: ...
 

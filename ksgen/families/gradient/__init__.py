@@ -52,7 +52,7 @@ class Gradient(GradientFamily[GradientConstants]):
     def shape(self, kernel: KernelSpec, constants: GradientConstants) -> Shape:
         return Shape(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> GradientConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> GradientConstants:
         return default(kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientConstants]:

@@ -64,7 +64,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Shape:
         return Shape(kernel, constants)
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> GradientMmaConstants:
         return default(kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:

@@ -75,7 +75,7 @@ class Mma(Addressed):
     def constants(self, values: Mapping[str, Any]) -> MmaConstants:
         return read_constants(self.name, MmaConstants, values)
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> MmaConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
         return default(kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:

@@ -61,7 +61,7 @@ class Simt(Addressed):
     def constants(self, values: Mapping[str, Any]) -> SimtConstants:
         return read_constants(self.name, SimtConstants, values)
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> SimtConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
         budget = min(limits.shared_bytes, PORTABLE_SHARED_BYTES)
         threads = min(limits.threads, MOST_THREADS)

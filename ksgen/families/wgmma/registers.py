@@ -158,7 +158,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             self.reads_rule(),
         )
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> RegistersConstants:
         """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory."""
         b, start = kernel.pattern.b, self._start(kernel, limits)
         if start is None:

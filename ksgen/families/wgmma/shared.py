@@ -96,7 +96,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         block = self.block(kernel, constants)
         return (block.map_x(batch),) if block.is_bsf else (block.map_x(batch), block.map_y(batch))
 
-    def default(self, kernel: KernelSpec, limits: Limits) -> SharedConstants:
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SharedConstants:
         """The fewest tiles along the outputs, the least padding, then the most batch entries; stages to fill the memory."""
         b, c = kernel.pattern.b, kernel.pattern.c
         unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in

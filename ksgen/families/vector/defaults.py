@@ -1,0 +1,83 @@
+"""The vector family's constants before any search: by rule."""
+
+from ksgen.families.base import Limits
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstants, round_up
+from ksgen.spec import KernelSpec
+
+BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
+FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
+
+
+def tile_sizes(limits: Limits) -> list[tuple[int, int]]:
+    """(height, width) that fill the vector registers: 32 of them where they are 64 bytes wide, else 16."""
+    if limits.vector_bytes >= 64:
+        return [(6, 4), (8, 3), (12, 2), (4, 6), (14, 2), (24, 1), (3, 8), (2, 12), (1, 16), (1, 24), (4, 4), (2, 8)]
+    return [(6, 2), (4, 3), (3, 4), (12, 1), (2, 6), (1, 12), (4, 2), (2, 4), (1, 8)]
+
+
+def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
+    batch = kernel.batch or batch or 1 << 20
+    lanes = max(2, limits.vector_bytes // max(4, kernel.item_bytes))
+    return (
+        _along_outputs(kernel, limits, lanes, batch)
+        if _prefers_outputs(kernel, lanes, batch)
+        else _along_batch(kernel, limits, lanes, batch)
+    )
+
+
+def _prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
+    _, b, _, d = kernel.pattern.shape
+    if d <= lanes and lanes % d:
+        return False
+    if kernel.layout == "bsl":
+        return batch < lanes // 2
+    used = b * d / round_up(b * d, lanes) if d <= lanes else d / round_up(d, lanes)
+    return used >= FEW_LANES
+
+
+def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
+    a, b, c, d = kernel.pattern.shape
+    outputs = b * d if d <= lanes else b * lanes
+    most = 24 if limits.vector_bytes >= 64 else 12
+    vectors = divide_up(outputs, lanes)
+    height, width = min(tile_sizes(limits), key=lambda size: _cost(size, vectors, batch, most))
+    panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
+    if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
+        panel = 1
+    block = max(height, BLOCK_BYTES // (kernel.pattern.in_features * 4) // height * height)
+    block = min(block, round_up(384, height), round_up(batch, height))
+    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel), limits, batch)
+
+
+def _cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
+    """The share of a tile's work that is for nothing, and its loads for each multiply-add."""
+    height, width = size
+    padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
+    loads = (height + width) / (height * width)
+    return (padded * max(1.0, 0.75 + loads, most / (height * width) / 2), loads)
+
+
+def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
+    b = kernel.pattern.b
+    most = 24 if limits.vector_bytes >= 64 else 12
+    vectors = divide_up(batch, lanes)
+    sizes = [(height, width) for height, width in tile_sizes(limits) if width <= vectors]
+    height, width = min(sizes, key=lambda size: _cost((size[0], size[1]), min(vectors, 12), b, most))
+    features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
+    tile = lanes * width
+    block = max(tile, BLOCK_BYTES // (features * 4) // tile * tile)
+    block = min(block, 7 * tile, round_up(batch, tile))
+    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1), limits, batch)
+
+
+def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
+    """Columns shared out among work groups where blocks of the batch are too few for all cores."""
+    from dataclasses import replace
+
+    blocks = divide_up(batch, constants.block)
+    shape = Shape(kernel, constants)
+    parts = (
+        min(divide_up(limits.multiprocessors * 4, blocks), shape.columns // shape.column_unit) if blocks < 4 * limits.multiprocessors else 1
+    )
+    return replace(constants, parts=max(1, parts))
