@@ -56,15 +56,14 @@ def test_a_link_goes_on_leading_to_its_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "there") == ["file"]
 
 
-def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     heard: list[str] = []
-    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()))
+    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
     write(tmp_path / "pipe", "words")
-    reader.join()
-    write(Path("/dev/null"), "words")
-    assert (heard, (tmp_path / "pipe").is_fifo(), Path("/dev/null").is_char_device()) == (["words"], True, True)
+    reader.join(10)
+    assert (heard, (tmp_path / "pipe").is_fifo()) == (["words"], True)
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def find_spec(path: Path) -> Path:
 
 
 def output_folder(named: Path | None, spec: Spec) -> Path:
-    """The folder that `emit` replaces as a whole: `-o`, or `generated/<spec name>`."""
+    """The folder that `emit` writes its files to: `-o`, or `generated/<spec name>`."""
     return named or Path("generated") / spec.name
 
 
