@@ -35,7 +35,6 @@ class ArrayView(NamedTuple):
     device: Place
     stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
     owner: Any
-    version: int | None  # changes whenever PyTorch writes to the tensor; None where writes are not counted
     writeable: bool
 
 
@@ -108,7 +107,7 @@ def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
     flags = array.flags
     pointer = array.__array_interface__["data"][0]
     dtype = _dtype(array.dtype, name)
-    return ArrayView("numpy", pointer, array.shape, dtype, flags.c_contiguous, "host", None, array, None, flags.writeable)
+    return ArrayView("numpy", pointer, array.shape, dtype, flags.c_contiguous, "host", None, array, flags.writeable)
 
 
 def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
@@ -130,8 +129,7 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
         raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
     if tensor.is_neg():
         raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
-    version = None if tensor.is_inference() else tensor._version
-    return ArrayView("torch", pointer, tensor.shape, dtype, contiguous, place, current, tensor, version, True)
+    return ArrayView("torch", pointer, tensor.shape, dtype, contiguous, place, current, tensor, True)
 
 
 def _torch_stream(index: int) -> int:
@@ -146,7 +144,7 @@ def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
     contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", device_of(pointer)), None, array, None, True)
+    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", device_of(pointer)), None, array, True)
 
 
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -154,7 +152,7 @@ def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
     current = sys.modules["cupy"].cuda.get_current_stream().ptr
     contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("cupy", array.data.ptr, array.shape, dtype, contiguous, ("cuda", index), current, array, None, True)
+    return ArrayView("cupy", array.data.ptr, array.shape, dtype, contiguous, ("cuda", index), current, array, True)
 
 
 def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -163,7 +161,7 @@ def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
     place: Place = ("opencl", array.context)
     contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pyopencl", array.base_data, array.shape, dtype, contiguous, place, array.queue, array, None, True)
+    return ArrayView("pyopencl", array.base_data, array.shape, dtype, contiguous, place, array.queue, array, True)
 
 
 def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -178,7 +176,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     steps = described.get("strides")
     contiguous = steps is None or _is_row_major(shape, [step / width for step in steps])
     current = described.get("stream")
-    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, None, not read_only)
+    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, not read_only)
 
 
 def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -203,7 +201,7 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     dtype, words = element_type(tensor)
     if dtype is None:
         raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
-    return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), None, owner.writeable)
+    return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), owner.writeable)
 
 
 _LIBRARIES: tuple[tuple[str, str, Reader], ...] = (

@@ -6,6 +6,7 @@ no gradients: `ksgen.torch` does.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ksgen.arguments import (
@@ -33,7 +34,7 @@ from ksgen.memory import host_array, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.weights import KeptWeights, Refresh, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
 from ksgen.workspace import new_workspace
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
@@ -50,7 +51,7 @@ class Call:
     arguments: tuple[Any, ...]
     stream: Stream
     out: Any
-    before: Callable[[], None] | None  # host arrays are uploaded, weights that may have changed are packed
+    before: Callable[[], object] | None  # host arrays are uploaded, weights are packed, or packed ones checked
     after: Callable[[], None] | None  # the output comes back to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
 
@@ -66,16 +67,15 @@ class Call:
 class Launcher:
     """All kernels of one pattern. Precision, batch and device are read off the arguments of a call.
 
-    Weights of PyTorch are packed once, and again when PyTorch has counted a write to them; it counts none through `.data`,
-    another library or the replay of a graph, so where those write, keep what `pack` gives and pack again. Other weights
-    are packed before every launch. A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and
-    the weights as long as the graph. Call once outside it after writing to PyTorch's weights: replays then find the new ones.
+    Weights are packed before every launch, since no array tells for certain that it did not change; what `pack` gave is not.
+    A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and the weights as long as the graph.
+    One that recorded a call with weights packs them at each replay.
     """
 
     def __init__(self, a: int, b: int, c: int, d: int, batches: Sequence[int] = ()) -> None:
         self.pattern = Pattern(a, b, c, d)
         self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in batches)  # with kernels of their own
-        self._kept = KeptWeights()
+        self._rooms = Rooms()
         self._fits = Fits(self.pattern, self.batches)
         self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
 
@@ -143,8 +143,8 @@ class Launcher:
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
 
-        `stream` is where the weights were written, where that is not the stream that the array works on. PyTorch tensors on
-        a GPU need no packing by hand: a launcher keeps theirs, and sees when they were written to.
+        They must not change while what this gives is used; a write that PyTorch counted is refused at each use, but it counts
+        few of them. `stream` is where the weights were written, where that is not the stream that the array works on.
         """
         handle = stream_handle(stream)
         found = view(weights, "weights", handle)
@@ -195,11 +195,12 @@ class Launcher:
         return self._device_call(plan, views, weights, out, on)
 
     def _device_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
-        refresh: Refresh | None = None
+        before: Callable[[], object]
         if isinstance(weights, Weights):
-            packed = weights.packed_for(plan, stream)
+            packed, room, before = weights.packed_for(plan, stream), None, weights.check
         else:
-            packed, refresh = self._kept.packed_for(weights, views["weights"], plan, stream)
+            packed, room = self._rooms.find(weights, views["weights"], plan, stream)
+            before = partial(plan.pack, views["weights"].pointer, stream, packed)
         if out is None:
             if views["x"].kind != "torch":  # which keeps memory for graphs
                 refuse_capture(plan.device, stream, "allocates its output", "give out=")
@@ -207,9 +208,9 @@ class Launcher:
             out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), handle)
             views["out"] = view(out, "out")
         extras = [views[name].pointer for name in ("bias", "residual") if name in views]
-        room = new_workspace(plan, views["x"], stream, "record the call that launcher.prepare(...) gave before the capture")
-        arguments = (views["x"].pointer, packed, views["out"].pointer, *room.pointers, *extras, plan.batch)
-        return Call(plan, arguments, stream, out, refresh, None, (views, weights, room))
+        workspace = new_workspace(plan, views["x"], stream, "record the call that launcher.prepare(...) gave before the capture")
+        arguments = (views["x"].pointer, packed, views["out"].pointer, *workspace.pointers, *extras, plan.batch)
+        return Call(plan, arguments, stream, out, before, None, (views, weights, room, workspace))
 
     def _host_call(self, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
         device = plan.device
@@ -225,7 +226,9 @@ class Launcher:
         def send() -> None:
             for name, host in hosts.items():
                 device.upload(buffers[name], host, stream)
-            if not packed:
+            if packed:
+                packed.check()
+            else:
                 plan.pack(buffers["weights"], stream, into=at)
 
         extras = [buffers[name] for name in ("bias", "residual") if name in buffers]

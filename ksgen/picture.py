@@ -5,7 +5,6 @@ A cell of a picture stands for many entries of K once K is larger than the pictu
 
 import struct
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,10 +52,6 @@ def png(pattern: Pattern) -> bytes:
         image[::zoom] = image[:, ::zoom] = RULE
         image[-1] = image[:, -1] = RULE
     return _encode(image.round().astype(np.uint8))
-
-
-def write_png(pattern: Pattern, path: Path) -> None:
-    path.write_bytes(png(pattern))
 
 
 def _cells(pattern: Pattern, height: int, width: int) -> tuple[Array, Array]:

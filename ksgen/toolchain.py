@@ -23,7 +23,8 @@ from typing import ClassVar
 
 from ksgen import paths
 from ksgen.children import current_children
-from ksgen.errors import ToolchainError
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.files import write
 from ksgen.resources import Binary, read_notes, read_resources
 
 INSTALL_HINT = "pip install 'ksgen[cuda]' brings NVRTC; pip install 'ksgen[nvcc]' brings nvcc, to use beside g++"
@@ -164,12 +165,11 @@ def _keep(text: str, entry: str, log: str) -> Path | None:
     """A refused source and its log, where the user finds them; the same source always lands in the same file."""
     name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     for folder in (paths.cache_dir() / "failed", Path(tempfile.gettempdir())):
-        with suppress(OSError):
+        with suppress(OSError, KsgenError):
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(exist_ok=True)
-            folder.joinpath(f"{name}.log").write_text(log, encoding="utf-8")
-            kept = folder / f"{name}.cu"
-            kept.write_text(text, encoding="utf-8")
+            write(folder / f"{name}.log", log)
+            write(kept := folder / f"{name}.cu", text)
             return kept
     return None
 

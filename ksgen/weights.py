@@ -1,14 +1,8 @@
-"""Weights on a device, packed for the plans that use them: once where writes are counted, else anew before each launch.
+"""Weights that were packed once and for all, and memory that others are packed into, before each launch.
 
-Packed copies of an array stay in the same memory for as long as the array lives, so that a CUDA graph which recorded a
-call stays valid, and finds new weights there once they were packed again. That needs no lock, on any stream: whoever
-writes to weights lets the calls that read them finish first, and where nobody wrote, packing again writes the same bytes.
-
-For what a launcher keeps by itself the host does not wait: streams wait for a packing, and only a graph is recorded when
-it is done. Where `Launcher.pack` was called it does wait, there for what the stream holds and at the first use of a packed
-form for its packing: every stream may use what is there then. A graph that records a use of weights which were written to
-records their packing as well. Its replays may write to them, and nobody counts that: from then on they are packed anew
-before each launch.
+That an array is as it was cannot be asked of it: PyTorch counts no write of a fused optimizer, through `.data`, by another
+library, of a collective, in a CUDA graph's replay. So nothing is kept but what `Launcher.pack` gave, by its caller's promise;
+what can be noticed against that promise is refused at every use.
 """
 
 import weakref
@@ -16,15 +10,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ksgen.arrays import ArrayView
-from ksgen.devices.base import Buffer, Device, Mark, Stream, uploaded
+from ksgen.arrays import ArrayView, stream_handle, view
+from ksgen.devices.base import Buffer, Device, Stream, uploaded
 from ksgen.errors import LaunchError
-from ksgen.memory import host_array
+from ksgen.memory import host_array, new_array
 from ksgen.pattern import Pattern
 from ksgen.plan import Plan
+from ksgen.spec import PRECISIONS
 
-Refresh = Callable[[], None]
-_Key = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
+_Place = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
+
+
+class Seen:
+    """A tensor of PyTorch's as it is now. Its memory goes to nobody else while this is kept."""
+
+    __slots__ = ("_look", "_memory", "_writes", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self._memory = tensor, tensor.untyped_storage()
+        self._look, self._writes = _look_of(tensor), _writes_to(tensor)
+
+    def what_happened(self) -> str:
+        """What became of the tensor since, in words; nothing where nothing can be noticed."""
+        if _look_of(self.tensor) != self._look:
+            return "got other memory"
+        return "" if _writes_to(self.tensor) == self._writes else "was written to"
+
+
+def _look_of(tensor: Any) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _writes_to(tensor: Any) -> int | None:
+    """PyTorch's count of writes, of which it misses many; None where it counts none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(eq=False)
@@ -38,19 +57,23 @@ class Weights:
     dtype: str
     device: Device
     canonical: Buffer
-    owner: Any  # keeps the canonical memory alive
-    version: int | None = None  # of the tensor, as it was given
+    owner: Any = None  # keeps the canonical memory alive
+    seen: Seen | None = None  # of the tensor that they came from
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
         """The packed weights of a plan, complete for every stream: packing is waited for, once."""
+        self.check()
         packed = self._packed.get(plan.packing)
         return self._pack(plan, stream) if packed is None else packed
 
+    def check(self) -> None:
+        """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
+        if self.seen is not None and (what := self.seen.what_happened()):
+            raise LaunchError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
+
     def _pack(self, plan: Plan, stream: Stream) -> Buffer:
         refuse_capture(plan.device, stream, "packs its weights for the first time")
-        if self.version is not None and self.owner[0]._version != self.version:
-            raise LaunchError("the tensor behind these weights was written to after launcher.pack; pack it again")
         packed = plan.pack(self.canonical, stream)
         plan.device.synchronize(stream)
         return self._packed.setdefault(plan.packing, packed)
@@ -58,14 +81,18 @@ class Weights:
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     """Host weights, copied to the device."""
-    return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), None)
+    return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), seen=_seen(found))
 
 
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
     """Weights that lie on the device, complete for every stream once what the stream holds is done."""
     refuse_capture(device, stream, "waits for weights")
     device.synchronize(stream)
-    return Weights(pattern, found.dtype, device, found.pointer, (found.owner, storage_of(found)), found.version)
+    return Weights(pattern, found.dtype, device, found.pointer, found.owner, _seen(found))
+
+
+def _seen(found: ArrayView) -> Seen | None:
+    return Seen(found.owner) if found.kind == "torch" else None
 
 
 def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
@@ -81,93 +108,51 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
 
 
 @dataclass(eq=False, slots=True)
-class _Packing:
-    """A tensor's packing that a stream was given."""
-
-    version: int  # of the tensor
-    mark: Mark  # behind it; None once it is known to be done
-
-
-@dataclass(eq=False, slots=True)
-class _Form:
-    """An array's packed weights for one device and packing."""
-
-    buffer: Buffer
-    storage: Any  # a weak reference to the memory under a tensor: another one may get the same address later
-    packing: _Packing | None = None  # the last one; None where it is no longer to be relied on
-    is_in_graph: bool = False  # whether a graph recorded its packing
-
-
-@dataclass(eq=False, slots=True)
-class _Kept:
-    """The packed forms of one array."""
+class _Room:
+    """Where one array is packed."""
 
     array: weakref.ref[Any]
-    forms: dict[_Key, _Form] = field(default_factory=dict)
+    buffers: dict[_Place, Buffer] = field(default_factory=dict)
 
 
-class KeptWeights:
-    """The packed forms of the arrays that a launcher was called with. They go with their array."""
+class Rooms:
+    """Where a launcher packs the arrays that it is called with.
+
+    PyTorch gives memory in the order of the stream, and to a graph for as long as that lives. For other libraries it is the
+    device's own, and stays in its place as long as the array lives: a CUDA graph that recorded a call remains valid. That
+    needs no lock, on any stream: whoever writes to weights lets the calls that read them finish first, and where nobody
+    wrote, packing again writes the same bytes.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}  # by the array's id, which its reference confirms
+        self._rooms: dict[int, _Room] = {}  # by the array's id, which its reference confirms
 
-    def packed_for(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Refresh]:
-        """Where the packed weights are, and what brings them up to date before a launch on that stream."""
-        form = self._form(array, found, plan, stream)
-        device, canonical = plan.device, found.pointer
-
-        def pack_anew() -> None:
-            plan.pack(canonical, stream, into=form.buffer)
-
-        def was_written() -> bool:
-            return form.packing is None or form.packing.version != array._version
-
-        def pack_if_written() -> None:
-            version, packing = array._version, form.packing
-            if packing is None or packing.version != version:
-                pack_anew()
-                if is_capturing(device, stream):
-                    form.is_in_graph = True
-                form.packing = None if form.is_in_graph else _Packing(version, device.mark(stream))
-            elif packing.mark is not None:
-                _come_after(packing, packing.mark, device, stream)
-
-        if found.version is None:
-            return form.buffer, pack_anew
-        if was_written() and not form.is_in_graph and not is_capturing(device, stream):
-            pack_if_written()  # here, so that a prepared call finds it done
-        return form.buffer, pack_if_written
-
-    def _form(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> _Form:
-        storage = storage_of(found)
-        # Views share their base's count of writes, and outlive no call that makes them anew.
-        base = array._base if found.kind == "torch" else None
-        owner = array if base is None else base
-        key = (found.pointer, plan.device, plan.packing)
-        kept = self._kept.get(id(owner))
-        if kept is not None and kept.array() is owner:
-            form = kept.forms.get(key)
-            if form is not None and (storage is None or form.storage() is storage):
-                return form
+    def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
+        """Memory for a plan's packed weights, and what keeps it: needed until the last launch was enqueued."""
+        if found.kind == "torch":
+            elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
+            room = new_array(found, (elements,), stream_handle(stream))
+            return view(room).pointer, room
+        place = found.pointer, plan.device, plan.packing
+        kept = self._rooms.get(id(array))
+        if kept is not None and kept.array() is array and place in kept.buffers:
+            return kept.buffers[place], None
         refuse_capture(plan.device, stream, "packs its weights for the first time")
-        form = _Form(plan.device.allocate(plan.packed_bytes), None if storage is None else weakref.ref(storage))
-        return self._keep(owner, key, form)
+        return self._keep(array, place, buffer := plan.device.allocate(plan.packed_bytes)), buffer
 
-    def _keep(self, owner: Any, key: _Key, form: _Form) -> _Form:
-        kept = self._kept.get(id(owner))
-        if kept is None or kept.array() is not owner:
+    def _keep(self, array: Any, place: _Place, buffer: Buffer) -> Buffer:
+        kept = self._rooms.get(id(array))
+        if kept is None or kept.array() is not array:
             try:
-                kept = self._kept[id(owner)] = _Kept(weakref.ref(owner, self._forgetter(id(owner))))
-            except TypeError:  # it takes no weak references: packed for this call alone
-                return form
-        for other, old in list(kept.forms.items()):  # memory that the array has left
-            if other == key or (other[0] != key[0] if old.storage is None else old.storage() is None):
-                kept.forms.pop(other, None)
-        return kept.forms.setdefault(key, form)
+                kept = self._rooms[id(array)] = _Room(weakref.ref(array, self._forgetter(id(array))))
+            except TypeError:  # it takes no weak references: memory for this call alone
+                return buffer
+        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # memory that the array has left
+            kept.buffers.pop(other, None)
+        return kept.buffers.setdefault(place, buffer)
 
     def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
-        everything = self._kept
+        everything = self._rooms
 
         def forget(reference: weakref.ref[Any]) -> None:
             kept = everything.get(number)
@@ -177,31 +162,13 @@ class KeptWeights:
         return forget
 
 
-def _come_after(packing: _Packing, mark: Mark, device: Device, stream: Stream) -> None:
-    """What the stream is given from here on finds the packed weights. So does a graph, which may be launched on any stream.
-
-    Which streams wait already is not remembered: a handle may stand for another stream in another thread, or by now.
-    """
-    if device.is_reached(mark):
-        packing.mark = None
-    elif is_capturing(device, stream):
-        device.finish(mark)
-        packing.mark = None
-    else:
-        device.wait(stream, mark)
-
-
 def storage_of(found: ArrayView) -> Any:
     """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
     return found.owner.untyped_storage() if found.kind == "torch" else None
 
 
-def is_capturing(device: Device, stream: Stream) -> bool:
-    return device.kind == "cuda" and device.is_capturing(stream)
-
-
 def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
     """Raise `LaunchError` while a CUDA graph records the stream."""
-    if is_capturing(device, stream):
+    if device.kind == "cuda" and device.is_capturing(stream):
         remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
         raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -117,23 +117,6 @@ class FakeGpu:
             for work in self._queues.pop(stream, []):
                 work()
 
-    def mark(self, stream: Any) -> Any:
-        """A stream, and what is not empty once the stream has come there."""
-        assert self.graph is None, "an event was recorded outside, from inside a capture"
-        done: list[bool] = []
-        self._queue(stream).append(lambda: done.append(True))
-        return _key(stream), done
-
-    def is_reached(self, mark: Any) -> bool:
-        return bool(mark[1])
-
-    def finish(self, mark: Any) -> None:
-        self._run(mark[0])
-
-    def wait(self, stream: Any, mark: Any) -> None:
-        assert self.graph is None, "a capture depends on what is outside"
-        self._queue(stream).append(lambda: None if mark[1] else self._run(mark[0]))
-
     def is_capturing(self, stream: Any) -> bool:
         return self.graph is not None
 
@@ -191,6 +174,23 @@ class FakeTensor:
     def untyped_storage(self) -> FakeStorage:
         return self.data
 
+    def is_inference(self) -> bool:
+        return False
+
+    def data_ptr(self) -> int:
+        return int(self.data.content.ctypes.data)
+
+    @property
+    def dtype(self) -> Any:
+        return self.data.content.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.content.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return self.data.content.strides
+
     def view(self) -> "FakeTensor":
         return FakeTensor(self.gpu, self.data.content, self.stream, base=self)
 
@@ -204,4 +204,4 @@ class FakeTensor:
     def read(self, name: str, stream: Any) -> ArrayView:
         content = self.data.content
         pointer = self.gpu.own(content)
-        return ArrayView("torch", pointer, content.shape, str(content.dtype), True, ("cuda", 0), self.stream, self, self._version, True)
+        return ArrayView("torch", pointer, content.shape, str(content.dtype), True, ("cuda", 0), self.stream, self, True)

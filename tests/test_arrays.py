@@ -45,7 +45,6 @@ class Tensor:
     """A PyTorch tensor, as much of it as is read."""
 
     shape, is_cuda, device = (4, 8), True, SimpleNamespace(type="cuda")
-    _version = 3
 
     def __init__(self, dtype="torch.bfloat16", **attributes):
         self.dtype = dtype
@@ -91,7 +90,7 @@ def test_numpy_arrays_are_read_without_a_copy():
     assert seen.pointer == x.ctypes.data
     assert seen.owner is x
     assert (seen.kind, seen.shape, seen.dtype, seen.device) == ("numpy", (3, 4), "float32", "host")
-    assert (seen.contiguous, seen.stream, seen.version, seen.writeable) == (True, None, None, True)
+    assert (seen.contiguous, seen.stream, seen.writeable) == (True, None, True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ml_dtypes.bfloat16])
@@ -128,9 +127,9 @@ def test_what_is_no_array_of_reals_is_refused_by_name(array, told):
 # PyTorch, CuPy, PyCUDA
 
 
-def test_a_tensor_is_read_with_its_device_stream_and_version(torch):
+def test_a_tensor_is_read_with_its_device_and_stream(torch):
     tensor = Tensor()
-    assert view(tensor) == ("torch", 8192, (4, 8), "bfloat16", True, ("cuda", 1), 71, tensor, 3, True)
+    assert view(tensor) == ("torch", 8192, (4, 8), "bfloat16", True, ("cuda", 1), 71, tensor, True)
 
 
 def test_a_torch_without_the_short_way_is_asked_for_its_stream(torch):
@@ -142,10 +141,6 @@ def test_a_torch_without_the_short_way_is_asked_for_its_stream(torch):
 def test_a_tensor_on_the_cpu_lies_on_the_host(torch):
     seen = view(Tensor(is_cuda=False, device=SimpleNamespace(type="cpu")))
     assert (seen.device, seen.stream) == ("host", None)
-
-
-def test_an_inference_tensor_counts_no_writes(torch):
-    assert view(Tensor(is_inference=lambda: True)).version is None
 
 
 def no_storage():
@@ -204,7 +199,7 @@ def test_a_pyopencl_array_that_starts_inside_its_buffer_is_refused(monkeypatch):
 
 def test_the_cuda_array_interface_is_read_with_its_stream():
     array = CudaArray(stream=2, data=(4096, True))
-    assert view(array) == ("cuda", 4096, (2, 3), "float32", True, ("cuda", None), 2, array, None, False)
+    assert view(array) == ("cuda", 4096, (2, 3), "float32", True, ("cuda", None), 2, array, False)
     assert view(CudaArray(version=2)).stream is None
 
 

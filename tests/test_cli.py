@@ -74,7 +74,7 @@ MISTAKES = [
     (["emit", "x" * 300], "SpecError: xxx"),
     (["emit", "a\tb.yaml"], "SpecError: a\\tb.yaml: cannot be read"),
     (["emit", "\udcff.yaml"], "SpecError: \\udcff.yaml: cannot be read"),
-    (["emit", "small.yaml", "-o", "small.yaml"], "KsgenError: small.yaml is a file, which emit would replace; name a folder with -o"),
+    (["emit", "small.yaml", "-o", "small.yaml"], "KsgenError: small.yaml is no folder; name another folder with -o"),
     (["emit", "small.yaml", "-o", "x" * 300], "ksgen: [Errno 36] File name too long"),
 ]
 

@@ -100,34 +100,6 @@ def test_a_call_that_fails_is_told_and_the_next_one_works(call: str, device: Any
     check(ks(x, weights), x, weights)
 
 
-MARKING = {  # call -> what is told
-    "cuEventCreate": "marking a stream",
-    "cuEventRecord": "marking a stream",
-    "cuStreamWaitEvent": "making a stream wait for a mark",
-    "cuEventQuery": "asking whether a mark is reached",
-    "cuEventSynchronize": "waiting for a mark",
-}
-
-
-@on_machine
-@on_both
-@pytest.mark.parametrize("call", MARKING)
-def test_a_mark_that_fails_is_told_and_the_next_one_works(call: str, runtime: str, device: Any, faults: Callable[[str], None]) -> None:
-    def use_a_mark() -> None:
-        mark = device.mark(None)
-        device.wait(None, mark)
-        device.is_reached(mark)
-        device.finish(mark)
-
-    faults(f"{call}:400")
-    who = "CUDA" if runtime == "driver" else f"PyCUDA on {device.name}"
-    with pytest.raises(DeviceError) as told:
-        use_a_mark()
-    assert str(told.value) == f"{who}, {MARKING[call]}: CUDA_ERROR_INVALID_HANDLE (invalid resource handle)"
-    faults("")
-    use_a_mark()
-
-
 @on_machine
 @on_both
 def test_more_memory_than_there_is(device: Any) -> None:
@@ -210,8 +182,8 @@ OUT_OF_BOUNDS = """
 text = 'extern "C" __global__ void stray(int* y) { y[threadIdx.x + 1] = 1; }'
 device = find_device()
 kernel, memory = device.load(device.compiler().compile(text, "stray", device.target), "stray", 0), device.allocate(128)
+early = device.load(device.compiler().compile(text, "stray", device.target), "stray", 0, True)
 device.launch(kernel, 1, 32, 0, (memory,), None)
-mark = device.mark(None)
 print("launched")
 for _ in range(2):
     try:
@@ -230,14 +202,22 @@ def test_a_store_outside_its_array_is_an_illegal_address(runtime: str) -> None:
 
 
 @on_both
-def test_whoever_asks_for_a_mark_first_is_told_code_and_words_of_a_lost_context(runtime: str) -> None:
-    text = OUT_OF_BOUNDS.replace("{call}", "device.is_reached(mark)") + "print(device.name)"
-    _, told, _, name = script(text, runtime)
+def test_what_asks_the_driver_itself_is_told_code_and_words_of_a_lost_context(runtime: str) -> None:
+    text = OUT_OF_BOUNDS.replace("{call}", "device.synchronize()") + AFTER
+    *_, told, name = script(text, runtime)
     who = "CUDA" if runtime == "driver" else f"PyCUDA on {name}"
     words = "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)"
-    assert told == f"{who}, asking whether a mark is reached: {words}; {LOST}"
+    assert told.startswith(f"{who}, ")
+    assert told.endswith(f": {words}; {LOST}")
 
 
+AFTER = """
+try:
+    device.launch(early, 1, 32, 0, (memory,), None)
+except KsgenError as error:
+    print(error)
+print(device.name)
+"""
 EARLY = """
 text = 'extern "C" __global__ void touch(int* y) { y[threadIdx.x] = 1; }'
 device = find_device()

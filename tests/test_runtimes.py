@@ -391,27 +391,6 @@ def test_packed_weights_serve_every_stream(device: Any, ks: Launcher) -> None:
             check(out.content(stream), x, weights)
 
 
-@on_both
-def test_a_stream_waits_for_a_mark_in_another(device: Any) -> None:
-    x, _ = inputs()
-    other, given = -x, CudaArray(device, 0 * x)
-    with new_stream(device) as first, new_stream(device) as second:
-        put(device, given, x, first)
-        mark = device.mark(first)
-        device.wait(second, mark)
-        np.testing.assert_array_equal(given.content(second), x)
-        assert device.is_reached(mark)
-        put(device, given, other, first)
-        device.wait(None, device.mark(first))
-        np.testing.assert_array_equal(given.content(), other)
-        marks = [device.mark(first), device.mark(second)]
-        with captured(device, handle_of(second)):
-            for mark in marks:
-                device.finish(mark)
-                assert device.is_reached(mark)
-            del marks, mark  # events that end there spoil nothing
-
-
 @on_pycuda
 def test_a_handle_under_pycuda_goes_to_the_driver_runtime(device: Any, ks: Launcher) -> None:
     x, weights = inputs()

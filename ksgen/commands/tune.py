@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, REPLACED, SPEC, check_memory, console, find_spec, json_option, print_json
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -36,7 +36,9 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--scheduler", metavar="ADDRESS", help="Search on a Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure again what an earlier search measured.")
 @click.option("--noise", is_flag=True, help="Search nothing: say how much a time differs when it is measured again.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with curves and tables, such as out.html.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Write a page with curves and tables, such as out.html; {REPLACED}."
+)
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     HostArray = np.ndarray[Any, Any]
 
 Buffer = Any  # device memory, as its runtime spells it: what `allocate` returned, or a pyopencl Buffer, or a CUDA pointer
-Mark = Any  # a place in a stream's work, as `mark` returned it
 Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueue, or None for the device's own
 KernelHandle = Any  # what `load` returned
 
@@ -73,18 +72,6 @@ class Device(Protocol):
         """Copy from the device in the stream's order; the array is complete when this returns."""
 
     def synchronize(self, stream: Stream = None) -> None: ...
-
-    def mark(self, stream: Stream) -> Mark:
-        """What the stream was given so far, for others to wait for. CUDA alone has marks."""
-
-    def is_reached(self, mark: Mark) -> bool:
-        """Whether all of it is done. It may be asked during a capture."""
-
-    def finish(self, mark: Mark) -> None:
-        """Return when all of it is done. It may be called during a capture."""
-
-    def wait(self, stream: Stream, mark: Mark) -> None:
-        """What the stream is given from here on begins when all of it is done."""
 
     def is_capturing(self, stream: Stream) -> bool:
         """Whether the stream records a CUDA graph, so that nothing may wait or allocate."""

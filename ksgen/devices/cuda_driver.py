@@ -27,7 +27,6 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained
-from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -50,7 +49,7 @@ def open_device(index: int) -> DriverDevice:
     return DriverDevice(cu, index)
 
 
-class DriverDevice(Marks):
+class DriverDevice:
     """One GPU, in its primary context. Streams are handles: integers."""
 
     kind: Literal["cuda"] = "cuda"

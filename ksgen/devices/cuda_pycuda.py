@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +41,6 @@ from ksgen.devices.libcuda import (
     is_capturing,
     words_of_a_lost_context,
 )
-from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
 
@@ -65,7 +64,7 @@ def open_device(index: int) -> PyCudaDevice:
     return PyCudaDevice(_pycuda(), devices[index], index)
 
 
-class PyCudaDevice(Marks):
+class PyCudaDevice:
     """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
 
     The context is entered around every call and left again: PyCUDA aborts a process whose thread ends inside one, and
@@ -194,9 +193,6 @@ class PyCudaDevice(Marks):
             self._driver.Context.synchronize()
         else:
             own.synchronize()
-
-    def _inside(self, doing: str) -> AbstractContextManager[None]:
-        return self._entered(doing)
 
     @contextmanager
     def _entered(self, doing: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ import ctypes
 import struct
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -148,16 +148,15 @@ class Module:
         return found.value or 0
 
 
-def call(name: str, *arguments: Any, accepted: Collection[int] = (0,)) -> int:
-    """The status of a driver call, where it is accepted; `DriverError` where it is not."""
-    return check(getattr(_driver(), name)(*arguments), accepted)
+def call(name: str, *arguments: Any) -> None:
+    """One of the driver's functions; `DriverError` where it fails."""
+    check(getattr(_driver(), name)(*arguments))
 
 
-def check(status: int, accepted: Collection[int] = (0,)) -> int:
-    """The status of a driver call, where it is accepted; `DriverError` where it is not."""
-    if status not in accepted:
+def check(status: int) -> None:
+    """`DriverError` where a call of the driver failed."""
+    if status:
         raise DriverError(explained(status))
-    return status
 
 
 def explained(status: int) -> str:
