@@ -96,7 +96,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
             extra_arguments="".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
             item_bytes=kernel.item_bytes,
             storage=kernel.dtype,
-            **{"reals": "real"} | chosen.words(kernel, constants),
+            **{"reals": "real", **chosen.words(kernel, constants)},
         )
     )
     return Source(text, entry, dialect, kernel, chosen.name, constants)

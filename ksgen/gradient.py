@@ -9,7 +9,7 @@ from ksgen.arguments import check_context, check_memory, views_of, where_to_work
 from ksgen.arrays import ArrayView, stream_handle, view
 from ksgen.devices.base import Stream, uploaded
 from ksgen.fits import Fits
-from ksgen.memory import host_array, new_array
+from ksgen.memory import host_array, is_whole, new_array
 from ksgen.plan import Plan
 from ksgen.weights import refuse_capture
 from ksgen.workspace import new_workspace
@@ -47,9 +47,14 @@ def _on_host(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) 
         out = new_array(views["x"], plan.kernel.pattern.shape)
         views["out"] = view(out, "out")
     result = host_array(views["out"])
+    if device.shares_host and all(is_whole(found) for found in views.values()):
+        shared = (device.shared(views[name].pointer) for name in ("x", "grad_y", "out"))
+        plan.launch((*shared, *(plan.workspace(stream) or (None,)), plan.batch), stream)
+        device.synchronize(stream)
+        return out
 
     x, grad_y = (uploaded(device, host_array(views[name]), stream) for name in ("x", "grad_y"))
     grad = device.allocate(result.nbytes)
-    plan.launch((x, grad_y, grad, *(plan.workspace() or (None,)), plan.batch), stream)
+    plan.launch((x, grad_y, grad, *(plan.workspace(stream) or (None,)), plan.batch), stream)
     device.download(result, grad, stream)
     return out

@@ -30,7 +30,7 @@ from ksgen.errors import LaunchError
 from ksgen.families import family_named
 from ksgen.fits import Fits, are_aligned
 from ksgen.gradient import weight_gradient
-from ksgen.memory import host_array, new_array
+from ksgen.memory import host_array, is_whole, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
@@ -190,6 +190,8 @@ class Launcher:
         if packed:
             check_packed(self, packed, self.pattern, device, views["x"].dtype)
         plan = self._fits.plan(fit, device, on, fit.place == "host" or are_aligned(views))
+        if fit.place == "host" and device.shares_host and all(is_whole(found) for found in views.values()):
+            return self._shared_call(plan, views, weights, out, on)
         if fit.place == "host":
             return self._host_call(plan, views, packed, out, on)
         return self._device_call(plan, views, weights, out, on)
@@ -212,6 +214,22 @@ class Launcher:
         arguments = (views["x"].pointer, packed, views["out"].pointer, *workspace.pointers, *extras, plan.batch)
         return Call(plan, arguments, stream, out, before, None, (views, weights, room, workspace))
 
+    def _shared_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
+        """On arrays of the host, where they lie: on a device that shares its memory."""
+        device = plan.device
+        before: Callable[[], object]
+        if isinstance(weights, Weights):
+            packed, room, before = weights.packed_for(plan, stream), None, weights.check
+        else:
+            packed, room = self._rooms.find(weights, views["weights"], plan, stream)
+            before = partial(plan.pack, device.shared(views["weights"].pointer), stream, packed)
+        if out is None:
+            out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch))
+            views["out"] = view(out, "out")
+        x, y, *extras = (device.shared(views[name].pointer) for name in ("x", "out", "bias", "residual") if name in views)
+        arguments = (x, packed, y, *plan.workspace(stream), *extras, plan.batch)
+        return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights, room))
+
     def _host_call(self, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
         device = plan.device
         refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
@@ -232,7 +250,7 @@ class Launcher:
                 plan.pack(buffers["weights"], stream, into=at)
 
         extras = [buffers[name] for name in ("bias", "residual") if name in buffers]
-        arguments = (buffers["x"], at, buffers["out"], *plan.workspace(), *extras, plan.batch)
+        arguments = (buffers["x"], at, buffers["out"], *plan.workspace(stream), *extras, plan.batch)
 
         def receive() -> None:
             device.download(result, buffers["out"], stream)

@@ -32,6 +32,12 @@ def size_of(array: ArrayView) -> int:
     return prod(array.shape) * PRECISIONS[array.dtype].item_bytes
 
 
+def is_whole(found: ArrayView) -> bool:
+    """Whether it begins at one of its elements' boundaries, as kernels take it."""
+    whole: bool = found.pointer % PRECISIONS[found.dtype].item_bytes == 0
+    return whole
+
+
 def host_array(found: ArrayView) -> "HostArray":
     """The same host memory. The view's owner must outlive it."""
     import numpy as np

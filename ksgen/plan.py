@@ -96,9 +96,9 @@ class Plan:
             maps = self._encode(arguments) if step.handle is self.multiply else ()
             self.device.launch(*step, (*maps, *arguments), stream)
 
-    def workspace(self) -> tuple[Buffer, ...]:
-        """New memory to give a launch: one buffer, or none. Freeing it waits for all launches."""
-        return (self.device.allocate(self.workspace_bytes),) if self.workspace_bytes else ()
+    def workspace(self, stream: Stream = None) -> tuple[Buffer, ...]:
+        """Memory to give launches on that stream: one buffer, or none. Freeing it waits for all launches."""
+        return (self.device.workspace(self.workspace_bytes, stream),) if self.workspace_bytes else ()
 
     def _encode(self, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
         """The maps of what is at these places, encoded at the first launch on it."""

@@ -129,7 +129,7 @@ class Rooms:
 
     def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
         """Memory for a plan's packed weights, and what keeps it: needed until the last launch was enqueued."""
-        if found.kind == "torch":
+        if found.kind == "torch" and found.device != "host":
             elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
             room = new_array(found, (elements,), stream_handle(stream))
             return view(room).pointer, room

@@ -30,4 +30,4 @@ def new_workspace(plan: Plan, x: ArrayView, stream: Stream, remedy: str) -> Work
     if x.kind in STREAM_ORDERED:
         array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
         return Workspace((view(array).pointer,), array)
-    return Workspace(buffers := plan.workspace(), buffers)
+    return Workspace(buffers := plan.workspace(stream), buffers)

@@ -43,6 +43,7 @@ class FakeGpu:
     name: str = "Fake GPU"
     index: int = 0
     supports_foreign_streams: bool = True
+    shares_host: bool = False
     launches: list[tuple[str, Any]] = field(default_factory=list)  # entry and stream of every launch, in order
     waits: list[Any] = field(default_factory=list)  # streams that were waited for, in order
     graph: list[Work] | None = None  # what a capture has recorded; None while there is none
@@ -76,6 +77,9 @@ class FakeGpu:
         self.encoded.append(pointer)
         array = self._memory[pointer]
         return TensorMap(array, described.sizes, described.strides, described.box, described.swizzle, described.item_bytes)
+
+    def workspace(self, nbytes: int, stream: Any) -> Memory:
+        return self.allocate(nbytes)
 
     def allocate(self, nbytes: int) -> Memory:
         assert self.graph is None, "memory was allocated inside a capture"

@@ -50,6 +50,7 @@ class Device(Protocol):
     target: str  # what binaries are built for: "sm_90a", or platform, device and driver version for OpenCL
     driver_version: str
     limits: Limits
+    shares_host: bool  # kernels take the host's memory where it lies
     supports_foreign_streams: bool  # launches on CUDA streams that others made, given as integers
 
     def compiler(self) -> Compiler: ...
@@ -64,6 +65,12 @@ class Device(Protocol):
         """The map of an array at a 16-byte boundary, as a kernel takes it. CUDA alone has them."""
 
     def allocate(self, nbytes: int) -> Buffer: ...
+
+    def shared(self, pointer: int) -> Buffer:
+        """The host's memory as a kernel's argument, where the device shares it. Its owner must outlive the launches."""
+
+    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
+        """Memory for what launches on that stream leave for each other; later ones on the same stream may be given the same."""
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         """Copy to the device in the stream's order; the array may change as soon as this returns."""

@@ -55,6 +55,7 @@ class DriverDevice:
     kind: Literal["cuda"] = "cuda"
     runtime: Literal["driver"] = "driver"
     dialect: Literal["cuda"] = "cuda"
+    shares_host = False
     supports_foreign_streams = True
 
     def __init__(self, cu: Any, index: int) -> None:
@@ -112,6 +113,12 @@ class DriverDevice:
         with self._current():
             pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
+
+    def shared(self, pointer: int) -> Buffer:
+        raise DeviceError(f"{self.name} does not share the host's memory")
+
+    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
+        return self.allocate(nbytes)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)

@@ -74,6 +74,7 @@ class PyCudaDevice:
     kind: Literal["cuda"] = "cuda"
     runtime: Literal["pycuda"] = "pycuda"
     dialect: Literal["cuda"] = "cuda"
+    shares_host = False
     supports_foreign_streams = False
 
     def __init__(self, driver: Any, device: Any, index: int) -> None:
@@ -132,6 +133,12 @@ class PyCudaDevice:
         with self._entered(f"allocating {nbytes} bytes"):
             allocation = self._driver.mem_alloc(max(nbytes, 1))
         return Memory(int(allocation), nbytes, self._release, [allocation])
+
+    def shared(self, pointer: int) -> Buffer:
+        raise DeviceError(f"{self.name} does not share the host's memory")
+
+    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
+        return self.allocate(nbytes)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         own, source = self._own(stream), as_bytes(array)

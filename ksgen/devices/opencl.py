@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 import re
+import struct
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
 
 _BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
+_INT64 = struct.Struct("=q")
+_UNSET = object()
 _building = threading.Lock()  # `catch_warnings` changes the whole process
 
 
@@ -75,8 +79,11 @@ class OpenCLDevice:
             is_cpu=bool(device.type & cl.device_type.CPU),
             vector_bytes=4 * max(4, device.native_vector_width_float),
         )
+        self.shares_host = self.limits.is_cpu and bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
+        self._workspace: Any = None
+        self._growing = threading.Lock()
         self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
 
     def compiler(self) -> OpenCLCompiler:
@@ -104,6 +111,17 @@ class OpenCLDevice:
     def allocate(self, nbytes: int) -> Buffer:
         with self._explained(f"allocating {nbytes} bytes"):
             return self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, size=max(nbytes, 1))
+
+    def shared(self, pointer: int) -> Buffer:
+        return self._cl.SVM((ctypes.c_char * 1).from_address(pointer))
+
+    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
+        if stream is not None:  # a user's queue, on which launches are not in the order of the device's own
+            return self.allocate(nbytes)
+        with self._growing:
+            if self._workspace is None or self._workspace.size < nbytes:
+                self._workspace = self.allocate(nbytes)
+            return self._workspace
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
@@ -161,20 +179,17 @@ class _Kernel:
     def __init__(self, cl: Any, kernel: Any) -> None:
         self.kernel, self.lock = kernel, threading.Lock()
         self.entry: str = kernel.function_name
-        self._count: int = kernel.num_args
-        self._cl, self._is_typed = cl, False
+        self._cl = cl
+        self._set: list[Any] = [_UNSET] * kernel.num_args  # what the kernel object holds, which keeps it alive as well
 
     def set_args(self, args: tuple[Any, ...], shared_bytes: int) -> None:
         """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
-        import numpy as np
-
-        if not self._is_typed:  # which arguments are numbers never changes between launches
-            numbers: Sequence[Any] = [np.int64 if isinstance(arg, int) else None for arg in args]
-            self.kernel.set_scalar_arg_dtypes([*numbers, None][: self._count])
-            self._is_typed = True
-        if self._count == len(args) + 1:
+        if len(self._set) == len(args) + 1:
             args = (*args, self._cl.LocalMemory(shared_bytes))
-        self.kernel.set_args(*args)
+        for place, (arg, known) in enumerate(zip(args, self._set, strict=True)):
+            if arg is not known:
+                self.kernel.set_arg(place, _INT64.pack(arg) if isinstance(arg, int) else arg)
+                self._set[place] = arg
 
 
 class OpenCLCompiler:
