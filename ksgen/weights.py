@@ -129,10 +129,11 @@ class Rooms:
 
     def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
         """Memory for a plan's packed weights, and what keeps it: needed until the last launch was enqueued."""
-        if found.kind == "torch" and found.device != "host":
+        if found.kind == "torch":
             elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
             room = new_array(found, (elements,), stream_handle(stream))
-            return view(room).pointer, room
+            pointer = view(room).pointer
+            return plan.device.shared(pointer) if found.device == "host" else pointer, room
         place = found.pointer, plan.device, plan.packing
         kept = self._rooms.get(id(array))
         if kept is not None and kept.array() is array and place in kept.buffers:

@@ -250,7 +250,7 @@ def test_a_batch_with_a_kernel_of_its_own_takes_it() -> None:
 def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
     told = ks.explain(100)
     assert told.startswith("ks_2x9x5x3_float32_bsf at batch 100 on ")
-    assert "simt (plain multiply-adds: every device" in told
+    assert "vector (vector registers full of sums" in told
     assert ", tile_batch=" in told
     assert told.endswith("the family's default: no search has been run for this kernel on this device")
     with pytest.raises(SpecError, match="batch=0; accepted: a whole number from 1 up"):

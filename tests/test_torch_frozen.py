@@ -521,6 +521,7 @@ def test_what_a_graph_would_make_is_not_kept_and_what_it_reads_stays(monkeypatch
 
 
 def test_factors_by_themselves_take_what_a_layer_keeps(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> None:
+    monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda"})
     layer, x = make("auto", monkeypatch).freeze(), torch.randn(5, 24)
     options = {"layout": "bsf", "precision": None, "activation": "none"}
     with torch.no_grad():

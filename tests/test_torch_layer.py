@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
-from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch import KSLinear, choice  # noqa: E402
 from ksgen.torch.backends import NAMES, to_dense  # noqa: E402
 from tests.torch_cases import use_kernels  # noqa: E402
 
@@ -234,7 +235,8 @@ def test_exported_for_any_batch(layout: str) -> None:
 # ---- who multiplies
 
 
-def test_a_layer_explains_itself() -> None:
+def test_a_layer_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda"})
     words = "bmm, as there are no kernels for tensors on cpu: permute, one batched product, permute back"
     for backend in ("auto", "ksgen"):
         assert make(backend=backend).explain() == f"2,8,4,3: {words}\n4,6,12,1: {words}"
@@ -246,10 +248,12 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     told = make(backend="ksgen", activation="gelu").explain(batch=77).splitlines()
     assert told[0].startswith("2,8,4,3: ksgen: as asked for; ks_2x8x4x3_float32_bsf at batch 77 on ")
     assert "ks_4x6x12x1_float32_bsf_bias_gelu at batch 77" in told[1]
-    assert "simt" in told[1]
-    told = KSLinear([(2, 8, 4, 3), (4, 64, 12, 1), (1, 4, 256, 1)], bias=False).explain().splitlines()
-    assert told[0].startswith("2,8,4,3: ksgen: most to win")
-    assert told[1].startswith("4,64,12,1: strided: nothing to win")
+    assert "vector" in told[1]
+    layer = KSLinear([(2, 8, 4, 3)], bias=False)
+    assert layer.explain(batch=7).startswith("2,8,4,3: ksgen: both are timed when it is met first, and the faster one is taken")
+    with torch.no_grad():
+        layer(torch.randn(7, 24))
+    assert re.match(r"2,8,4,3: (ksgen|strided): \d+ us here, (ksgen|strided) \d+ us", layer.explain(batch=7))
 
 
 # ---- what is refused

@@ -1,5 +1,6 @@
 """The operators: right against float64, each other's derivatives, and what PyTorch's transforms make of them."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402  (after the skip)
 from torch.func import grad, jacrev, vmap  # noqa: E402
 
-from ksgen.errors import DeviceError, LaunchError, SpecError  # noqa: E402
+from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
@@ -281,10 +282,42 @@ def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.Mo
     assert choice.choose(kernel, 5, cuda) == choice.Choice("strided", "no kernel can be launched: no driver")
 
 
-@pytest.mark.parametrize(("shape", "launches"), [((2, 9, 5, 3), 3), ((2, 9, 5, 1), 0)], ids=str)
-def test_auto_takes_kernels_where_there_is_something_to_win(shape: tuple[int, ...], launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def way(name: str, seconds: float) -> Any:
+        def call() -> Any:
+            calls.append(name)
+            now[0] += seconds + (5.0 if len(calls) <= 2 else 0.0)  # the first turn builds
+
+        return call
+
+    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
+    ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
+    assert choice.faster("a job of this test", ways) == "strided"
+    assert calls == ["ksgen", "strided"] * choice.TURNS
+    assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
+    assert choice.faster("a job of this test", ways) == "strided"
+    assert len(calls) == 2 * choice.TURNS
+
+
+def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
+    def refused() -> Any:
+        raise ToolchainError("no compiler, says this test")
+
+    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: no compiler, says this test"):
+        assert choice.faster("a refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.faster("another refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+
+
+@pytest.mark.parametrize(("taken", "launches"), [("ksgen", 3), ("strided", 0)])
+def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, and both gradients."""
     use_kernels(monkeypatch)
+    monkeypatch.setattr(choice, "faster", lambda job, ways: taken)
+    shape = (2, 9, 5, 3)
     called: list[Any] = []
     for name in ("__call__", "gradient"):
         own = getattr(Launcher, name)

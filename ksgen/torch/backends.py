@@ -4,7 +4,7 @@ A backend prepares canonical weights (a, b, c, d), once where they are frozen, a
 except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -21,7 +21,7 @@ from ksgen.torch.checks import check, check_backend
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import made_of
-from ksgen.torch.ops import autocast, is_plain, multiply
+from ksgen.torch.ops import autocast, is_plain, multiply, multiply_chain
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
 
@@ -123,6 +123,18 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
     return finish(BACKENDS[backend](x, weights, layout), bias, options["activation"], residual, layout)
+
+
+def multiply_all_by(
+    backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str, **options: Any
+) -> Tensor:
+    """By one factor after the other; bias, activation and residual are the last one's."""
+    if backend in ("auto", "ksgen", "strided"):
+        return multiply_chain(x, weights, bias, residual, activation=activation, backend=backend, **options)
+    *first, last = weights
+    for each in first:
+        x = multiply_by(backend, x, each, None, None, activation="none", **options)
+    return multiply_by(backend, x, last, bias, residual, activation=activation, **options)
 
 
 def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:

@@ -1,21 +1,31 @@
 """Who multiplies: ksgen's kernels or PyTorch's products on views. When neither is asked for, "auto", which one, and why."""
 
+import os
+import warnings
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import inf
+from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ksgen.devices import device_for
-from ksgen.errors import DeviceError
-from ksgen.launcher import Launcher
+from ksgen.devices import device_for, find_device
+from ksgen.errors import DeviceError, ToolchainError
+from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.plan import PLANNER
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 
-KERNEL_DEVICES = {"cuda"}  # whose tensors kernels multiply; tests add "cpu", to run them through OpenCL
+KERNEL_DEVICES = {"cuda", "cpu"}  # whose tensors kernels multiply, where there is a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
+TURNS = 4  # in which ways are timed; the first also builds
+
+Way = Callable[[], Tensor]
+_measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
 
 
 @dataclass(frozen=True)
@@ -29,19 +39,75 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
     return Launcher(a, b, c, d)
 
 
+@lru_cache(REMEMBERED)
+def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...]) -> ChainLauncher:
+    return ChainLauncher(*(launcher(*pattern) for pattern in patterns))
+
+
 def has_kernels(device: Any) -> bool:
     """Whether tensors that lie there are multiplied by ksgen's kernels."""
-    return device.type in KERNEL_DEVICES
+    return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
 
 
-def chosen(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, **what: Any) -> str:
-    """Who serves a call: "ksgen" or "strided". `what`: the epilogue, or another job than a product."""
+@cache
+def _has_processor(asked: str) -> bool:
+    """Whether host arrays are multiplied on the processor, where they lie: on a machine with a GPU only where that is asked for."""
+    try:
+        return find_device(asked).shares_host
+    except DeviceError:
+        return False
+
+
+def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any) -> Tensor:
+    """Call one of the ways, "ksgen" or "strided". `what`: the epilogue, or another job than a product."""
     if not has_kernels(x.device):
-        return "strided"
+        return ways["strided"]()
     if backend != "auto":
-        return backend
-    kernel = _kernel(own, precision or dtype_name(x.dtype), layout, **what)
-    return choose(kernel, x.shape[0 if layout == "bsf" else 1], x.device).backend
+        return ways[backend]()
+    kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
+    if is_measured_here(kernel, x.device):
+        return ways[faster((kernel, size_of(batch)), ways)]()
+    return ways[choose(kernel, batch, x.device).backend]()
+
+
+def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
+    """Whether its ways are timed when it is met: on a processor, where PyTorch has the precision too."""
+    return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
+
+
+def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
+    """Which way is the fastest on this processor: they are timed in turns when a job is met first."""
+    key = job, torch.get_num_threads()
+    if key not in _measured:
+        if len(_measured) >= REMEMBERED:
+            _measured.clear()
+        seconds = dict.fromkeys(ways, inf)
+        for _ in range(TURNS):
+            for name, way in ways.items():
+                start = perf_counter()
+                try:
+                    way()
+                except (DeviceError, ToolchainError) as error:
+                    _tell_once(str(error))
+                else:
+                    seconds[name] = min(seconds[name], perf_counter() - start)
+        _measured[key] = seconds
+    return min(_measured[key], key=_measured[key].__getitem__)
+
+
+@cache
+def _tell_once(error: str) -> None:
+    warnings.warn(f"PyTorch multiplies, as no kernel can be had: {error}", stacklevel=2)
+
+
+def measured(job: Hashable) -> Mapping[str, float]:
+    """Seconds of each way; none where the job was not met yet."""
+    return _measured.get((job, torch.get_num_threads()), {})
+
+
+def size_of(batch: int) -> int:
+    """Batches that are served alike: small ones each by itself, others by their length in bits."""
+    return batch if batch <= 16 else 1 << batch.bit_length()
 
 
 @lru_cache(REMEMBERED)
@@ -52,7 +118,15 @@ def _kernel(
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
-    """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's."""
+    """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
+
+    On a processor the faster one, once both were timed.
+    """
+    if is_measured_here(kernel, device):
+        if not (seconds := measured((kernel, size_of(batch)))):
+            return Choice("ksgen", "both are timed when it is met first, and the faster one is taken")
+        first, second = sorted(seconds, key=seconds.__getitem__)
+        return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {second} {seconds[second] * 1e6:.0f} us")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
 
 

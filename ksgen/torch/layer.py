@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, excerpt
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.torch import frozen
-from ksgen.torch.backends import NAMES, explain, multiply_by
+from ksgen.torch.backends import NAMES, explain, multiply_all_by
 from ksgen.torch.checks import check_backend, check_precision, check_words, dtype_name
 
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
@@ -89,10 +89,8 @@ class KSLinear(nn.Module):
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         options = {"layout": self.layout, "precision": self.precision}
-        *first, last = self.weights
-        for weights in first:
-            rows = multiply_by(self.backend, rows, weights, None, None, activation="none", **options)
-        return multiply_by(self.backend, rows, last, self.bias, added, activation=self.activation, **options).reshape(y_shape)
+        y = multiply_all_by(self.backend, rows, list(self.weights), self.bias, added, activation=self.activation, **options)
+        return y.reshape(y_shape)
 
     def freeze(self) -> Self:
         """Declare that nobody will write to the weights: what is made of them is made once, and kept until they thaw.

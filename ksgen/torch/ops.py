@@ -9,7 +9,7 @@ Both run in ksgen's kernels, or in `ksgen.torch.products` where `ksgen.torch.cho
 "bsf", (features, batch) in "bsl".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ from torch.nn import Parameter
 
 from ksgen.spec import LAYOUTS
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_backend, check_words
-from ksgen.torch.choice import chosen, has_kernels, launcher
+from ksgen.torch.checks import check, check_backend, check_words, dtype_name
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, launcher, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import made_of
 from ksgen.torch.operands import as_trained, operand
@@ -50,13 +50,49 @@ def multiply(
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
-    if not has_kernels(x.device) and backend != "strided" and not _is_watched(x, weights, bias, residual):
+    if backend != "strided" and not _is_watched(x, weights, bias, residual) and not has_kernels(x.device):
         y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
     if activation != "none" and _needs_gradient(x, weights, bias):
         before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
         return finish(before, None, activation, residual, layout)
     return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+
+
+def multiply_chain(
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
+    activation: str, backend: str,
+) -> Tensor:  # fmt: skip
+    """`multiply` by one factor after the other; on a processor in one launch, where nothing is asked for but the values."""
+    *first, last = weights
+
+    def one_by_one() -> Tensor:
+        rows = x
+        for each in first:
+            rows = multiply(rows, each, layout=layout, precision=precision, backend=backend)
+        return multiply(rows, last, bias, residual, layout=layout, precision=precision, activation=activation, backend=backend)
+
+    if not first or x.device.type != "cpu" or backend == "strided" or not is_plain(x, *weights, bias, residual):
+        return one_by_one()
+    if not has_kernels(x.device):
+        return one_by_one()
+    cast_x, cast_bias, cast_residual, *cast, cast_precision = autocast(x, bias, residual, *weights, precision)
+    if not cast_x.numel() or cast_precision not in (None, dtype_name(cast_x.dtype)):
+        return one_by_one()
+
+    def in_one_launch() -> Tensor:
+        extras = {"bias": _contiguous(cast_bias), "residual": _contiguous(cast_residual)}
+        own = chain_launcher(tuple(tuple(each.shape) for each in cast))
+        y: Tensor = own(
+            cast_x.contiguous(), [operand(each.contiguous(), False) for each in cast], layout=layout, activation=activation, **extras
+        )
+        return y
+
+    if backend == "ksgen":
+        return in_one_launch()
+    job = ("chain", *(each.shape for each in cast), cast_x.dtype, layout, activation, bias is not None, residual is not None)
+    ways = {"ksgen": in_one_launch, "each": one_by_one}
+    return ways[faster((job, size_of(cast_x.shape[0 if layout == "bsf" else 1])), ways)]()
 
 
 def autocast(*given: Any) -> Any:
@@ -84,14 +120,19 @@ def _compute(
     a, b, c, d = weights.shape
     own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
-    if chosen(own, x, layout, precision, backend, epilogue=epilogue) == "strided":
+
+    def by_kernels() -> Tensor:
+        options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
+        options |= {"bias": _contiguous(bias), "residual": _contiguous(residual)}
+        product: Tensor = own(x, operand(weights, transposed), **options)
+        return product
+
+    def on_views() -> Tensor:
         matrices = made_of(weights, products.by_matrix)
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
-    options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
-    options |= {"bias": _contiguous(bias), "residual": _contiguous(residual)}
-    product: Tensor = own(x, operand(weights, transposed), **options)
-    return product
+
+    return serve(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, epilogue=epilogue)
 
 
 _multiply = torch.library.custom_op(
@@ -162,9 +203,15 @@ def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layo
     if not x.numel():
         return x.new_zeros(shape)
     own = launcher(*shape)
-    if chosen(own, x, layout, precision, backend, job="gradient") == "strided":
+
+    def by_kernels() -> Tensor:
+        gradient: Tensor = own.gradient(x, y_gradient, layout=layout, precision=precision)
+        return gradient
+
+    def on_views() -> Tensor:
         return products.weight_gradient(x, y_gradient, layout, a, d)
-    return own.gradient(x, y_gradient, layout=layout, precision=precision)
+
+    return serve(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, job="gradient")
 
 
 _weight_gradient = torch.library.custom_op(
