@@ -10,6 +10,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.vector.defaults import default, tile_sizes
+from ksgen.families.vector.planes import lanes_of
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
@@ -101,22 +102,12 @@ class Vector(Addressed):
         return Geometry(Shape(kernel, constants).columns, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
-        shape, lanes = Shape(kernel, constants), constants.lanes
         is_bsf = kernel.layout == "bsf"
         extras = {"bias": "bias", "residual": f"residual + first * {'OUT_FEATURES' if is_bsf else '1'}"}
         wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
-        return {
-            "n": "",
-            "reals": "lanes",
-            "lanes": lanes,
-            "source": "stored",
+        return Shape(kernel, constants).words | {
             "target": "stored",
-            "widen": "widen",
-            "layout": kernel.layout,
             "rows": "panel" if constants.panel else "in_place",
-            "inputs": _inputs(shape.run, lanes),
-            "mask": f"{'ulong' if shape.real_bytes == 8 else 'uint'}{lanes}",
-            "turns": _turns(lanes),
             "shifted_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
         }
 
@@ -158,29 +149,3 @@ class Vector(Addressed):
             Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
             Constexpr("TURNED", shape.turned if is_bsf else 0, "where a plane's outputs begin in what a work group keeps"),
         ]
-
-
-def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
-    """Of the device's vector registers, in the type of a kernel's sums."""
-    return max(2, limits.vector_bytes // max(4, kernel.item_bytes))
-
-
-def _inputs(run: int, lanes: int) -> str:
-    """The expression that repeats the inputs of one l for all lanes."""
-    if run == 1:
-        return "(lanes)(*at)"
-    if run == lanes:
-        return f"vload{lanes}(0, at)"
-    return f"vload{run}(0, at).s{''.join(f'{lane % run:x}' for lane in range(lanes))}"
-
-
-def _turns(lanes: int) -> list[tuple[int, str, str]]:
-    """The steps of turning a square of vectors: how far the two are apart, and what each takes of both."""
-    steps = []
-    half = lanes // 2
-    while half:
-        low = [lane if not lane & half else lanes + lane - half for lane in range(lanes)]
-        high = [lane + half if not lane & half else lanes + lane for lane in range(lanes)]
-        steps.append((half, ", ".join(map(str, low)), ", ".join(map(str, high))))
-        half //= 2
-    return steps
