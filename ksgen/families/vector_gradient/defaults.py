@@ -24,7 +24,7 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
     return [
         (height, width)
-        for height, width in product(range(1, min(c, registers) + 1), range(1, min(widest, registers) + 1))
+        for height, width in product(range(min(c, registers), 0, -1), range(1, min(widest, registers) + 1))
         if (height + 1) * (width + 1) - (width if along == "batch" else height) <= registers
     ]
 
