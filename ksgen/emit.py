@@ -58,7 +58,8 @@ class Source:
         """All that the text has."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
-        return list(dict.fromkeys([self.entry, self.pack_entry, *passes]))
+        second = [self.pack_entry] if family_named(self.family).packs else []
+        return list(dict.fromkeys([self.entry, *second, *passes]))
 
     def entry_of(self, name: str) -> str:
         return f"{self.entry}_{name}"
@@ -126,7 +127,7 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of the constants where they are not the portable default."""
-    if family is family_for(kernel, portable) and constants == family.default(kernel, portable):
+    if family.serves(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
         return kernel.name
     tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
     return f"{kernel.name}_{tag}"

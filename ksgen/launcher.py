@@ -29,6 +29,7 @@ from ksgen.devices.base import Stream
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
 from ksgen.fits import Fits, are_aligned
+from ksgen.fused import fused_plan
 from ksgen.gradient import weight_gradient
 from ksgen.memory import host_array, is_whole, new_array
 from ksgen.pattern import Chain, Pattern
@@ -263,7 +264,7 @@ class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one."""
 
     def __init__(self, *factors: Launcher) -> None:
-        Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
+        self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
         self.factors = factors
 
     def __repr__(self) -> str:
@@ -287,10 +288,52 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: got {len(weights)} weight arrays; {len(self.factors)} are needed, one a factor")
         last_only = {"bias": bias, "residual": residual, "out": out}
         self._check(x, weights, layout, activation, precision, {name: array for name, array in last_only.items() if array is not None})
+        if fused := self._fused(x, weights, layout, activation, last_only, stream, precision):
+            return fused()
         for factor, own in zip(self.factors[:-1], weights[:-1], strict=True):
             x = factor(x, own, layout=layout, stream=stream, precision=precision)
         last_only |= {"stream": stream, "precision": precision}
         return self.factors[-1](x, weights[-1], layout=layout, activation=activation, **last_only)
+
+    def _fused(
+        self, x: Any, weights: Sequence[Any], layout: str, activation: str, last_only: dict[str, Any], stream: Any, precision: str | None
+    ) -> Call | None:
+        """All factors in one launch, on arrays of the host where they lie; None where that is not to be had."""
+        views = views_of({"x": x} | {name: array for name, array in last_only.items() if array is not None}, stream)
+        own_weights = [None if isinstance(own, Weights) else view(own, "weights") for own in weights]
+        given = [*views.values(), *filter(None, own_weights)]
+        if any(found.device != "host" or not is_whole(found) for found in given):
+            return None
+        device, on = device_and_stream(self, "host", stream)
+        batch = views["x"].shape[0 if layout == "bsf" else 1]
+        epilogue = ("bias" in views, activation, "residual" in views)
+        fused = fused_plan(device, self.chain, precision or views["x"].dtype, layout, epilogue, batch)
+        if fused is None:
+            return None
+        check_memory(self, views | {f"weights of factor {number}": found for number, found in enumerate(own_weights, start=1) if found})
+        packed, rooms, packs = [], [], []
+        for factor, plan, own, found in zip(self.factors, fused.factors, weights, own_weights, strict=True):
+            if found is None:
+                check_packed(self, own, factor.pattern, device, views["x"].dtype)
+                packed.append(own.packed_for(plan, on))
+                packs.append(own.check)
+            else:
+                at, room = factor._rooms.find(own, found, plan, on)
+                packed.append(at)
+                rooms.append(room)
+                packs.append(partial(plan.pack, device.shared(found.pointer), on, at))
+        out = last_only["out"]
+        if out is None:
+            out = new_array(views["x"], y_shape(self.chain[-1], layout, batch))
+            views["out"] = view(out, "out")
+        first, y, *extras = (device.shared(views[name].pointer) for name in ("x", "out", "bias", "residual") if name in views)
+        arguments = (first, *packed, y, *fused.whole.workspace(on), *extras, batch)
+
+        def pack_all() -> None:
+            for pack in packs:
+                pack()
+
+        return Call(fused.whole, arguments, on, out, pack_all, partial(device.synchronize, on), (views, weights, own_weights, rooms))
 
     def _check(
         self, x: Any, weights: Sequence[Any], layout: str, activation: str, precision: str | None, last_only: dict[str, Any]

@@ -204,7 +204,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
         device, kernel, batch, choice, source, loaded.binary, *multiply,
-        loaded.handles[source.pack_entry], packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
+        loaded.handles.get(source.pack_entry), packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
         f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
         family.maps(kernel, choice.constants, batch), geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         (*before, multiply, *after) if before or after else (),

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 from ksgen.bench.model import MODULES, Job, measure  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
 from ksgen.torch import models  # noqa: E402
-from ksgen.torch.backends import NAMES  # noqa: E402
+from ksgen.torch.backends import BACKENDS, NAMES  # noqa: E402
 from ksgen.torch.layer import KSLinear  # noqa: E402
 
 
@@ -64,6 +64,25 @@ def test_a_row_for_every_precision_module_and_backend(tmp_path: Path) -> None:
     for module in MODULES:
         assert sum(line.split("│")[1].strip() == module for line in done.stdout.splitlines() if line.startswith("│")) == 2
     assert "batch 1: the median of 2 rounds" in done.stdout
+
+
+@pytest.mark.usefixtures("_small")
+def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, prepare = [], BACKENDS["bmm"].prepare
+    monkeypatch.setitem(BACKENDS, "bmm", replace(BACKENDS["bmm"], prepare=lambda weights: made.append(weights) or prepare(weights)))
+
+    def run(calls: Mapping[str, Callable[[], object]], repeats: int, device: object) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        warm = len(made)
+        for call in calls.values():
+            call()
+        assert len(made) == warm
+        return {name: [1.0] for name in calls}
+
+    monkeypatch.setattr("ksgen.bench.model.seconds_in_turn", run)
+    list(measure(Job("vit-s16", ("float32",), ("bmm",), torch.device("cpu"), 1, 0, 1)))
+    assert made
 
 
 @pytest.mark.usefixtures("_small")

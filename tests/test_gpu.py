@@ -123,6 +123,8 @@ def test_pytorch_on_its_current_stream() -> None:
     check(y, changed, weights)
     weights.mul_(3)
     check(ks(x, weights), x, weights)
+    weights.data.mul_(-2)  # which PyTorch does not count
+    check(ks(x, weights), x, weights)
 
 
 def test_a_cuda_graph_replays_on_new_data() -> None:
@@ -137,6 +139,7 @@ def test_a_cuda_graph_replays_on_new_data() -> None:
     with torch.cuda.graph(graph):
         ks(x, weights, out=y)
     x.normal_()
+    weights.data.mul_(-2)
     graph.replay()
     torch.cuda.synchronize()
     check(y, x, weights)

@@ -1,6 +1,5 @@
 """The operators: right against float64, each other's derivatives, and what PyTorch's transforms make of them."""
 
-import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch import choice, multiply, products  # noqa: E402
-from ksgen.torch.kept import Kept  # noqa: E402
 from ksgen.verify import tolerance  # noqa: E402
 from tests.torch_cases import SHAPES, error, matrix, truth, use_kernels  # noqa: E402
 
@@ -296,53 +294,6 @@ def test_auto_takes_kernels_where_there_is_something_to_win(shape: tuple[int, ..
     called.clear()
     multiply(x, weights).sum().backward()
     assert len(called) == launches
-
-
-# ---- what is kept of weights
-
-
-def test_what_is_kept_follows_writes_in_the_same_memory() -> None:
-    kept, weights = Kept(lambda each: each.transpose(1, 2).contiguous()), torch.randn(2, 3, 4, 2)
-    first = kept.of(weights)
-    assert kept.of(weights) is first
-    with torch.no_grad():
-        weights.mul_(2)
-    assert kept.of(weights) is first
-    torch.testing.assert_close(first, weights.transpose(1, 2))
-    weights.data = torch.randn(2, 3, 4, 2)
-    torch.testing.assert_close(kept.of(weights), weights.transpose(1, 2))
-    with torch.inference_mode():
-        frozen = torch.randn(2, 3, 4, 2)
-        torch.testing.assert_close(kept.of(frozen), frozen.transpose(1, 2))
-
-
-def test_what_a_graph_made_is_made_anew_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its replays write to weights, and nobody counts that."""
-    kept, weights = Kept(lambda each: each.transpose(1, 2).contiguous()), torch.randn(2, 3, 4, 2)
-    first = kept.of(weights)
-    weights.add_(1)
-    monkeypatch.setattr("ksgen.torch.kept._is_recorded", lambda weights: True)
-    assert kept.of(weights) is first
-    monkeypatch.undo()
-    for _ in range(2):
-        weights.numpy()[...] *= 2  # not counted
-        assert kept.of(weights) is first
-        torch.testing.assert_close(first, weights.transpose(1, 2))
-
-
-def test_what_is_kept_goes_with_its_weights() -> None:
-    kept, weights = Kept(lambda each: each.transpose(1, 2).contiguous()), torch.randn(2, 1, 4, 2)  # b = 1: no copy is needed
-    kept.of(weights)
-    assert len(kept._kept) == 1
-    del weights
-    gc.collect()
-    assert len(kept._kept) == 0
-
-
-def test_nothing_is_kept_where_gradients_are_recorded() -> None:
-    kept, weights = Kept(lambda each: each.transpose(1, 2)), torch.randn(2, 3, 4, 2, requires_grad=True)
-    assert kept.of(weights).requires_grad
-    assert len(kept._kept) == 0
 
 
 # ---- what is refused

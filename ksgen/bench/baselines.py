@@ -42,7 +42,7 @@ def backend(name: str) -> Prepare:
 
     def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         chosen = BACKENDS[name]
-        ready = weights if chosen.prepared is None else chosen.prepared.make(weights)
+        ready = weights if chosen.prepare is None else chosen.prepare(weights)
         return lambda x: chosen.multiply(x, ready, layout, pattern)
 
     return prepare

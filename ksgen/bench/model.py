@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.torch import models
-from ksgen.torch.layer import KSLinear
+from ksgen.torch.layer import KSLinear, freeze
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Row:
 
 
 def measure(job: Job) -> Iterator[Row]:
-    """A row for every precision, module and backend. Dense and sparse take turns; nothing is trained or recorded."""
+    """A row for every precision, module and backend. Dense and sparse take turns; nothing is trained or recorded, so that sparse
+    layers are frozen: their weights are prepared once."""
     for precision in job.precisions:
         variants = _variants(job, getattr(torch, precision))
         for name, module in MODULES.items():
@@ -90,6 +91,7 @@ def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:
         for layer in variants[backend].modules():
             if isinstance(layer, KSLinear):
                 layer.backend = backend
+        freeze(variants[backend])
     return variants
 
 
@@ -119,4 +121,5 @@ def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:
         layer.activation = "none"
     if not has_bias:
         layer.bias = None
+    freeze(layer)
     return layer

@@ -137,6 +137,7 @@ class Family(Protocol[ConstantsT]):
     name: str
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
+    packs: bool  # whether its text has a second entry
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...

@@ -88,6 +88,7 @@ class Addressed:
     """Families that compute each address themselves, so that they take any batch and any alignment."""
 
     measured = True
+    packs = True
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return True

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from ksgen.errors import SpecError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Chain, Pattern, excerpt
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ ALIASES = {  # what other libraries call them
 }  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-JOBS = ("multiply", "gradient")  # Y = X K^T; or the gradient of its weights, from X and the gradient of Y
+JOBS = ("multiply", "gradient", "chain")  # Y = X K^T; the gradient of its weights, from X and that of Y; several factors in one launch
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -81,6 +81,7 @@ class KernelSpec:
     epilogue: Epilogue = Epilogue()
     batch: int | None = None
     job: str = "multiply"
+    before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -94,15 +95,28 @@ class KernelSpec:
         _check_word("job", self.job, JOBS)
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
+        if (self.job == "chain") != bool(self.before):
+            raise SpecError(
+                f"job={self.job} with before={excerpt(self.before)}; accepted: factors before the last one for a chain, and for it alone"
+            )
         batch = self.batch or 1
         sizes = {
-            f"x (batch {batch})": batch * self.pattern.in_features,
+            f"x (batch {batch})": batch * self.in_features,
             f"y (batch {batch})": batch * self.pattern.out_features,
-            "weights": self.pattern.weight_count,
+            "weights": max(pattern.weight_count for pattern in self.factors),
         }
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    @property
+    def factors(self) -> Chain:
+        """What X is multiplied by, from the factor that meets it first: one, but for a chain."""
+        return Chain((*self.before, self.pattern))
+
+    @property
+    def in_features(self) -> int:
+        return self.factors.in_features
 
     @property
     def item_bytes(self) -> int:
@@ -115,28 +129,30 @@ class KernelSpec:
     @property
     def words(self) -> tuple[str, ...]:
         """What it does besides a plain product: the steps of its epilogue, or another job."""
-        return self.epilogue.words if self.job == "multiply" else (self.job,)
+        return (self.job,) if self.job == "gradient" else self.epilogue.words
 
     @property
     def name(self) -> str:
         """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)
-        job = () if self.job == "multiply" else (self.job,)
-        return "_".join(("ks", self.pattern.name, self.precision, self.layout, *self.epilogue.words, *batch, *job))
+        job = (self.job,) if self.job == "gradient" else ()
+        return "_".join(
+            ("ks", *(pattern.name for pattern in self.factors), self.precision, self.layout, *self.epilogue.words, *batch, *job)
+        )
 
     @property
     def digest(self) -> str:
         """Eight hex digits over every field; the usual job goes without saying."""
-        told = {name: value for name, value in asdict(self).items() if (name, value) != ("job", "multiply")}
+        told = {name: value for name, value in asdict(self).items() if (name, value) not in (("job", "multiply"), ("before", ()))}
         canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     def flops(self, batch: int) -> int:
         """Additions and multiplications of the product; a gradient takes as many."""
-        return 2 * batch * self.pattern.weight_count
+        return 2 * batch * self.factors.weight_count
 
     def bytes(self, batch: int) -> int:
         """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = 2 if self.epilogue.residual else 1
-        rows = self.pattern.in_features + outputs * self.pattern.out_features
-        return self.item_bytes * (batch * rows + self.pattern.weight_count)
+        rows = self.in_features + outputs * self.pattern.out_features
+        return self.item_bytes * (batch * rows + self.factors.weight_count)

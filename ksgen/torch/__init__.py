@@ -14,7 +14,7 @@ if not hasattr(torch.library, "custom_op"):
 
 from ksgen.torch.convert import convert
 from ksgen.torch.factorize import factorize
-from ksgen.torch.layer import KSLinear
+from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.torch.ops import multiply
 
-__all__ = ["KSLinear", "convert", "factorize", "multiply"]
+__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "thaw"]

@@ -1,6 +1,6 @@
 """The products that ksgen is measured beside, each with a weight format of its own: the paper's five, and an expert's.
 
-A backend prepares canonical weights (a, b, c, d) once, ahead of time, and multiplies by what it prepared. All are differentiable
+A backend prepares canonical weights (a, b, c, d), once where they are frozen, and multiplies by what it prepared. All are differentiable
 except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 
@@ -20,7 +20,7 @@ from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
-from ksgen.torch.kept import Kept
+from ksgen.torch.frozen import made_of
 from ksgen.torch.ops import autocast, is_plain, multiply
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply
 
@@ -31,11 +31,11 @@ class Backend:
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
-    prepared: Kept | None = None  # None: canonical weights as they are
+    prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights as they are
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
-        """Y = X K^T, from canonical weights; they are prepared when they are met first, and after each write to them."""
-        ready = weights if self.prepared is None else self.prepared.of(weights)
+        """Y = X K^T, from canonical weights; they are prepared each time, or once if they are frozen."""
+        ready = weights if self.prepare is None else made_of(weights, self.prepare)
         return self.multiply(x, ready, layout, Pattern(*weights.shape))
 
 
@@ -104,19 +104,19 @@ def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern
 
 
 BACKENDS = {
-    "bmm": Backend(_multiply_bmm, "permute, one batched product, permute back", Kept(_blocks)),
-    "bsr": Backend(_multiply_bsr, "permute, one product with block-sparse rows, permute back", Kept(_as_bsr)),
+    "bmm": Backend(_multiply_bmm, "permute, one batched product, permute back", _blocks),
+    "bsr": Backend(_multiply_bsr, "permute, one product with block-sparse rows, permute back", _as_bsr),
     "einsum": Backend(_multiply_einsum, "torch.einsum over the axes of the pattern"),
-    "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", Kept(to_dense)),
-    "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", Kept(_as_csr)),
-    "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", Kept(products.by_matrix)),
+    "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", to_dense),
+    "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr),
+    "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix),
 }
 NAMES = ("auto", "ksgen", *BACKENDS)
 
 
 def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, **options: Any) -> Tensor:
     """`multiply` by any backend; what is not in its product follows as an operation of its own."""
-    if backend in ("auto", "ksgen"):
+    if backend in ("auto", "ksgen", "strided"):
         return multiply(x, weights, bias, residual, backend=backend, **options)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, options["precision"])
     layout = options["layout"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, excerpt
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
+from ksgen.torch import frozen
 from ksgen.torch.backends import NAMES, explain, multiply_by
 from ksgen.torch.checks import check_backend, check_precision, check_words, dtype_name
 
@@ -80,6 +81,8 @@ class KSLinear(nn.Module):
             nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if not torch.compiler.is_compiling():
+            frozen.look_after(self, self._own_weights)
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
@@ -90,6 +93,41 @@ class KSLinear(nn.Module):
         for weights in first:
             rows = multiply_by(self.backend, rows, weights, None, None, activation="none", **options)
         return multiply_by(self.backend, rows, last, self.bias, added, activation=self.activation, **options).reshape(y_shape)
+
+    def freeze(self) -> Self:
+        """Declare that nobody will write to the weights: what is made of them is made once, and kept until they thaw.
+
+        A write that can be seen ends it, with a warning: one that PyTorch counts, a move, a load, a step of an optimizer, and
+        `train()` does silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+        Copies of a frozen layer are not frozen.
+        """
+        return self._freeze(self._name())
+
+    def _freeze(self, name: str) -> Self:
+        weights, again = self._own_weights(), self._own_weights()
+        if any(weights[each] is not again[each] for each in weights):
+            raise LaunchError(f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen")
+        frozen.freeze(self, name, weights)
+        return self
+
+    def thaw(self) -> Self:
+        """From now on, all that is made of the weights is made at each call. It frees what was kept, but for what CUDA graphs read."""
+        frozen.thaw(self)
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        return frozen.is_frozen(self, self._own_weights())
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; training thaws."""
+        if mode:
+            self.thaw()
+        super().train(mode)
+        return self
+
+    def _own_weights(self) -> dict[str, Tensor]:
+        return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
     def explain(self, batch: int = 1024) -> str:
         """Who multiplies each factor at a batch of so many rows, on the device where the weights lie, and why."""
@@ -124,6 +162,19 @@ class KSLinear(nn.Module):
 
     def _name(self) -> str:
         return f"KSLinear({self.chain})"
+
+
+def freeze(model: nn.Module) -> list[str]:
+    """`freeze()` every `KSLinear` of a model; their names in it."""
+    found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, KSLinear)]
+    for name, layer in found:
+        layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
+    return [name for name, _ in found]
+
+
+def thaw(model: nn.Module) -> list[str]:
+    """`thaw()` every frozen `KSLinear` of a model; their names in it."""
+    return [name for name, layer in model.named_modules() if isinstance(layer, KSLinear) and frozen.thaw(layer)]
 
 
 def as_chain(patterns: Patterns) -> Chain:

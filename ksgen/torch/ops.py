@@ -22,13 +22,12 @@ from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_words
 from ksgen.torch.choice import chosen, has_kernels, launcher
 from ksgen.torch.epilogue import ACTIVATIONS, finish
-from ksgen.torch.kept import Kept
+from ksgen.torch.frozen import made_of
+from ksgen.torch.operands import as_trained, operand
 
 Product = Callable[..., Tensor]
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
 GRADIENT_PRECISIONS = {"fp16x3": "tf32x3"}  # gradients are smaller than what float16 resolves
-
-_transposes = Kept(lambda weights: weights.transpose(1, 2).contiguous())  # what the gradient of x is multiplied by
 
 
 def multiply(
@@ -52,7 +51,7 @@ def multiply(
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
     if not has_kernels(x.device) and backend != "strided" and not _is_watched(x, weights, bias, residual):
-        y = products.permuted_multiply(x, products.blocks_of(weights), layout, weights.shape[0], weights.shape[3])
+        y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
     if activation != "none" and _needs_gradient(x, weights, bias):
         before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
@@ -86,12 +85,13 @@ def _compute(
     own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
     if chosen(own, x, layout, precision, backend, epilogue=epilogue) == "strided":
-        matrices = products.by_matrix(weights)
+        matrices = made_of(weights, products.by_matrix)
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
     options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
     options |= {"bias": _contiguous(bias), "residual": _contiguous(residual)}
-    return own(x, _transposed(weights) if transposed else weights, **options)
+    product: Tensor = own(x, operand(weights, transposed), **options)
+    return product
 
 
 _multiply = torch.library.custom_op(
@@ -126,6 +126,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         inner = ACTIVATIONS[ctx.activation].backward(gradient, before)
     x_gradient = weights_gradient = bias_gradient = None
     if needs_x:
+        weights = weights if torch.is_grad_enabled() else as_trained(weights)
         x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, backend)
     if needs_weights:
         rows, columns = (inner, x) if transposed else (x, inner)
@@ -209,7 +210,7 @@ def _weight_gradient_batched(
 
 
 class _Multiply(torch.autograd.Function):
-    forward = staticmethod(_compute)
+    forward = staticmethod(lambda x, weights, *others: _compute(x, as_trained(weights), *others))
     setup_context = staticmethod(_keep)
     backward = staticmethod(_backward)
     vmap = staticmethod(lambda *given: _multiply_batched(_product, *given))
@@ -273,11 +274,6 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
 
 
 # ---- what both operators share
-
-
-def _transposed(weights: Tensor) -> Tensor:
-    """(a, b, c, d) as (a, c, b, d); kept where launchers keep what they packed."""
-    return _transposes.of(weights) if weights.is_cuda else _transposes.make(weights)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

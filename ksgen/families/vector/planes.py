@@ -68,9 +68,6 @@ class Planes:
     def words(self) -> dict[str, Any]:
         lanes = self.constants.lanes
         return {
-            "n": "",
-            "source": "stored",
-            "widen": "widen",
             "reals": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,

@@ -71,15 +71,12 @@ class Shape(Planes):
         if not self.constants.panel:
             return self.kernel.pattern.in_features
         row = self.kernel.pattern.c * self.run if self.is_short else self.kernel.pattern.c * self.constants.lanes
-        return self._spaced(round_up(row, self.constants.lanes))
+        return spaced(round_up(row, self.constants.lanes), self)
 
     @property
     def pitch(self) -> int:
         """From one input of a plane to the next one, where lanes lie along the batch."""
-        return self._spaced(round_up(self.constants.block, self.tile_lanes))
-
-    def _spaced(self, elements: int) -> int:
-        return elements + (self.constants.lanes if elements * self.real_bytes % CONFLICTING_BYTES == 0 else 0)
+        return spaced(round_up(self.constants.block, self.tile_lanes), self)
 
     @property
     def x_step(self) -> int:
@@ -112,3 +109,8 @@ class Shape(Planes):
         else:
             used = c * self.pitch
         return round_up(used, LINE_BYTES)
+
+
+def spaced(elements: int, shape: Shape) -> int:
+    """A distance of at least so many elements whose multiples meet in many sets of a cache."""
+    return elements + (shape.constants.lanes if elements * shape.real_bytes % CONFLICTING_BYTES == 0 else 0)

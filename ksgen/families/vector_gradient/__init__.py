@@ -102,7 +102,7 @@ class VectorGradient(Addressed):
         )
 
     def words(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Mapping[str, Any]:
-        return Shape(kernel, constants).words
+        return Shape(kernel, constants).words | {"n": "", "source": "stored", "widen": "widen"}
 
     def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
         shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"

@@ -29,6 +29,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
     name: str
     constants_type: type[ConstantsT]
     measured = False
+    packs = True
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError

@@ -1,0 +1,209 @@
+"""The vector family's chains: all factors of a layer applied to a block of the batch while it lies in a processor's cache.
+
+Decides the tiles of `vector_chain.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed as
+for each factor alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import lcm
+from typing import Any
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
+from ksgen.families.vector.defaults import default as factor_default
+from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words
+from ksgen.families.vector.planes import round_up
+from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
+from ksgen.spec import Epilogue, KernelSpec
+
+BLOCK_BYTES = 512 * 1024  # of what a block of the batch has before and behind its widest factor
+
+
+@dataclass(frozen=True)
+class ChainConstants(Constants):
+    """The constants that a search may change."""
+
+    block: int  # batch entries that a work group takes at a time
+    tiles: str  # of each factor: along, lanes, height, width, panel
+
+    @property
+    def parsed(self) -> list[VectorConstants]:
+        """The constants of each factor by itself."""
+        found = []
+        for words in self.tiles.split(", "):
+            try:
+                along, lanes, height, width, panel = words.split()
+                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel)))
+            except ValueError:
+                raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
+        return found
+
+
+def tiles_of(constants: list[VectorConstants]) -> str:
+    return ", ".join(f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in constants)
+
+
+def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
+    """Each factor by itself: the epilogue is the last one's."""
+    *first, last = kernel.factors
+    alone = replace(kernel, before=(), job="multiply")
+    return [*(replace(alone, pattern=pattern, epilogue=Epilogue()) for pattern in first), replace(alone, pattern=last)]
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """What follows from a chain and its constants; sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: ChainConstants
+
+    @cached_property
+    def factors(self) -> list[Shape]:
+        return [Shape(kernel, constants) for kernel, constants in zip(factor_kernels(self.kernel), self.constants.parsed, strict=True)]
+
+    @property
+    def unit(self) -> int:
+        return lcm(*(factor.unit for factor in self.factors))
+
+    @property
+    def pitch(self) -> int:
+        """From one feature to the next of what lies between factors, in batch-size-last."""
+        return spaced(self.constants.block, self.factors[0])
+
+    @property
+    def between(self) -> int:
+        """What lies between two factors."""
+        rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
+        return round_up(max(pattern.out_features for pattern in self.kernel.before) * rows + LINE_BYTES, LINE_BYTES)
+
+    @property
+    def places(self) -> int:
+        """Of which there are one, or two in turn."""
+        return min(2, len(self.kernel.before))
+
+    @property
+    def panels(self) -> int:
+        return max(factor.slot for factor in self.factors)
+
+    @property
+    def slot(self) -> int:
+        return self.panels + self.places * self.between
+
+
+def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
+    parsed = constants.parsed
+    if len(parsed) != len(kernel.factors):
+        return False
+    return all(rule.holds(each, own) for each, own in zip(factor_kernels(kernel), parsed, strict=True) for rule in RULES)
+
+
+_RULES: tuple[Rule[ChainConstants], ...] = (
+    Rule("tiles holds what each factor's own rules allow", _fits),
+    Rule("block is made of whole units of all factors", lambda k, c: c.block % ChainShape(k, c).unit == 0),
+    Rule("all factors have the same lanes", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
+)
+
+
+class VectorChain(Addressed):
+    """All factors of a layer in one launch."""
+
+    name = "vector_chain"
+    constants_type = ChainConstants
+    why = "all factors of a layer in one launch, block by block: processors"
+    packs = False  # weights are packed as for each factor alone
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.is_cpu and kernel.job == "chain" and kernel.precision == kernel.dtype
+
+    def rules(self) -> tuple[Rule[ChainConstants], ...]:
+        return _RULES
+
+    def constants(self, values: Mapping[str, Any]) -> ChainConstants:
+        return read_constants(self.name, ChainConstants, values)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
+        batch = kernel.batch or batch or 1 << 20
+        alone = [replace(factor_default(each, limits, batch), parts=1) for each in factor_kernels(kernel)]
+        alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
+        features = max(pattern.in_features + pattern.out_features for pattern in kernel.factors)
+        unit = lcm(*(Shape(factor, own).unit for factor, own in zip(factor_kernels(kernel), alone, strict=True)))
+        wanted = min(BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
+        block = max(unit, wanted // unit * unit)
+        return ChainConstants(block, tiles_of(alone))
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
+        usual = self.default(kernel, limits)
+        unit = ChainShape(kernel, usual).unit
+        for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
+            yield replace(usual, block=block)
+
+    def registers(self, kernel: KernelSpec, constants: ChainConstants) -> int:
+        return max(each.height * each.width + each.width + 1 for each in constants.parsed)
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
+        return 0
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
+        return 0
+
+    def geometry(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Geometry:
+        shape = ChainShape(kernel, constants)
+        return Geometry(
+            divide_up(batch, constants.block), 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * shape.factors[0].real_bytes
+        )
+
+    def work(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Work:
+        alone = Vector()
+        each = [alone.work(factor, own, batch) for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True)]
+        return Work(
+            divide_up(batch, constants.block), kernel.bytes(batch), kernel.bytes(batch), 0, sum(work.multiply_adds for work in each)
+        )
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ChainConstants) -> Geometry:
+        return Geometry(0, 1, 0)
+
+    def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
+        shape = ChainShape(kernel, constants)
+        first_words = factor_words(shape.factors[0])
+        return {**first_words, "factors": [self._factor(shape, number) for number in range(len(shape.factors))]}
+
+    def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
+        """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
+        own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
+        is_first, is_last = number == 0, number == len(shape.factors) - 1
+        place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
+        pitch = "0" if is_bsf else str(shape.pitch)
+        extras = {"bias": "bias", "residual": f"residual + first * {'Y_ENTRY' if is_bsf else '1'}"}
+        wanted = {"bias": shape.kernel.epilogue.bias, "residual": shape.kernel.epilogue.residual}
+        return factor_words(own) | {
+            "number": number + 1,
+            "n": f"_{number + 1}",
+            "kernel": own.kernel,
+            "along": own.constants.along,
+            "constexprs": factor_constexprs(own),
+            "source": "stored" if is_first else "real",
+            "target": "stored" if is_last else "real",
+            "widen": "widen" if is_first else "",
+            "rows": "panel" if own.constants.panel else "in_place",
+            "from_there": "x + first * X_ENTRY, batch" if is_first else f"{place.format((number - 1) % 2)}, {pitch}",
+            "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{place.format(number % 2)}, {pitch}",
+            "extras": "".join(f", {extras[name] if is_last and wanted[name] else '0'}" for name in extras),
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
+        shape, is_bsf = ChainShape(kernel, constants), kernel.layout == "bsf"
+        return [
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *epilogue_constexprs(kernel),
+            Constexpr("LANES", shape.factors[0].constants.lanes, "of a vector register"),
+            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
+            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
+            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr(
+                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
+            ),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+        ]

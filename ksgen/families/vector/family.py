@@ -1,0 +1,167 @@
+"""The vector family: a processor's vector registers full of sums, for every pattern, batch and layout.
+
+Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.vector.defaults import default, tile_sizes
+from ksgen.families.vector.planes import lanes_of
+from ksgen.families.vector.shape import Shape, VectorConstants
+from ksgen.spec import KernelSpec
+
+GROUPS_AT_ONCE = 8  # work groups a core: so that one that is late leaves its neighbours' work to others
+LANES = (4, 8, 16)
+
+
+def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
+    """Where inputs are not reals, do not lie in rows, or a vector would reach beyond the last of them."""
+    d = kernel.pattern.d
+    return kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
+
+
+RULES: tuple[Rule[VectorConstants], ...] = (
+    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
+    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
+    Rule("every constant but panel is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
+    Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
+    Rule("block is made of whole units: tile rows, or vectors along the batch", lambda k, c: c.block % Shape(k, c).unit == 0),
+    Rule(
+        "along=outputs needs a d that divides the lanes, or more j than lanes",
+        lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
+    ),
+    Rule(
+        "panel=1 where inputs are not reals in rows, and along the batch",
+        lambda k, c: c.panel == 1 or not (c.along == "batch" or _needs_panel(k, c)),
+    ),
+    Rule("parts is at most the columns there are", lambda k, c: c.parts <= Shape(k, c).columns // Shape(k, c).column_unit),
+)
+
+
+class Vector(Addressed):
+    """Fused multiply-adds on a processor's vector units."""
+
+    name = "vector"
+    constants_type = VectorConstants
+    why = "vector registers full of sums: processors"
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.is_cpu and kernel.job == "multiply" and kernel.precision == kernel.dtype
+
+    def rules(self) -> tuple[Rule[VectorConstants], ...]:
+        return RULES
+
+    def constants(self, values: Mapping[str, Any]) -> VectorConstants:
+        return read_constants(self.name, VectorConstants, values)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorConstants:
+        return default(kernel, limits, batch)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorConstants]:
+        lanes = lanes_of(kernel, limits)
+        for along, panel, parts, block in product(("outputs", "batch"), (0, 1), (1, 2, 4, 8, 16), (24, 48, 96, 192, 384, 768)):
+            for height, width in tile_sizes(limits):
+                unit = height if along == "outputs" else lanes
+                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel)
+                if all(rule.holds(kernel, constants) for rule in RULES):
+                    yield constants
+
+    def registers(self, kernel: KernelSpec, constants: VectorConstants) -> int:
+        return constants.height * constants.width + constants.width + 1
+
+    def shared_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
+        return 0
+
+    def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
+        shape = Shape(kernel, constants)
+        return shape.columns * shape.column_weights * shape.real_bytes
+
+    def geometry(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Geometry:
+        shape = Shape(kernel, constants)
+        grid = divide_up(batch, constants.block) * constants.parts
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * shape.real_bytes)
+
+    def work(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        entries = (
+            divide_up(batch, constants.height) * constants.height
+            if shape.is_along_outputs
+            else divide_up(batch, constants.lanes) * constants.lanes
+        )
+        lanes = shape.columns * shape.column_weights
+        return Work(divide_up(batch, constants.block) * constants.parts, kernel.bytes(batch), kernel.bytes(batch), 0, entries * lanes)
+
+    def pack_geometry(self, kernel: KernelSpec, constants: VectorConstants) -> Geometry:
+        return Geometry(Shape(kernel, constants).columns, 1, 0)
+
+    def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
+        extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
+        wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+        shifted = "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras)
+        return factor_words(Shape(kernel, constants)) | {
+            "n": "",
+            "source": "stored",
+            "target": "stored",
+            "widen": "widen",
+            "shifted_arguments": shifted,
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
+        shape, is_bsf = Shape(kernel, constants), kernel.layout == "bsf"
+        return [
+            *factor_constexprs(shape),
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *epilogue_constexprs(kernel),
+            Constexpr("LANES", constants.lanes, "of a vector register"),
+            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
+            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
+            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr(
+                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
+            ),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+        ]
+
+
+def factor_words(shape: Shape) -> dict[str, Any]:
+    """What the templates of a factor ask for, alone or in a chain."""
+    return shape.words | {"rows": "panel" if shape.constants.panel else "in_place"}
+
+
+def factor_constexprs(shape: Shape) -> list[Constexpr]:
+    """The constants of a factor, alone or in a chain."""
+    kernel, constants, is_bsf = shape.kernel, shape.constants, shape.kernel.layout == "bsf"
+    pattern = kernel.pattern
+    always = [
+        *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
+        Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
+        Constexpr("HEIGHT", constants.height, "batch entries a tile" if shape.is_along_outputs else "outputs a tile"),
+        Constexpr("WIDTH", constants.width, "vectors a tile"),
+        Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
+        Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
+        Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
+        Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
+        Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
+        Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+    ]
+    if shape.is_along_outputs:
+        return [
+            *always,
+            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+            Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),
+            Constexpr("X_ROW", shape.x_row, "reals from one batch entry's inputs to the next"),
+        ]
+    return [
+        *always,
+        Constexpr("PITCH", shape.pitch, "reals from one feature of a plane to the next"),
+        Constexpr("SCOPE", shape.scope if is_bsf else 1, "blocks on the diagonal of a plane"),
+        Constexpr("PLANE_COLUMNS", shape.column_unit if is_bsf else shape.tiles, "tiles of a plane"),
+        Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
+        Constexpr("TURNED", shape.turned if is_bsf else 0, "where a plane's outputs begin in what a work group keeps"),
+    ]

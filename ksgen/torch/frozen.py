@@ -1,0 +1,174 @@
+"""What was made of weights that a layer's owner declared to stay as they are: kept until they thaw, or are seen to have changed.
+
+Nothing is kept of other weights: PyTorch does not count every write, so that nothing tells for certain that they are the same.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ksgen.errors import LaunchError
+from ksgen.weights import Seen
+
+Make = Callable[[Tensor], Any]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A tensor of frozen layers, as it was then, and what was made of it."""
+
+    seen: Seen
+    device: torch.device
+    address: int  # of its whole memory
+    layers: WeakSet[nn.Module] = field(default_factory=WeakSet)  # none: it is frozen no more
+    forms: dict[Make, Any] = field(default_factory=dict)
+    is_in_graph: bool = False  # whether a CUDA graph may read its forms
+
+    def form(self, make: Make, unkept: Make) -> Any:
+        """make(weights), made once, complete for every stream. What a graph would make is there at its replays alone: not kept."""
+        tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
+        self.is_in_graph |= is_recorded
+        if make in self.forms:
+            return self.forms[make]
+        if is_recorded:
+            return unkept(tensor)
+        with torch.inference_mode(False), torch.no_grad():
+            made = make(tensor.detach())
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.forms.setdefault(make, made)
+
+
+@dataclass(eq=False)
+class _Frozen:
+    """A layer: what it is called in words, and its weights by name."""
+
+    name: str
+    weights: Mapping[str, _Kept]
+
+
+_frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
+_kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which each keeps alive
+_in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # what graphs read of layers that thawed
+
+
+def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
+    """make(weights), once for frozen weights; for others, or where a derivative for them is recorded, unkept(weights) each time."""
+    unkept = unkept or make
+    if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
+        return unkept(weights)
+    kept = _kept.get(id(weights))
+    if kept is None or not kept.layers or _is_transformed():
+        return unkept(weights)
+    if what := kept.seen.what_happened():
+        _end([(kept, what)])
+        return unkept(weights)
+    return kept.form(make, unkept)
+
+
+def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
+    """Keep what is made of a layer's weights, from now on. They must be its own, and plain."""
+    if is_frozen(layer, weights):
+        return
+    thaw(layer)
+    _watch_optimizers()
+    found = {}
+    for each, tensor in weights.items():
+        if type(tensor) not in (Tensor, nn.Parameter):
+            raise LaunchError(f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen")
+        kept = _kept.get(id(tensor))
+        if kept is None or not kept.layers or kept.seen.what_happened():
+            kept = _Kept(Seen(tensor), tensor.device, tensor.untyped_storage().data_ptr())
+        found[each] = kept
+    for kept in found.values():
+        _kept[id(kept.seen.tensor)] = kept
+        kept.layers.add(layer)
+    _frozen[layer] = _Frozen(name, found)
+
+
+def thaw(layer: nn.Module) -> bool:
+    """Keep nothing of a layer's weights any more; whether it was frozen."""
+    frozen = _frozen.pop(layer, None)
+    if frozen is None:
+        return False
+    for kept in frozen.weights.values():
+        kept.layers.discard(layer)
+        if kept.is_in_graph or _is_recorded(kept.device):
+            _in_graphs.setdefault(layer, []).append(kept.forms)
+        elif kept.device.type == "cuda" and kept.forms:
+            torch.cuda.synchronize(kept.device)  # other streams may still read them
+    return True
+
+
+def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    return layer in _frozen and not _changes(layer, weights)
+
+
+def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+    """Thaw a frozen layer, in words, whose weights can be seen to have changed."""
+    if _frozen and layer in _frozen and not _is_transformed() and (changes := _changes(layer, weights())):
+        _end(changes)
+
+
+def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
+    """Those of a frozen layer's weights that are not what they were, and what happened to them."""
+    found = []
+    for name, kept in _frozen[layer].weights.items():
+        replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
+        if what := replaced or kept.seen.what_happened():
+            found.append((kept, what))
+    return found
+
+
+def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
+    """Thaw the layers of weights that changed: all of them, then a warning for each."""
+    told = {}
+    for kept, what in changes:
+        for layer in list(kept.layers):
+            if (frozen := _frozen.get(layer)) is None:
+                continue
+            weight = next(name for name, each in frozen.weights.items() if each is kept)
+            told[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights stay as they are"
+            thaw(layer)
+    for message in sorted(told.values()):
+        warnings.warn(message, UserWarning, stacklevel=4)
+
+
+@cache
+def _watch_optimizers() -> None:
+    """From the first frozen layer on, steps are seen: those of fused optimizers are counted by nobody."""
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if not _kept:
+        return
+    stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    tensors, memory = {id(tensor) for tensor in stepped}, {_address_of(tensor) for tensor in stepped} - {0}
+    what = f"was in a step of {type(optimizer).__name__}"
+    _end([(kept, what) for kept in list(_kept.values()) if id(kept.seen.tensor) in tensors or kept.address in memory])
+
+
+def _address_of(tensor: Tensor) -> int:
+    """Where its memory begins, of which frozen weights may be a part; 0 where it has none."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # sparse, or of several devices
+        return 0
+
+
+def _is_transformed() -> bool:
+    """Whether a transform or a mode is at work: what is made then is of its own kind."""
+    return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+
+
+def _is_recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph records what is done there."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
