@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.emit import emit, render, template_digest
+from ksgen.emit import emit, render, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES
 from ksgen.families.simt import SimtConstants
@@ -153,7 +153,7 @@ def test_templates_do_no_arithmetic_and_set_nothing() -> None:
 
 def test_each_family_has_its_template() -> None:
     for name in FAMILIES:
-        assert (ROOT / "templates" / f"{name}.cu.j2").is_file()
+        assert (ROOT / "templates" / template_of(name)).is_file()
 
 
 def test_a_text_that_begins_with_anothers_changes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,24 @@ from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
 from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector, VectorChain
+from ksgen.families.vector_gradient import VectorGradient
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
 
 FAMILIES: dict[str, Family[Any]] = {
     family.name: family
-    for family in (Vector(), VectorChain(), WgmmaShared(), WgmmaRegisters(), Mma(), WgmmaPermuted(), Simt(), GradientMma(), Gradient())
+    for family in (
+        Vector(),
+        VectorChain(),
+        VectorGradient(),
+        WgmmaShared(),
+        WgmmaRegisters(),
+        Mma(),
+        WgmmaPermuted(),
+        Simt(),
+        GradientMma(),
+        Gradient(),
+    )
 }
 
 

@@ -15,7 +15,8 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import default as factor_default
 from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words
-from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, round_up, spaced
+from ksgen.families.vector.planes import round_up
+from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
 
 BLOCK_BYTES = 512 * 1024  # of what a block of the batch has before and behind its widest factor

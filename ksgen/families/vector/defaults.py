@@ -2,7 +2,8 @@
 
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstants, round_up
+from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
@@ -18,15 +19,15 @@ def tile_sizes(limits: Limits) -> list[tuple[int, int]]:
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
     batch = kernel.batch or batch or 1 << 20
-    lanes = max(2, limits.vector_bytes // max(4, kernel.item_bytes))
+    lanes = lanes_of(kernel, limits)
     return (
         _along_outputs(kernel, limits, lanes, batch)
-        if _prefers_outputs(kernel, lanes, batch)
+        if prefers_outputs(kernel, lanes, batch)
         else _along_batch(kernel, limits, lanes, batch)
     )
 
 
-def _prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
+def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
     _, b, _, d = kernel.pattern.shape
     if d <= lanes and lanes % d:
         return False
@@ -41,7 +42,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     outputs = b * d if d <= lanes else b * lanes
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(outputs, lanes)
-    height, width = min(tile_sizes(limits), key=lambda size: _cost(size, vectors, batch, most))
+    height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most))
     panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
     if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
         panel = 1
@@ -50,7 +51,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel), limits, batch)
 
 
-def _cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
+def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
     """The share of a tile's work that is for nothing, and its loads for each multiply-add."""
     height, width = size
     padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
@@ -63,7 +64,7 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(batch, lanes)
     sizes = [(height, width) for height, width in tile_sizes(limits) if width <= vectors]
-    height, width = min(sizes, key=lambda size: _cost((size[0], size[1]), min(vectors, 12), b, most))
+    height, width = min(sizes, key=lambda size: cost((size[0], size[1]), min(vectors, 12), b, most))
     features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
     tile = lanes * width
     block = max(tile, BLOCK_BYTES // (features * 4) // tile * tile)

@@ -10,6 +10,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.vector.defaults import default, tile_sizes
+from ksgen.families.vector.planes import lanes_of
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
@@ -129,16 +130,7 @@ class Vector(Addressed):
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
-    lanes = shape.constants.lanes
-    return {
-        "reals": "lanes",
-        "lanes": lanes,
-        "layout": shape.kernel.layout,
-        "rows": "panel" if shape.constants.panel else "in_place",
-        "inputs": _inputs(shape.run, lanes),
-        "mask": f"{'ulong' if shape.real_bytes == 8 else 'uint'}{lanes}",
-        "turns": _turns(lanes),
-    }
+    return shape.words | {"rows": "panel" if shape.constants.panel else "in_place"}
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
@@ -173,29 +165,3 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
         Constexpr("TURNED", shape.turned if is_bsf else 0, "where a plane's outputs begin in what a work group keeps"),
     ]
-
-
-def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
-    """Of the device's vector registers, in the type of a kernel's sums."""
-    return max(2, limits.vector_bytes // max(4, kernel.item_bytes))
-
-
-def _inputs(run: int, lanes: int) -> str:
-    """The expression that repeats the inputs of one l for all lanes."""
-    if run == 1:
-        return "(lanes)(*at)"
-    if run == lanes:
-        return f"vload{lanes}(0, at)"
-    return f"vload{run}(0, at).s{''.join(f'{lane % run:x}' for lane in range(lanes))}"
-
-
-def _turns(lanes: int) -> list[tuple[int, str, str]]:
-    """The steps of turning a square of vectors: how far the two are apart, and what each takes of both."""
-    steps = []
-    half = lanes // 2
-    while half:
-        low = [lane if not lane & half else lanes + lane - half for lane in range(lanes)]
-        high = [lane + half if not lane & half else lanes + lane for lane in range(lanes)]
-        steps.append((half, ", ".join(map(str, low)), ", ".join(map(str, high))))
-        half //= 2
-    return steps

@@ -1,9 +1,9 @@
 """What follows from a vector kernel and its constants: planes, tiles and columns, and what a work group keeps beside the arrays."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.vector.planes import Planes, round_up
 from ksgen.spec import KernelSpec
 
 LINE_BYTES = 64  # of a cache
@@ -23,53 +23,12 @@ class VectorConstants(Constants):
     panel: int  # 1: inputs are copied beside each other first; 0: they are read where they lie
 
 
-def round_up(value: int, to: int) -> int:
-    return divide_up(value, to) * to
-
-
 @dataclass(frozen=True)
-class Shape:
+class Shape(Planes):
     """Everything that follows; sizes in elements of the sums' type."""
 
     kernel: KernelSpec
     constants: VectorConstants
-
-    @property
-    def real_bytes(self) -> int:
-        return max(4, self.kernel.item_bytes)
-
-    @property
-    def is_along_outputs(self) -> bool:
-        return self.constants.along == "outputs"
-
-    @property
-    def tile_lanes(self) -> int:
-        """Lanes of a tile's vectors beside each other."""
-        return self.constants.width * self.constants.lanes
-
-    # ---- planes: what shares its inputs
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a vector of outputs holds all j."""
-        return self.kernel.pattern.d <= self.constants.lanes
-
-    @property
-    def run(self) -> int:
-        """Neighbouring j of a plane whose lanes lie along the outputs."""
-        return self.kernel.pattern.d if self.is_short else self.constants.lanes
-
-    @property
-    def planes_j(self) -> int:
-        """Planes of an i."""
-        return 1 if self.is_short else divide_up(self.kernel.pattern.d, self.constants.lanes)
-
-    @cached_property
-    def scope(self) -> int:
-        """Blocks on the diagonal whose inputs are turned at a time: of small ones several, so that vectors are full."""
-        a, b, c, d = self.kernel.pattern.shape
-        wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
-        return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
 
     @property
     def planes(self) -> int:

@@ -1,0 +1,98 @@
+"""What families for processors share: vectors of sums, whose lanes lie along the outputs or along the batch, and the planes
+that share their inputs.
+"""
+
+from functools import cached_property
+from typing import Any
+
+from ksgen.families.base import Limits
+from ksgen.families.tiles import divide_up
+from ksgen.spec import KernelSpec
+
+
+def round_up(value: int, to: int) -> int:
+    return divide_up(value, to) * to
+
+
+def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
+    """Of the device's vector registers, in the type of a kernel's sums."""
+    return max(2, limits.vector_bytes // max(4, kernel.item_bytes))
+
+
+class Planes:
+    """How a kernel's outputs become vectors; sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: Any  # with along, lanes and width
+
+    @property
+    def real_bytes(self) -> int:
+        return max(4, self.kernel.item_bytes)
+
+    @property
+    def is_along_outputs(self) -> bool:
+        return bool(self.constants.along == "outputs")
+
+    @property
+    def tile_lanes(self) -> int:
+        """Lanes of a tile's vectors beside each other."""
+        return int(self.constants.width * self.constants.lanes)
+
+    # ---- planes: what shares its inputs
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a vector of outputs holds all j."""
+        return bool(self.kernel.pattern.d <= self.constants.lanes)
+
+    @property
+    def run(self) -> int:
+        """Neighbouring j of a plane whose lanes lie along the outputs."""
+        return self.kernel.pattern.d if self.is_short else self.constants.lanes
+
+    @property
+    def planes_j(self) -> int:
+        """Planes of an i."""
+        return 1 if self.is_short else divide_up(self.kernel.pattern.d, self.constants.lanes)
+
+    @cached_property
+    def scope(self) -> int:
+        """Blocks on the diagonal whose inputs are turned at a time: of small ones several, so that vectors are full."""
+        a, b, c, d = self.kernel.pattern.shape
+        wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
+        return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
+
+    # ---- what the templates ask for
+
+    @property
+    def words(self) -> dict[str, Any]:
+        lanes = self.constants.lanes
+        return {
+            "reals": "lanes",
+            "lanes": lanes,
+            "layout": self.kernel.layout,
+            "inputs": _inputs(self.run, lanes),
+            "mask": f"{'ulong' if self.real_bytes == 8 else 'uint'}{lanes}",
+            "turns": _turns(lanes),
+        }
+
+
+def _inputs(run: int, lanes: int) -> str:
+    """The expression that repeats the inputs of one l for all lanes."""
+    if run == 1:
+        return "(lanes)(*at)"
+    if run == lanes:
+        return f"vload{lanes}(0, at)"
+    return f"vload{run}(0, at).s{''.join(f'{lane % run:x}' for lane in range(lanes))}"
+
+
+def _turns(lanes: int) -> list[tuple[int, str, str]]:
+    """The steps of turning a square of vectors: how far the two are apart, and what each takes of both."""
+    steps = []
+    half = lanes // 2
+    while half:
+        low = [lane if not lane & half else lanes + lane - half for lane in range(lanes)]
+        high = [lane + half if not lane & half else lanes + lane for lane in range(lanes)]
+        steps.append((half, ", ".join(map(str, low)), ", ".join(map(str, high))))
+        half //= 2
+    return steps

@@ -1,0 +1,147 @@
+"""The gradient family for processors: the weights' gradient from vector registers full of sums, for every pattern, batch and layout.
+
+Decides the tiles of `vector_gradient.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Rule, Work
+from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
+from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
+from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
+from ksgen.spec import KernelSpec
+
+__all__ = ["Shape", "VectorGradient", "VectorGradientConstants"]
+
+LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
+
+_RULES: tuple[Rule[VectorGradientConstants], ...] = (
+    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
+    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
+    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
+    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
+    Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
+    Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
+    Rule("lanes divides block along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
+    Rule(
+        "along=outputs needs a d that divides the lanes, or more j than lanes",
+        lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
+    ),
+    Rule("pieces is at most the columns, or planes, that work groups take apart", lambda k, c: c.pieces <= Shape(k, c).units),
+)
+
+
+class VectorGradient(Addressed):
+    """Fused multiply-adds on a processor's vector units."""
+
+    name = "vector_gradient"
+    constants_type = VectorGradientConstants
+    why = "the weights' gradient from vector registers full of sums: processors"
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.is_cpu and kernel.job == "gradient"
+
+    def rules(self) -> tuple[Rule[VectorGradientConstants], ...]:
+        return _RULES
+
+    def constants(self, values: Mapping[str, Any]) -> VectorGradientConstants:
+        return read_constants(self.name, VectorGradientConstants, values)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorGradientConstants:
+        return default(kernel, limits, batch)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorGradientConstants]:
+        lanes = lanes_of(kernel, limits)
+        for along in ("outputs", "batch"):
+            sizes = tile_sizes(kernel, along, lanes, limits)
+            least = min(LEAST_VECTORS, max(height * width for height, width in sizes))
+            wide = [(height, width) for height, width in sizes if height * width >= least]
+            for (height, width), block, parts, pieces in product(wide, (64, 96, 192, 384, 768), (1, 4, 16, 64), (1, 4, 16, 64)):
+                constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces)
+                if all(rule.holds(kernel, constants) for rule in _RULES):
+                    yield constants
+
+    def registers(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
+        held = constants.width if constants.along == "outputs" else constants.height
+        return constants.height * constants.width + held + 1
+
+    def shared_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
+        return 0
+
+    def packed_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
+        return Shape(kernel, constants).part_bytes * constants.parts
+
+    def geometry(self, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Geometry:
+        shape = Shape(kernel, constants)
+        parts = shape.parts(batch)
+        return Geometry(
+            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * shape.real_bytes,
+            after=(Pass("sum", self.pack_geometry(kernel, constants)),),
+        )  # fmt: skip
+
+    def pack_geometry(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Geometry:
+        shape = Shape(kernel, constants)
+        return Geometry(shape.columns * shape.rows, 1, 0)
+
+    def work(self, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        parts = shape.parts(batch)
+        tiles = shape.columns * shape.rows * constants.height * constants.width
+        return Work(
+            parts * constants.pieces,
+            kernel.bytes(batch),
+            kernel.bytes(batch) + 2 * divide_up(batch, constants.block) * shape.part_bytes,
+            0,
+            tiles * (batch * constants.lanes if shape.is_along_outputs else round_up(batch, constants.lanes)),
+            passed_bytes=parts * shape.part_bytes,
+        )
+
+    def words(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Mapping[str, Any]:
+        return Shape(kernel, constants).words | {"n": "", "source": "stored", "widen": "widen"}
+
+    def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
+        shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"
+        return [
+            *pattern_constexprs(kernel),
+            Constexpr("LANES", constants.lanes, "of a vector register"),
+            Constexpr("HEIGHT", constants.height, "inputs a tile"),
+            Constexpr("WIDTH", constants.width, "vectors of outputs a tile" if shape.is_along_outputs else "outputs a tile"),
+            Constexpr("BLOCK", constants.block, "batch entries whose sums stay in registers, at most"),
+            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
+            Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),
+            Constexpr("PIECES", constants.pieces, "of the weights, each a work group's"),
+            Constexpr("TILES", shape.tiles, "columns that share their inputs"),
+            Constexpr("COLUMNS", shape.columns, "of all outputs"),
+            Constexpr("COLUMN_UNIT", shape.column_unit, "columns that one work group takes together"),
+            Constexpr("PLANE_COLUMNS", shape.plane_columns, "columns whose inputs are copied together"),
+            Constexpr("ROWS", shape.rows, "tiles of a column"),
+            Constexpr("TILE", shape.tile, "sums of a tile, as they are kept", "long long"),
+            Constexpr("PART", shape.part, "sums of a part of the batch", "long long"),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("DY_BASE", shape.dy_base, "where dY begins in them"),
+            Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
+            Constexpr("X_ENTRY", pattern.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of dY to the next", "long long"),
+            Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
+            Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+            *self._along(shape),
+        ]
+
+    def _along(self, shape: Shape) -> list[Constexpr]:
+        if shape.is_along_outputs:
+            step_out = shape.constants.lanes if shape.is_short else shape.kernel.pattern.d
+            return [
+                Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+                Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+                Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
+                Constexpr("X_ROW", shape.x_row, "reals from one batch entry's inputs to the next"),
+            ]
+        return [
+            Constexpr("PITCH", shape.pitch, "reals from one column of batch entries to the next"),
+            Constexpr("SCOPE", shape.scope if shape.is_turned else 1, "blocks on the diagonal of a plane"),
+        ]

@@ -1,0 +1,64 @@
+"""The constants of a processor's gradient before any search: by rule."""
+
+from dataclasses import replace
+from itertools import product
+
+from ksgen.families.base import Limits
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.defaults import cost, prefers_outputs
+from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
+from ksgen.spec import KernelSpec
+
+TASKS = 4  # a core: so that one that is late leaves its neighbours' work to others
+COLUMN_BYTES = 24 * 1024  # of dY, that stay in a first-level cache while lanes lie along the outputs
+PANEL_BYTES = 512 * 1024  # of a block, that stay in a second-level cache
+VECTORS = (16, 64)  # of a block along the batch: long enough for adding up across lanes, short enough for a first-level cache
+SPARE = 8  # times that X and dY must outweigh the parts' sums
+
+
+def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> list[tuple[int, int]]:
+    """(height, width) whose sums and operands fit the vector registers: 32 of them where they are 64 bytes wide, else 16."""
+    _, b, c, d = kernel.pattern.shape
+    registers = 32 if limits.vector_bytes >= 64 else 16
+    widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
+    return [
+        (height, width)
+        for height, width in product(range(min(c, registers), 0, -1), range(1, min(widest, registers) + 1))
+        if (height + 1) * (width + 1) - (width if along == "batch" else height) <= registers
+    ]
+
+
+def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
+    batch = kernel.batch or batch or 1 << 20
+    lanes = lanes_of(kernel, limits)
+    along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
+    _, b, c, d = kernel.pattern.shape
+    most = 24 if limits.vector_bytes >= 64 else 12
+    outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
+    height, width = min(tile_sizes(kernel, along, lanes, limits), key=lambda size: cost(size, outputs, c, most))
+    constants = VectorGradientConstants(along, lanes, height, width, lanes, 1, 1)
+    return _shared_out(kernel, replace(constants, block=_block(kernel, constants, batch)), limits, batch)
+
+
+def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> int:
+    shape = Shape(kernel, constants)
+    _, b, c, d = kernel.pattern.shape
+    if shape.is_along_outputs:
+        in_column = COLUMN_BYTES // (shape.tile_lanes * shape.real_bytes)
+        return min(in_column, max(32, PANEL_BYTES // (shape.x_row * shape.real_bytes)), batch)
+    features = shape.scope * (b + c) * d if shape.is_turned else c + constants.width
+    vectors = PANEL_BYTES // (features * constants.lanes * shape.real_bytes)
+    least, most = VECTORS
+    return min(max(least, min(vectors, most)) * constants.lanes, round_up(batch, constants.lanes))
+
+
+def _shared_out(kernel: KernelSpec, constants: VectorGradientConstants, limits: Limits, batch: int) -> VectorGradientConstants:
+    """Parts of the batch while their sums are little beside X and dY, then pieces of the weights; more parts where those do not do."""
+    shape = Shape(kernel, constants)
+    tasks = TASKS * limits.multiprocessors
+    blocks = divide_up(batch, constants.block)
+    features = kernel.pattern.in_features + kernel.pattern.out_features
+    parts = max(1, min(tasks, blocks, batch * features // (SPARE * shape.part)))
+    pieces = min(divide_up(tasks, parts), shape.units)
+    return replace(constants, parts=max(parts, min(blocks, divide_up(tasks, pieces))), pieces=pieces)
