@@ -352,6 +352,14 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
             assert geometry.grid >= cores  # every core has work
 
 
+def test_batches_between_two_powers_of_two_share_a_text() -> None:
+    for shape, layout in product(PATTERNS.values(), LAYOUTS):
+        kernel = kernel_of(shape, layout=layout)
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(513, 1025, 37)}) == 1
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(1, 1025)}) <= 11
+    assert FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 1568) != FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 10)
+
+
 def test_the_space_keeps_the_rules() -> None:
     for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 4, 5, 3)), LAYOUTS):
         kernel = kernel_of(shape, layout=layout)

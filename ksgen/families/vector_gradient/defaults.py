@@ -30,7 +30,8 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
-    batch = kernel.batch or batch or 1 << 20
+    """Batches between two powers of two share their constants, and so their text."""
+    batch = kernel.batch or 1 << ((batch or 1 << 20) - 1).bit_length()
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     _, b, c, d = kernel.pattern.shape
@@ -59,6 +60,7 @@ def _shared_out(kernel: KernelSpec, constants: VectorGradientConstants, limits: 
     tasks = TASKS * limits.multiprocessors
     blocks = divide_up(batch, constants.block)
     features = kernel.pattern.in_features + kernel.pattern.out_features
-    parts = max(1, min(tasks, blocks, batch * features // (SPARE * shape.part)))
+    most = min(blocks, batch * features // (SPARE * shape.part))
+    parts = max(count for count in range(1, tasks + 1) if tasks % count == 0 and (count <= most or count == 1))
     pieces = min(divide_up(tasks, parts), shape.units)
     return replace(constants, parts=max(parts, min(blocks, divide_up(tasks, pieces))), pieces=pieces)
