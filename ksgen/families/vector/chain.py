@@ -13,6 +13,7 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
+from ksgen.families.vector.defaults import MANY, alike
 from ksgen.families.vector.defaults import default as factor_default
 from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words
 from ksgen.families.vector.planes import round_up
@@ -125,7 +126,7 @@ class VectorChain(Addressed):
         return read_constants(self.name, ChainConstants, values)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
-        batch = kernel.batch or batch or 1 << 20
+        batch = kernel.batch or alike(batch or MANY)
         alone = [replace(factor_default(each, limits, batch), parts=1) for each in factor_kernels(kernel)]
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
         features = max(pattern.in_features + pattern.out_features for pattern in kernel.factors)

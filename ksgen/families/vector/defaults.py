@@ -7,6 +7,8 @@ from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstant
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
+LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
+FEW, MANY = 16, 1 << 20  # batch entries
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -17,8 +19,13 @@ def tile_sizes(limits: Limits) -> list[tuple[int, int]]:
     return [(6, 2), (4, 3), (3, 4), (12, 1), (2, 6), (1, 12), (4, 2), (2, 4), (1, 8)]
 
 
+def alike(batch: int) -> int:
+    """Small batches each by themselves; others as the power of two from there on: one text serves all of them."""
+    return batch if batch <= FEW else 1 << (batch - 1).bit_length()
+
+
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
-    batch = kernel.batch or batch or 1 << 20
+    batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
     return (
         _along_outputs(kernel, limits, lanes, batch)
@@ -46,8 +53,8 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
     if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
         panel = 1
-    block = max(height, BLOCK_BYTES // (kernel.pattern.in_features * 4) // height * height)
-    block = min(block, round_up(384, height), round_up(batch, height))
+    rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // 2 // (kernel.pattern.in_features * 4)))
+    block = min(round_up(rows, height), round_up(batch, height))
     return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel), limits, batch)
 
 
