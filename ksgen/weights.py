@@ -14,7 +14,7 @@ before each launch.
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ksgen.arrays import ArrayView
 from ksgen.devices.base import Buffer, Device, Mark, Stream, uploaded
@@ -41,6 +41,12 @@ class Weights:
     owner: Any  # keeps the canonical memory alive
     version: int | None = None  # of the tensor, as it was given
     _packed: dict[str, Buffer] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Weights({self.pattern}, {self.dtype}, packed on {self.device.name})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
     def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
         """The packed weights of a plan, complete for every stream: packing is waited for, once."""

@@ -24,8 +24,9 @@ from ksgen.emit import template_digest
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
 from ksgen.paths import resource, wisdom_dir
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.values import excerpt
 
 MOST_BATCH = 2**63 - 1
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
@@ -99,6 +100,9 @@ class Wisdom:
             known = self._by_kernel.setdefault(entry.kernel, {})
             if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
                 known[entry.batch] = entry
+
+    def __repr__(self) -> str:
+        return f"Wisdom({sum(map(len, self._by_kernel.values()))} entries)"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at

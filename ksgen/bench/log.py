@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from ksgen.errors import KsgenError
-from ksgen.pattern import excerpt
+from ksgen.values import excerpt
 
 Facts = dict[str, Any]
 

@@ -44,6 +44,7 @@ from ksgen.devices.libcuda import (
 from ksgen.devices.marks import Marks
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -187,7 +188,7 @@ class PyCudaDevice(Marks):
             return None
         if isinstance(stream, self._driver.Stream):
             return stream
-        raise DeviceError(f"stream {stream!r}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
+        raise DeviceError(f"stream {excerpt(stream)}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
 
     def _wait(self, own: Any) -> None:
         if own is None:

@@ -26,6 +26,11 @@ class _Event:
 class Marks:
     """A device of either runtime says how its context is entered, and tells what failed there, and in doing what."""
 
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
     def _inside(self, doing: str) -> AbstractContextManager[None]:
         raise NotImplementedError
 
