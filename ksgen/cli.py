@@ -62,7 +62,7 @@ def cli() -> None:
     \b
     Examples:
       ksgen emit specs/vit.yaml
-      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
       ksgen doctor
 
     \b

@@ -244,10 +244,7 @@ def _content(text: str, source: str) -> Any:
 
 def _rows(content: Any, source: str) -> list[tuple[str, Any]]:
     """The file's entries as JSON has them, each with its place."""
-    try:
-        rows = content["entries"]
-    except (KeyError, TypeError) as error:
-        raise _damaged(source, error) from error
+    rows = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(rows, list):
         raise _damaged(source, f"entries is {excerpt(rows)}, not a list")
     return [(f"{source}: entry {number}", row) for number, row in enumerate(rows, start=1)]
@@ -262,7 +259,9 @@ def _entry(row: Any, where: str) -> Entry:
         return Entry.from_json(row)
     except KeyError as error:
         raise KsgenError(f"{where}: {excerpt(error.args[0])} is missing; delete that line and tune again") from error
-    except (TypeError, ValueError, AttributeError, RecursionError, PatternError, SpecError, ConstantsError) as error:
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise KsgenError(f"{where}: {excerpt(row)} is not an entry; delete that line and tune again") from error
+    except (ValueError, PatternError, SpecError, ConstantsError) as error:
         # Shortened, and in one line: it can hold the file's own words.
         raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 

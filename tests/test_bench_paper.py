@@ -508,7 +508,7 @@ MISTAKES = [
     (["report", "none.csv"], "ksgen: none.csv: cannot be read (No such file or directory)"),
     (["report", "file"], "ksgen: file: not a results file; accepted: .jsonl, .csv, .parquet"),
     (["report", "damaged.jsonl"], "ksgen: damaged.jsonl:1: not a line of `ksgen bench`"),
-    (["energy", "--device", "opencl"], "EnergyError: energy is measured on NVIDIA GPUs, by NVML; "),
+    (["energy", "--device", "opencl"], "ksgen: energy is measured on NVIDIA GPUs, by NVML; "),
     (["papr"], "ksgen: No such command 'papr'"),
 ]  # fmt: skip
 

@@ -41,7 +41,7 @@ MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits
 
 def hint(value: object, accepted: Collection[str]) -> str:
     """The end of a message about a word that is none of the accepted ones."""
-    word = value if isinstance(value, str) else ""
+    word = value if isinstance(value, str) else excerpt(value)
     known = ALIASES.get(word.lower())
     close = [known] if known in accepted else get_close_matches(word[:100], accepted, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}accepted: {', '.join(accepted)}"
