@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ksgen.errors import KsgenError
-from ksgen.pattern import excerpt
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
+from ksgen.values import excerpt
 
 MAX_BYTES = 2 << 30
 STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died

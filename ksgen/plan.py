@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ksgen.build import Request, build, default_caches
 from ksgen.bundle import Bundle, open_bundle
@@ -74,6 +74,15 @@ class Plan:
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
+
+    def __repr__(self) -> str:
+        return f"Plan({self})"
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} at batch {self.batch} by {self.choice.family} on {self.device.name}"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its kernel is loaded: copy or send the launcher")
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""

@@ -25,6 +25,8 @@ from ksgen import paths
 from ksgen.children import current_children
 from ksgen.errors import ToolchainError
 from ksgen.resources import Binary, read_notes, read_resources
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 
 INSTALL_HINT = "pip install 'ksgen[cuda]' brings NVRTC; pip install 'ksgen[nvcc]' brings nvcc, to use beside g++"
 
@@ -113,8 +115,8 @@ CudaCompiler = Nvcc | Nvrtc
 
 def find_compiler(name: str | None = None) -> CudaCompiler:
     """The machine's CUDA compiler, or the one asked for by name (`nvcc`, `nvrtc`)."""
-    if name not in (None, "nvcc", "nvrtc"):
-        raise ToolchainError(f"no compiler is called {name!r}; try nvcc or nvrtc")
+    if name is not None and not is_word(name, ("nvcc", "nvrtc")):
+        raise ToolchainError(f"no compiler is called {excerpt(name)}; try nvcc or nvrtc")
     found = _find(name, *(os.environ.get(variable) for variable in ("KSGEN_NVCC", "PATH", "CUDA_HOME", "NVCC_CCBIN")))
     if isinstance(found, str):
         raise ToolchainError(found)
@@ -125,7 +127,7 @@ def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
     """`sm_80,sm_90a` as targets, each once, in the order given."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
-        raise ToolchainError(f"no target in {text!r}; try sm_90a, or sm_80,sm_90a")
+        raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
     for target in targets:
         check_target(target, compiler)
     return targets
@@ -135,7 +137,7 @@ def check_target(target: str, compiler: CudaCompiler) -> None:
     offered = compiler.targets()
     if target not in offered:
         known = ", ".join(offered)
-        raise ToolchainError(f"{target!r} is no target of {compiler.name} {compiler.version}; it offers {known}")
+        raise ToolchainError(f"{excerpt(target)} is no target of {compiler.name} {compiler.version}; it offers {known}")
 
 
 def compile_error(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
@@ -228,7 +230,7 @@ def _nvcc_targets(path: str) -> tuple[str, ...]:
 def _ask(path: str, question: str, answer: str) -> list[str]:
     said = current_children.get().run((path, question)).log
     if not (found := re.findall(answer, said)):
-        raise ToolchainError(f"{path} {question} says {said.strip()!r}; that is not nvcc")
+        raise ToolchainError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
     return found
 
 

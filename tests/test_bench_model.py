@@ -169,4 +169,4 @@ def test_help_needs_no_torch_and_the_command_says_so() -> None:
     shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True)
     assert "ksgen bench model vit-s16" in shown.stdout
     refused = subprocess.run([sys.executable, "-c", program, "vit-s16"], capture_output=True, text=True)
-    assert (refused.returncode, refused.stderr) == (2, "ToolchainError: ksgen bench model needs PyTorch; pip install 'ksgen[torch]'\n")
+    assert (refused.returncode, refused.stderr) == (2, "ksgen: ksgen bench model needs PyTorch; pip install 'ksgen[torch]'\n")

@@ -156,7 +156,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((), KsgenError, "name what to tune: --pattern A,B,C,D, or --spec FILE"),
+        ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
         (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),

@@ -12,7 +12,8 @@ from typing import Any, get_type_hints
 
 from ksgen.bench.log import Contender, Facts, read_log
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
+from ksgen.values import excerpt
 
 OK = "ok"
 

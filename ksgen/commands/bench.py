@@ -12,6 +12,7 @@ from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
 from ksgen.commands.common import console, json_option, print_json, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.model import Job, Row
@@ -71,13 +72,13 @@ def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | No
     from ksgen.torch.models import MODELS
 
     if model not in MODELS:
-        raise SpecError(f"model {model!r}; {hint(model, MODELS)}")
+        raise SpecError(f"model {excerpt(model)}; {hint(model, MODELS)}")
 
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         where = torch.device(name)
     except RuntimeError as error:
-        raise DeviceError(f"--device {name!r}; accepted: cpu, cuda, cuda:1") from error
+        raise DeviceError(f"--device {excerpt(name)}; accepted: cpu, cuda, cuda:1") from error
     on_gpu = where.type == "cuda"
     if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
         raise DeviceError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs; accepted: cpu, cuda, cuda:1")
@@ -90,7 +91,7 @@ def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in words:
         if word not in accepted:
-            raise SpecError(f"{option} {word!r}; {hint(word, accepted)}")
+            raise SpecError(f"{option} {excerpt(word)}; {hint(word, accepted)}")
     return words
 
 

@@ -16,9 +16,10 @@ from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
 from ksgen.commands.common import console, find_spec, print_json
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.problem import Job
@@ -198,7 +199,7 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
     else:
         found = [Pattern.parse(word) for word in named.split()]
         if not found:
-            raise PatternError(f"--patterns {named!r}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
+            raise PatternError(f"--patterns {excerpt(named)}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
     return found[:subset]
 
 

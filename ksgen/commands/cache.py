@@ -9,7 +9,7 @@ import click
 
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import KsgenError
-from ksgen.pattern import excerpt
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.cache import Cache

@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,25 @@ if TYPE_CHECKING:
 
 
 PATTERN = Pattern.parse  # a type for click: its errors say more than click's
+LEAST_COLUMNS = 40  # that tables and pictures are made for
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
 SPEC = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")
+
+
+def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
+    """Patterns of a command: as arguments, by --pattern, or both ways."""
+
+    @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
+    @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument; repeatable.")
+    @wraps(function)
+    def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
+        function((*patterns, *named), **options)
+
+    return taking
 
 
 def find_spec(path: Path) -> Path:
@@ -54,9 +69,15 @@ def print_json(content: Any) -> None:
 
 
 def console(stderr: bool = False) -> "Console":
+    """As wide as the terminal, or as COLUMNS says where that is a width that can be read."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    for name in ("COLUMNS", "LINES"):  # rich takes any, also 0 and numbers beyond Python's
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80"), re.ASCII):
+            del os.environ[name]
+    found = Console(stderr=stderr, highlight=False)
+    found.width = max(found.width, LEAST_COLUMNS)
+    return found
 
 
 def progress() -> "Progress":

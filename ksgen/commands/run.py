@@ -4,15 +4,15 @@ import sys
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
+from ksgen.commands.common import JOB, LAYOUT, PRECISION, check_memory, console, json_option, print_json, takes_patterns
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.errors import SpecError
+from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
 
 @click.command("run", short_help="Check and time one kernel.")
-@click.option("--pattern", type=PATTERN, metavar="A,B,C,D", required=True, help="The pattern, such as 1,192,48,2.")
+@takes_patterns
 @click.option("--batch", type=int, help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
@@ -26,22 +26,25 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool, activation: str,
-    residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool,
+    activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
 
     \b
     Examples:
-      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
-      ksgen run --pattern 6,64,64,1 --batch 1000 --bias --activation gelu --json
-      ksgen run --pattern 6,64,64,1 --batch 1000 --job gradient
+      ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen run 6,64,64,1 --batch 1000 --bias --activation gelu --json
+      ksgen run 6,64,64,1 --batch 1000 --job gradient
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
     from ksgen.roofline import measure_ceilings
     from ksgen.verify import measure
 
+    if len(patterns) != 1:
+        raise PatternError(f"got {len(patterns)} patterns; accepted: one, such as ksgen run 1,192,48,2")
+    (pattern,) = patterns
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, SPEC, console, find_spec, json_option, print_json
+from ksgen.commands.common import LAYOUT, PRECISION, SPEC, console, find_spec, json_option, print_json, takes_patterns
 from ksgen.errors import KsgenError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show", short_help="Say what a pattern is, with a picture.")
-@click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
-@click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", help="The same as an argument.")
+@takes_patterns
 @click.option("--spec", type=SPEC, help="All patterns and layers of a spec.")
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="For bytes and operations.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help="Write the picture of a single pattern to this file.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], named: Pattern | None, spec: Path | None, batch: int, precision: str, layout: str,
+    patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what a pattern, a chain of patterns (from the one that meets X first) or a spec is, with a picture.
@@ -38,24 +37,23 @@ def command(
       ksgen show --spec specs/vit.yaml
       ksgen show 1,192,48,2 --device cuda
     """
-    chosen = (*patterns, named) if named else patterns
-    if bool(chosen) == bool(spec):
+    if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
     layers = {}
     if spec:
         from ksgen.spec import load
 
         loaded = load(find_spec(spec))
-        chosen, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
-    elif len(chosen) > 1:
-        layers = {"chain": Chain(chosen)}
-    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in chosen]
+        patterns, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
+    elif len(patterns) > 1:
+        layers = {"chain": Chain(patterns)}
+    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in patterns]
     if png:
-        _draw(chosen, png)
+        _draw(patterns, png)
     if as_json:
         print_json({"patterns": described, "layers": {name: _describe_chain(chain) for name, chain in layers.items()}})
         return
-    for pattern, facts in zip(chosen, described, strict=True):
+    for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, with_picture=not spec)
     for name, chain in layers.items():
         click.echo(
@@ -139,7 +137,7 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     facts = facts | {"devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items())}
     rows = [
-        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks, {density:.2%} of dense"),
+        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
         ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
@@ -153,9 +151,12 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
     console().print(table)
     if with_picture:
+        from ksgen.picture import can_show
         from ksgen.picture import text as draw
 
-        console().print(Text(draw(pattern), style="cyan"))
+        screen = console()
+        screen.print()
+        screen.print(Text(draw(pattern, screen.width, plain=not can_show(screen.encoding)), style="cyan"))
 
 
 def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:

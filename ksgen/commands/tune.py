@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.commands.common import (
+    JOB,
+    LAYOUT,
+    PRECISION,
+    SPEC,
+    check_memory,
+    console,
+    find_spec,
+    json_option,
+    print_json,
+    takes_patterns,
+)
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -21,7 +32,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 
 
 @click.command("tune", short_help="Find the fastest constants on a device.")
-@click.option("--pattern", "patterns", type=PATTERN, metavar="A,B,C,D", multiple=True, help="A pattern, such as 1,192,48,2; repeatable.")
+@takes_patterns
 @click.option("--spec", type=SPEC, help="Every kernel of a spec.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (float32 unless named); of a spec's kernels, only these.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (bsf unless named); of a spec's kernels, only these.")
@@ -48,10 +59,10 @@ def command(
 
     \b
     Examples:
-      ksgen tune --pattern 1,192,48,2 --precision float16
+      ksgen tune 1,192,48,2 --precision float16
       ksgen tune --spec specs/vit.yaml --report vit.html
-      ksgen tune --pattern 1,192,48,2 --job gradient
-      ksgen tune --pattern 1,192,48,2 --budget 60s --strategy random
+      ksgen tune 1,192,48,2 --job gradient
+      ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
     from ksgen.tuning.job import Job
@@ -87,7 +98,7 @@ def _kernels(
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
-        raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE, one of the two")
+        raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     if spec is None:
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
     wanted = [
@@ -138,7 +149,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
-            click.echo(f"{type(result).__name__}: {result}", err=True)
+            click.echo(f"ksgen: {result}", err=True)
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
         write_report(trials, report, [tuned.best for tuned in found])

@@ -8,7 +8,8 @@ import click
 
 from ksgen.commands.common import PATTERN, json_option, print_json
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.exchange import Difference

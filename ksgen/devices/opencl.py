@@ -77,6 +77,9 @@ class OpenCLDevice:
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
     def compiler(self) -> OpenCLCompiler:
         return OpenCLCompiler(self._device, self._context)
 

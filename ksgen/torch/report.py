@@ -1,7 +1,7 @@
 """What `convert` did, as figures and as a table."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from statistics import median
 
@@ -17,7 +17,7 @@ class Replaced:
     chain: Chain
     count: int  # of chains side by side
     parameters: tuple[int, int]  # before and after
-    factorizations: tuple[Factorization, ...]  # empty where the new weights are drawn
+    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty where the new weights are drawn
 
     @property
     def flops(self) -> tuple[int, int]:
@@ -34,6 +34,10 @@ class Report:
 
     layers: tuple[Replaced, ...]
     parameters: tuple[int, int]  # of the whole model, before and after
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        return f"Report({len(self.layers)} layers replaced, {before:,} parameters before and {after:,} after; print it for a table)"
 
     @property
     def flops(self) -> tuple[int, int]:
