@@ -14,8 +14,8 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -55,15 +55,11 @@ class Nvcc:
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         check_target(target, self)
-        try:
-            # The compiler's own temporary files lie here too: a compiler that is killed leaves nothing behind.
-            with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
-                source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
-                source.write_text(text, encoding="utf-8")
-                finished = current_children.get().run(self.command(source.name, entry, target), folder)
-                data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
-        except OSError as error:
-            raise ToolchainError(f"{entry}: no room to compile in {tempfile.gettempdir()}: {error}") from None
+        with _temporary_folder(entry) as folder:
+            source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
+            source.write_text(text, encoding="utf-8")
+            finished = current_children.get().run(self.command(source.name, entry, target), folder)
+            data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
         if not data:
             log = finished.log or f"exit status {finished.returncode}, and not a word"
             raise compile_error(self, text, entry, target, log)
@@ -164,8 +160,9 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 def _keep(text: str, entry: str, log: str) -> Path | None:
     """A refused source and its log, where the user finds them; the same source always lands in the same file."""
     name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    for folder in (paths.cache_dir() / "failed", Path(tempfile.gettempdir())):
+    for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
+            folder = folder or Path(tempfile.gettempdir())
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(exist_ok=True)
             write(folder / f"{name}.log", log)
@@ -226,10 +223,22 @@ def _nvcc_targets(path: str) -> tuple[str, ...]:
 
 
 def _ask(path: str, question: str, answer: str) -> list[str]:
-    said = current_children.get().run((path, question)).log
+    with _temporary_folder(path) as folder:
+        said = current_children.get().run((path, question), folder).log
     if not (found := re.findall(answer, said)):
         raise ToolchainError(f"{path} {question} says {said.strip()!r}; that is not nvcc")
     return found
+
+
+@contextmanager
+def _temporary_folder(what: str) -> Iterator[str]:
+    """For the compiler's own temporary files too: a compiler that is killed leaves nothing behind."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
+            yield folder
+    except OSError as error:
+        named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
+        raise ToolchainError(f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files") from None
 
 
 def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:

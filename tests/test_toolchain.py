@@ -343,3 +343,19 @@ def is_gone(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
+    """Python takes another folder where it finds one; nvcc would fail."""
+    nvcc = fake_nvcc(
+        tmp_path, 'test -d "$TMPDIR" || { echo "nvcc fatal: Could not open output file"; exit 1; }; echo "release 13.0, V13.0.88"'
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert Nvcc(str(nvcc)).version == "13.0.88"
+    toolchain._nvcc_version.cache_clear()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(
+        ToolchainError, match=r"nvcc: no room for temporary files \(.*\); TMPDIR=.*none; accepted: a folder that takes files"
+    ):
+        _ = Nvcc(str(nvcc)).version

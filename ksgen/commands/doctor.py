@@ -112,7 +112,7 @@ def _folders() -> list[Finding]:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
 
 
 def _neighbours() -> list[Finding]:
