@@ -27,8 +27,6 @@ from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
 from ksgen.resources import Binary, read_notes, read_resources
 
-INSTALL_HINT = "pip install 'ksgen[cuda]' brings NVRTC; pip install 'ksgen[nvcc]' brings nvcc, to use beside g++"
-
 
 @dataclass(frozen=True)
 class Nvcc:
@@ -171,6 +169,12 @@ def _keep(text: str, entry: str, log: str) -> Path | None:
     return None
 
 
+def _install_hint() -> str:
+    from ksgen.install import install_line  # reads the distribution's metadata
+
+    return f"{install_line('cuda')} brings NVRTC; {install_line('nvcc')} brings nvcc, to use beside g++"
+
+
 @functools.lru_cache
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     """A compiler, or why there is none. The arguments are all in the environment that the answer depends on."""
@@ -185,8 +189,8 @@ def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     if name != "nvcc" and _has_nvrtc():
         return Nvrtc()
     if nvcc:
-        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {INSTALL_HINT}"
-    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {INSTALL_HINT}"
+        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {_install_hint()}"
+    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {_install_hint()}"
 
 
 def _find_nvcc(path: str | None, home: str | None) -> Nvcc | None:
@@ -251,7 +255,7 @@ def _nvrtc() -> ModuleType:
     try:
         from cuda.bindings import nvrtc
     except ImportError as missing:
-        raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {INSTALL_HINT}") from None
+        raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {_install_hint()}") from None
     module: ModuleType = nvrtc
     return module
 
@@ -269,7 +273,7 @@ def _nvrtc_version() -> str:
         _, major, minor = _nvrtc().nvrtcVersion()
     except (RuntimeError, OSError) as missing:  # the bindings load the library at the first call
         reason = next(iter(str(missing).splitlines()), "no reason given")
-        raise ToolchainError(f"cuda-bindings finds no NVRTC ({reason}); {INSTALL_HINT}") from None
+        raise ToolchainError(f"cuda-bindings finds no NVRTC ({reason}); {_install_hint()}") from None
     return f"{major}.{minor}"
 
 

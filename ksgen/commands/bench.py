@@ -70,7 +70,9 @@ def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | No
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ToolchainError("ksgen bench model needs PyTorch; pip install 'ksgen[torch]'") from error
+        from ksgen.install import install_line
+
+        raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import Job
     from ksgen.torch.backends import NAMES
     from ksgen.torch.models import MODELS

@@ -182,11 +182,13 @@ def print_table(table: "Table") -> None:
     console().print(shown)
 
 
-def check_library(name: str, needed_for: str, install: str) -> None:
+def check_library(name: str, needed_for: str, extra: str) -> None:
     from importlib.util import find_spec as find_module
 
+    from ksgen.install import install_line
+
     if find_module(name) is None:
-        raise KsgenError(f"{needed_for} needs {name}: {install}")
+        raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
 
 def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:
