@@ -6,12 +6,10 @@ names every other hash, which is checked when a member is used. The same input g
 in it. It answers like a cache, but with what any compiler made: whoever opens a bundle wants what it brings.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import secrets
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -21,10 +19,12 @@ from typing import Any
 
 from ksgen.cache import Entry
 from ksgen.errors import KsgenError
+from ksgen.files import replaced
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, key_of, newness, restore
 from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
+MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can say that they are terabytes
 
 _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
@@ -47,10 +47,7 @@ def write_bundle(
     wisdom: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes entries, and wisdom files by their names, aside and renames the file into place."""
-    path = Path(path)
-    if os.path.lexists(path) and not path.is_file():  # replacing a folder fails, and a device is not to be replaced
-        raise KsgenError(f"{shown(path)}: is no file that a bundle may replace; name another one")
+    """Writes entries, and wisdom files by their names; the file appears whole or not at all."""
     records: dict[str, dict[str, Any]] = {}
     members: dict[str, bytes] = {}
     for request, binary in entries:
@@ -64,14 +61,8 @@ def write_bundle(
         "provenance": dict(provenance or {}),
         "wisdom": {name: hashlib.sha256(data).hexdigest() for name, data in (wisdom or {}).items()},
     }
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with replaced(Path(path)) as aside:
         _write_zip(aside, json.dumps(index, sort_keys=True).encode(), members)
-        os.replace(aside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise KsgenError(f"{shown(path)}: the bundle cannot be written: {error.strerror or error}") from None
 
 
 def open_bundle(path: str | Path) -> "Bundle":
@@ -130,6 +121,8 @@ class Bundle:
 
     def _open(self) -> zipfile.ZipFile:
         try:
+            if not self.path.is_file() and self.path.exists():  # zipfile would look for the end of /dev/zero
+                raise OSError("it is no file")
             return zipfile.ZipFile(self.path)
         except FileNotFoundError:
             raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
@@ -149,6 +142,8 @@ class Bundle:
         if self._process != os.getpid():  # a forked process shares the file's position with its parent
             self._archive, self._process = self._open(), os.getpid()
         try:
+            if (size := self._archive.getinfo(name).file_size) > MOST_BYTES_OF_MEMBER:
+                raise self._damaged(f"{name} has {size} bytes, more than {MOST_BYTES_OF_MEMBER}")
             data = self._archive.read(name)
         except _ZIP_ERRORS as error:
             raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # it can hold the file's own bytes
@@ -161,7 +156,7 @@ class Bundle:
 
 
 def _write_zip(path: Path, index: bytes, members: Mapping[str, bytes]) -> None:
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.comment = f"ksgen bundle {BUNDLE_FORMAT} {hashlib.sha256(index).hexdigest()}".encode()
         for name, data in (("index.json", index), *sorted(members.items())):
             member = zipfile.ZipInfo(name, date_time=_EPOCH)

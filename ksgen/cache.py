@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from ksgen.errors import KsgenError
+from ksgen.files import read
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
 from ksgen.values import excerpt
 
 MAX_BYTES = 2 << 30
+MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY = 2**20, 2**28  # of an entry; kernels have kilobytes
 STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died
 FAILED_SECONDS = 24 * 3600
 
@@ -91,7 +93,7 @@ class Cache:
         """Every entry whose `meta.json` can be read, in the order of their keys; binaries are not looked at."""
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
-                record = _unseal((path / "meta.json").read_bytes())
+                record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
                 made = record["provenance"]
                 compiler = f"{made['compiler']} {made['compiler_version']}"
                 used, size = _usage(path)
@@ -141,7 +143,7 @@ class Cache:
 
     def _refuse(self, path: Path, error: Exception) -> None:
         # An entry leaves by a rename, whole: one that is there without its files is damaged, not about to go.
-        damaged = isinstance(error, DamagedError) or _has_no_files(path)
+        damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _has_no_files(path)
         if damaged and not self.read_only:
             _log.warning("cache entry %s is set aside, to be built again: %s", path, error)
             self._remove(path)
@@ -193,8 +195,8 @@ def _entries_in(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> Binary:
     """One entry, proven whole: its hashes, and that it lies where it belongs."""
-    record = _unseal((path / "meta.json").read_bytes())
-    binary = restore(record, (path / "binary").read_bytes())
+    record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
+    binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY))
     if (record["request"], key_of(record["request"], binary.provenance)) != (path.parent.name, path.name):
         raise DamagedError("it lies under another entry's key")
     return binary

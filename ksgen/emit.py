@@ -5,10 +5,7 @@ The same input gives the same bytes. Never chooses constants: a family does, or 
 
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -20,6 +17,7 @@ import jinja2
 from ksgen import __version__
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.folder import write_folder
 from ksgen.instructions import Wgmma
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
@@ -34,7 +32,6 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
 }
 NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
-MANIFEST = "manifest.json"
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
 
@@ -162,7 +159,7 @@ def _folders_named(paths: Iterable[Path]) -> set[str]:
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
-    """Write the spec's folder: a source per kernel, the manifest, the launchers. It appears whole or not at all.
+    """Write the spec's folder: a source per kernel, the manifest, the launchers. What is not emit's own there stays.
 
     With a `family`, the sources are those of the kernels that it serves on some device, as it would write them.
     """
@@ -171,14 +168,13 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
         raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
     sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
-    files[MANIFEST] = _manifest(spec, sources)
     names = _launcher_names(spec)
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
     files["__init__.py"] = (
         f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
     )
-    _replace_folder(folder, files)
+    write_folder(folder, files, _facts(spec, sources))
     return sources
 
 
@@ -194,7 +190,9 @@ def _environment() -> jinja2.Environment:
     return _environment_of(str(resource("templates")))
 
 
-def _manifest(spec: Spec, sources: list[Source]) -> str:
+def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
+    """Of the manifest."""
+
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
@@ -216,8 +214,7 @@ def _manifest(spec: Spec, sources: list[Source]) -> str:
         }
 
     layers = {name: [list(pattern.shape) for pattern in chain] for name, chain in spec.layers.items()}
-    content = {"ksgen": __version__, "spec": spec.name, "layers": layers, "kernels": [entry(source) for source in sources]}
-    return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+    return {"ksgen": __version__, "spec": spec.name, "layers": layers, "kernels": [entry(source) for source in sources]}
 
 
 def _patterns(spec: Spec) -> list[Pattern]:
@@ -248,30 +245,3 @@ def _launchers(spec: Spec) -> str:
 def _arguments(spec: Spec, pattern: Pattern) -> str:
     batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
     return ", ".join(map(str, pattern.shape)) + (f", batches={batches}" if batches else "")
-
-
-def _replace_folder(folder: Path, files: dict[str, str]) -> None:
-    """Put `files` in the place of the folder that an earlier emit wrote; refuse a folder that is something else."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise KsgenError(f"{folder} is a file, which emit would replace; name a folder with -o")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise KsgenError(f"{folder} holds something else than emitted kernels; name another folder with -o, or empty it")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise KsgenError(f"cannot write into {folder.parent}: {error.strerror}; name another folder with -o") from error
-    try:
-        written = aside / "new"
-        written.mkdir()
-        for name, text in files.items():
-            (written / name).write_text(text, encoding="utf-8", newline="\n")
-        if folder.exists():
-            folder.rename(aside / "old")
-        written.rename(folder)
-    except OSError as error:
-        raise KsgenError(f"cannot write {folder}: {error.strerror}") from error
-    finally:
-        if not folder.exists() and (aside / "old").exists():
-            (aside / "old").rename(folder)
-        shutil.rmtree(aside, ignore_errors=True)

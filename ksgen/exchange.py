@@ -12,7 +12,7 @@ from ksgen.errors import KsgenError
 from ksgen.paths import resource, wisdom_dir
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
-from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom, parse_export
+from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom, parse_export, read_text
 
 Job = tuple[KernelSpec, int]  # a kernel, and the batch at which it was measured
 
@@ -44,7 +44,7 @@ class Difference:
 def read_wisdom(path: Path) -> dict[str, Wisdom]:
     """By device: what a wisdom file or an export holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return {device: Wisdom(entries) for device, entries in parse_export(text, str(path)).items()}

@@ -6,7 +6,6 @@ Both show every entry of K where there is room for all; else the first few block
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,10 +93,6 @@ def png(pattern: Pattern) -> bytes:
     for number, word in enumerate(words):
         _write(image, word, bottom + 2 * MARGIN + 2 * HEIGHT * number, MARGIN)
     return _encode(image)
-
-
-def write_png(pattern: Pattern, path: Path) -> None:
-    path.write_bytes(png(pattern))
 
 
 def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list[Place]]:

@@ -6,13 +6,10 @@ entry that cannot be read costs only itself: launchers go on without it, with a 
 asked for it, refuse. Never renders and never measures.
 """
 
-import contextlib
 import fcntl
 import json
 import logging
-import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,12 +20,14 @@ from typing import Any
 from ksgen.emit import template_digest
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
+from ksgen.files import read, write
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.values import excerpt
 
 MOST_BATCH = 2**63 - 1
+MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
 MOST_US = 1e12  # of one launch: eleven days
 
@@ -184,7 +183,7 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path.parent / f".{path.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
-            replace_file(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
+            write(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
     except OSError as error:
         raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
     return path
@@ -200,18 +199,6 @@ def check_writable() -> None:
     except OSError as error:
         words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
         raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Written aside and renamed into place, so that a reader finds the old file or the new one, whole."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
@@ -266,9 +253,14 @@ def _entry(row: Any, where: str) -> Entry:
         raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 
 
+def read_text(path: Path) -> str:
+    """Of a wisdom file or an export; `OSError` and `UnicodeDecodeError` where it is none."""
+    return read(path, MOST_BYTES_OF_FILE).decode()
+
+
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
 from ksgen.bench.model import MODULES, Job, measure  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
+from ksgen.install import install_line  # noqa: E402
 from ksgen.torch import models  # noqa: E402
 from ksgen.torch.backends import BACKENDS, NAMES  # noqa: E402
 from ksgen.torch.layer import KSLinear  # noqa: E402
@@ -169,4 +170,4 @@ def test_help_needs_no_torch_and_the_command_says_so() -> None:
     shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True)
     assert "ksgen bench model vit-s16" in shown.stdout
     refused = subprocess.run([sys.executable, "-c", program, "vit-s16"], capture_output=True, text=True)
-    assert (refused.returncode, refused.stderr) == (2, "ksgen: ksgen bench model needs PyTorch; pip install 'ksgen[torch]'\n")
+    assert (refused.returncode, refused.stderr) == (2, f"ksgen: ksgen bench model needs PyTorch; {install_line('torch')}\n")

@@ -20,6 +20,7 @@ from ksgen.devices import Found, list_devices
 from ksgen.emit import template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import family_named
+from ksgen.install import install_line
 from ksgen.pattern import Pattern
 from ksgen.plan import Choice, limits_of, load, make_plan
 from ksgen.reference import multiply
@@ -39,7 +40,7 @@ from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
 
 has_opencl = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
-needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install 'ksgen[cpu]'")
+needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install -e '.[cpu]'")
 
 SMALL = ("--patterns", "1,8,8,2 2,4,8,1", "--batch", "40", "--precision", "float32", "--measurements", "3", "--runs", "2")
 FAST = ("ksgen", "bmm", "strided", "rewriting")
@@ -60,7 +61,7 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def cpu() -> Any:
     if not has_opencl:
-        pytest.skip("no OpenCL device: pip install 'ksgen[cpu]'")
+        pytest.skip("no OpenCL device: pip install -e '.[cpu]'")
     from ksgen.devices import find_device
 
     return find_device("opencl")
@@ -540,7 +541,7 @@ def test_no_pytorch_is_one_line(command: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = CliRunner().invoke(bench.command, [command])
     assert isinstance(done.exception, KsgenError)
-    assert str(done.exception) == f"`ksgen bench {command}` needs torch: pip install 'ksgen[bench]'"
+    assert str(done.exception) == f"`ksgen bench {command}` needs torch: {install_line('bench')}"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("1h30m", 5400), (".5s", 0.5)])

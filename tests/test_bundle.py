@@ -87,10 +87,10 @@ def test_writing_replaces_the_file_whole(path):
 
 
 def test_bundle_that_cannot_be_written(tmp_path):
-    with pytest.raises(KsgenError, match=r"nowhere/vit.ksb: the bundle cannot be written: No such file or directory"):
+    with pytest.raises(KsgenError, match=r"nowhere/vit.ksb: cannot be written \(No such file or directory\)"):
         write_bundle(tmp_path / "nowhere" / "vit.ksb", ENTRIES)
-    for place in (tmp_path, "", "/dev/null"):
-        with pytest.raises(KsgenError, match=r"is no file that a bundle may replace; name another one"):
+    for place in (tmp_path, ""):
+        with pytest.raises(KsgenError, match=r": cannot be written \(it is a folder\)"):
             write_bundle(place, ENTRIES)
     assert os.listdir(tmp_path) == []
 

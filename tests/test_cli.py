@@ -77,7 +77,7 @@ MISTAKES = [
     (["emit", "x" * 300], "ksgen: xxx"),
     (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),
     (["emit", "\udcff.yaml"], "ksgen: \\udcff.yaml: cannot be read"),
-    (["emit", "small.yaml", "-o", "small.yaml"], "ksgen: small.yaml is a file, which emit would replace; name a folder with -o"),
+    (["emit", "small.yaml", "-o", "small.yaml"], "ksgen: small.yaml is no folder; name another folder with -o"),
     (["emit", "small.yaml", "-o", "x" * 300], "ksgen: [Errno 36] File name too long"),
 ]
 

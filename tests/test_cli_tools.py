@@ -79,6 +79,13 @@ def test_doctor_names_what_is_there_and_what_installs_the_rest() -> None:
     assert "launchers take" in run("doctor").stdout
 
 
+def test_a_cache_folder_that_cannot_be_is_no_traceback() -> None:
+    for command in (["cache", "ls"], ["doctor", "--json"]):
+        done = run(*command, KSGEN_CACHE_DIR="x" * 300)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert "0 entries, 0.0 MB in " in done.stdout
+
+
 def test_doctor_without_any_device_says_so_and_exits_1() -> None:
     done = run("doctor", "--json", KSGEN_DEVICE="abacus")
     chosen = next(row for row in json.loads(done.stdout) if row["what"] == "launchers take")

@@ -16,6 +16,7 @@ from ksgen.devices import find_device, opencl, opencl_drivers
 from ksgen.devices.base import UnavailableError
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.resources import Binary
+from tests.mounts import fill, mounted
 
 REVERSE = """
 __kernel void reverse(__global const float *x, __global float *y, __global const float *bias, long offset)
@@ -314,3 +315,21 @@ def test_a_driver_below_a_path_with_a_space_is_used_by_another_path(tmp_path):
     assert (place / "libtbb.so.12").read_bytes() == b"code"
     assert opencl_drivers._spaceless({plain, spaced}) == place
     shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("options", ["size=64k,ro", "size=64k"])
+def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
+    unset = ("XDG_CACHE_HOME", "KSGEN_CACHE_DIR", "PYOPENCL_NO_CACHE")
+    with mounted(tmp_path / "home", options) as home:
+        fill(home)
+        done = subprocess.run(
+            [sys.executable, "-m", "ksgen", "run", "--device", "opencl", "--pattern", "1,16,16,1", "--batch", "64"],
+            env={name: value for name, value in os.environ.items() if name not in unset}
+            | {"HOME": str(home), "POCL_CACHE_DIR": str(tmp_path)},  # PoCL, where it is the driver, runs nothing without one
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        left = [path for path in home.rglob("*") if path.is_file() and path.name != "filler"]
+    assert (done.returncode, "passed" in done.stdout, left) == (0, True, []), done.stderr
+    assert done.stderr.count("ksgen works without its cache, and compiles again next time") == 1
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # the warning, and the line that it comes from

@@ -182,7 +182,7 @@ def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install 'ksgen\[tune\]'"):
+    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install .*\[tune\]"):
         write_report(some_trials(4), tmp_path / "r.html")
     with pytest.raises(KsgenError, match="pictures need matplotlib"):
         check_report(tmp_path / "r.html")

@@ -6,7 +6,7 @@ from math import inf, sqrt
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen import pattern as patterns  # noqa: E402  (after the skip)
 from ksgen.errors import KsgenError  # noqa: E402

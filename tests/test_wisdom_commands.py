@@ -234,12 +234,10 @@ def test_what_is_damaged_here_is_refused_and_stays(folders: tuple[Path, Path], t
 
 
 def test_mistakes_name_the_file(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    good, other = file_of(tmp_path, "good.json", entry(1.0)), file_of(tmp_path, "other.json", entry(2.0))
+    good = file_of(tmp_path, "good.json", entry(1.0))
     assert mistake("import", "/no/such") == "/no/such: cannot be read (No such file or directory)"
     assert mistake("diff", good, str(tmp_path)) == f"{tmp_path}: cannot be read (Is a directory)"
     assert mistake("merge", good, good, "-o", "/no/such") == "/no/such: cannot be written (No such file or directory)"
-    refused = f"{other} exists; name another file, or bring both together with ksgen wisdom merge"
-    assert mistake("merge", good, good, "-o", other) == mistake("export", "-o", other) == refused
     assert mistake("show", "--device", "[b]") == "--device '[b]': this machine's wisdom has NVIDIA H200"
     stray = folders[1] / "mine.json"
     stray.write_text(Path(good).read_text())

@@ -4,6 +4,7 @@ Four kinds of lines: "run" (facts of a process), "ceilings" (what the device was
 job, with its error; it gets a number), "measurement" (what one measurement of that contender gave). Never knows what they mean.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -14,9 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from ksgen.errors import KsgenError
+from ksgen.files import read
 from ksgen.values import excerpt
 
 Facts = dict[str, Any]
+MOST_BYTES_OF_FILE = 2**28  # two million lines
 
 
 @dataclass
@@ -59,7 +62,7 @@ def read_log(path: Path) -> Content:
     """What a log holds; a last line that was cut off by a kill is left out. `KsgenError` names a line that cannot be read."""
     content = Content()
     try:
-        data = path.read_bytes()
+        data = read(path, MOST_BYTES_OF_FILE)
     except OSError as error:
         raise KsgenError(f"{path}: cannot be read ({error.strerror})") from error
     content.whole_bytes = data.rfind(b"\n") + 1
@@ -100,7 +103,13 @@ class Log:
         os.close(self._file)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """In one write, which the system finishes whatever becomes of this process."""
+        """In one write, which the system finishes whatever becomes of this process: all of the line, or none of it."""
         line = {"kind": kind, **facts}
-        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            if (written := os.write(self._file, data)) < len(data):  # the disk became full within the line
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise KsgenError(f"{self.path}: cannot be written ({error.strerror}); what it holds is whole") from error
         self.content.take(line)

@@ -4,14 +4,16 @@ A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parqu
 """
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, get_type_hints
 
-from ksgen.bench.log import Contender, Facts, read_log
+from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
 from ksgen.errors import KsgenError
+from ksgen.files import read, replaced
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
 
@@ -115,7 +117,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replaced(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _shown(getattr(row, name)) for name in COLUMNS} for row in rows)
@@ -130,7 +132,8 @@ def write_parquet(rows: Sequence[Row], path: Path) -> bool:
         return False
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[_kind(name)]) for name in COLUMNS])
-    parquet.write_table(pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=schema), path)
+    with replaced(path) as aside:
+        parquet.write_table(pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=schema), aside)
     return True
 
 
@@ -143,12 +146,11 @@ def _read_log(path: Path) -> list[Row]:
 
 def _read_csv(path: Path) -> list[Row]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            names = reader.fieldnames or ()
-            if missing := [name for name in COLUMNS if name not in names]:
-                raise KsgenError(f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}")
-            return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
+        reader = csv.DictReader(io.StringIO(read(path, MOST_BYTES_OF_FILE).decode(), newline=""))
+        names = reader.fieldnames or ()
+        if missing := [name for name in COLUMNS if name not in names]:
+            raise KsgenError(f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}")
+        return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
-from ksgen.commands.common import console, json_option, print_json, progress
+from ksgen.commands.common import REPLACED, console, json_option, print_json, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
+from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
@@ -39,7 +40,9 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.option("--device", help="cpu, cuda or cuda:1; a GPU where there is one.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Sequences; {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor.")
 @click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the rows to this file, as --json prints them.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help=f"Also write the rows to this file, as --json prints them; {REPLACED}."
+)
 @json_option
 def model_command(
     model: str, precision: str, backend: str, device: str | None, batch: int | None, repeats: int | None, output: Path | None,
@@ -52,6 +55,8 @@ def model_command(
       ksgen bench model vit-s16
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
+    if output:
+        check_writable(output)
     job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
     rows = _measure_all(job)
     if as_json:
@@ -59,14 +64,16 @@ def model_command(
     else:
         _print(job, rows)
     if output:
-        output.write_text(json.dumps(_report(job, rows), indent=1) + "\n")
+        write(output, json.dumps(_report(job, rows), indent=1) + "\n")
 
 
 def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ToolchainError("ksgen bench model needs PyTorch; pip install 'ksgen[torch]'") from error
+        from ksgen.install import install_line
+
+        raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import Job
     from ksgen.torch.backends import NAMES
     from ksgen.torch.models import MODELS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import console, find_spec, print_json
+from ksgen.commands.common import REPLACED, console, find_spec, print_json
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern
@@ -58,7 +58,12 @@ _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
     click.option(
-        "-o", "--output", type=click.Path(path_type=Path), default=_LOG, show_default=True, help="A log; its rows go to a .csv too."
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        default=_LOG,
+        show_default=True,
+        help=f"A log to go on with; its rows go to a .csv, where {REPLACED}.",
     ),
     click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
     click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
@@ -178,11 +183,13 @@ def print_table(table: "Table") -> None:
     console().print(shown)
 
 
-def check_library(name: str, needed_for: str, install: str) -> None:
+def check_library(name: str, needed_for: str, extra: str) -> None:
     from importlib.util import find_spec as find_module
 
+    from ksgen.install import install_line
+
     if find_module(name) is None:
-        raise KsgenError(f"{needed_for} needs {name}: {install}")
+        raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
 
 def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import click
 
-from ksgen.errors import KsgenError
+from ksgen.commands.common import REPLACED
+from ksgen.files import write
 
 
 @click.command("report", short_help="A page, and Markdown tables, of a results file.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The HTML page; beside the file unless named.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"The HTML page; beside the file unless named; {REPLACED}.")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, allow_dash=True),
-    help="Write the tables there, - for the screen; no page then unless -o names one.",
+    help=f"Write the tables there, - for the screen; no page then unless -o names one; {REPLACED}.",
 )
 def command(file: Path, output: Path | None, markdown: Path | None) -> None:
     """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file.
@@ -37,8 +38,5 @@ def _write(path: Path, text: str) -> None:
     if str(path) == "-":
         click.echo(text)
         return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise KsgenError(f"{path}: cannot be written ({error.strerror})") from error
+    write(path, text)
     click.echo(f"{path}: {len(text) / 1e3:.0f} kB")

@@ -33,7 +33,7 @@ def command(
       ksgen bench share
       ksgen bench share --models ViT-S/16,ViT-B/16 --precision float32,float16 --json
     """
-    check_library("torch", "`ksgen bench share`", "pip install 'ksgen[bench]'")
+    check_library("torch", "`ksgen bench share`", "bench")
     import torch
 
     from ksgen.bench.linear_share import measure

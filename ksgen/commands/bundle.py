@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
+from ksgen.commands.common import REPLACED, SPEC, arch_option, find_spec, first_failure, json_option, print_json
 
 
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
 @click.argument("spec", type=SPEC)
 @arch_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; <spec name>.ksb unless named.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"File to write; <spec name>.ksb unless named; {REPLACED}.")
 @click.option("--device-name", multiple=True, help="Pack the wisdom of this device too, such as 'NVIDIA H200'.")
 @json_option
 def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
@@ -23,11 +23,13 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     from ksgen import __version__
     from ksgen.bundle import write_bundle
     from ksgen.commands.compiling import compile_spec
+    from ksgen.files import check_writable
     from ksgen.spec import load
     from ksgen.wisdom import dump, file_name, load_wisdom
 
     loaded = load(find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
+    check_writable(path)
     compiled = {job.request: job for name in device_name or (None,) for job in compile_spec(loaded, arch, name)}
     first_failure([job.result for job in compiled.values()])
     wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}

@@ -1,5 +1,6 @@
 """`ksgen cache`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ def _cache(folder: Path | None) -> "Cache":
     from ksgen.paths import cache_dir
 
     place = folder or cache_dir()
-    if place.exists() and not place.is_dir():
+    if os.path.exists(place) and not os.path.isdir(place):  # a name that is too long is one that is not there
         raise KsgenError(f"{place} is not a folder; name the cache's folder with --folder or KSGEN_CACHE_DIR")
     return Cache(place)
 

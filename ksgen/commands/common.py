@@ -25,6 +25,7 @@ PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
 SPEC = click.Path(path_type=Path)
+REPLACED = "an older one is replaced"  # by whatever writes a file: ksgen.files
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")
 
@@ -52,7 +53,7 @@ def find_spec(path: Path) -> Path:
 
 
 def output_folder(named: Path | None, spec: Spec) -> Path:
-    """The folder that `emit` replaces as a whole: `-o`, or `generated/<spec name>`."""
+    """The folder that `emit` writes its files to: `-o`, or `generated/<spec name>`."""
     return named or Path("generated") / spec.name
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import console, json_option, print_json
+from ksgen.install import install_line
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def _chosen_device() -> Finding:
     try:
         device = find_device()
     except DeviceError as error:
-        return Finding("launchers take", "", str(error), "pip install 'ksgen[cpu]' without a GPU, 'ksgen[cuda]' with one")
+        remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line('cuda')}"
+        return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
     return Finding(
         "launchers take",
@@ -88,7 +90,7 @@ def _compilers() -> list[Finding]:
     from ksgen.toolchain import find_compiler
 
     findings = []
-    for name, remedy in (("nvcc", "pip install 'ksgen[nvcc]'"), ("nvrtc", "pip install 'ksgen[cuda]'")):
+    for name, remedy in (("nvcc", install_line("nvcc")), ("nvrtc", install_line("cuda"))):
         try:
             compiler = find_compiler(name)
             findings.append(Finding(name, f"{compiler.version} {getattr(compiler, 'path', '')}".strip()))
@@ -112,7 +114,7 @@ def _folders() -> list[Finding]:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
 
 
 def _neighbours() -> list[Finding]:

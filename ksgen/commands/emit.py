@@ -14,7 +14,8 @@ from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, p
 @click.option("--family", help="The family whose sources to write, to read them: launchers go on choosing by themselves.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
-    """Write one commented source a kernel, a manifest, and launchers to import.
+    """Write one commented source a kernel, a manifest, and launchers to import. Of a folder that is there, the files that an
+    earlier emit wrote are replaced and others stay; one that was changed since is refused.
 
     \b
     Examples:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, PRECISION, SPEC, console, find_spec, json_option, print_json, takes_patterns
-from ksgen.errors import KsgenError, PatternError
+from ksgen.commands.common import LAYOUT, PRECISION, REPLACED, SPEC, console, find_spec, json_option, print_json, takes_patterns
+from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
 @click.option("--device", help="What serves on this device, by wisdom too: as KSGEN_DEVICE, such as opencl or cuda.")
-@click.option("--png", type=click.Path(path_type=Path), help="Write the picture of a single pattern to this file.")
+@click.option("--png", type=click.Path(path_type=Path), help=f"Write the picture of a single pattern to this file; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str,
@@ -160,11 +160,9 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
 
 
 def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:
-    from ksgen.picture import write_png
+    from ksgen.files import write
+    from ksgen.picture import png
 
     if len(chosen) != 1:
         raise PatternError(f"--png draws one pattern; got {len(chosen)}")
-    try:
-        write_png(chosen[0], path)
-    except OSError as error:
-        raise KsgenError(f"{path}: cannot be written ({error.strerror})") from error
+    write(path, png(chosen[0]))

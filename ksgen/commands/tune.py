@@ -10,6 +10,7 @@ from ksgen.commands.common import (
     JOB,
     LAYOUT,
     PRECISION,
+    REPLACED,
     SPEC,
     check_memory,
     console,
@@ -47,7 +48,9 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--scheduler", metavar="ADDRESS", help="Search on a Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure again what an earlier search measured.")
 @click.option("--noise", is_flag=True, help="Search nothing: say how much a time differs when it is measured again.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with curves and tables, such as out.html.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Write a page with curves and tables, such as out.html; {REPLACED}."
+)
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,

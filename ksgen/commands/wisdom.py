@@ -1,12 +1,11 @@
 """`ksgen wisdom`."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import PATTERN, json_option, print_json
+from ksgen.commands.common import PATTERN, REPLACED, json_option, print_json
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices whose name has this part, such as H200.")
-output_option = click.option("-o", "--output", type=FILE, help="File to write, instead of printing.")
+output_option = click.option("-o", "--output", type=FILE, help=f"File to write, instead of printing; {REPLACED}.")
 
 
 @click.group("wisdom", short_help="Look at, merge and exchange what searches found.")
@@ -73,7 +72,7 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
     """
     from ksgen.exchange import merge_devices, read_wisdom
 
-    _write(merge_devices(read_wisdom(first), read_wisdom(second)), output, may_replace=(first, second))
+    _write(merge_devices(read_wisdom(first), read_wisdom(second)), output)
 
 
 @command.command("diff")
@@ -145,15 +144,14 @@ def _known(device: str | None) -> "dict[str, Wisdom]":
     return only_device(known_devices(), device, "this machine's wisdom")
 
 
-def _write(devices: "dict[str, Wisdom]", output: Path | None, may_replace: Iterable[Path] = ()) -> None:
-    from ksgen.wisdom import dump_export, replace_file
+def _write(devices: "dict[str, Wisdom]", output: Path | None) -> None:
+    from ksgen.files import write
+    from ksgen.wisdom import dump_export
 
     if output is None:
         click.echo(dump_export(devices), nl=False)
         return
-    if output.exists() and not any(output.samefile(path) for path in may_replace):
-        raise KsgenError(f"{output} exists; name another file, or bring both together with ksgen wisdom merge")
-    replace_file(output, dump_export(devices))
+    write(output, dump_export(devices))
     count = sum(len(wisdom.entries()) for wisdom in devices.values())
     click.echo(f"{count} entries of {', '.join(devices)} in {output}")
 

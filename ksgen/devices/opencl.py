@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, install_line, raise_no_driver
-from ksgen.errors import DeviceError, ToolchainError
+from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.files import write
 from ksgen.paths import cache_dir
 from ksgen.resources import Binary, Resources
 from ksgen.toolchain import first_error
@@ -212,9 +213,9 @@ def _build_failure(text: str, entry: str, log: str) -> str:
     """The kernel, the compiler's first error, and where its source was kept."""
     message = f"{entry}: the OpenCL compiler refused it: {first_error(log)}"
     kept = cache_dir() / "failed" / f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.cl"
-    with suppress(OSError):
+    with suppress(OSError, KsgenError):
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept.write_text(text, encoding="utf-8")
+        write(kept, text)
         message += f"\n  source: {kept}"
     return message
 
@@ -268,4 +269,6 @@ def _pyopencl() -> Any:
             raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", install_line("pyopencl")) from error
         with suppress(cl.Error):
             cl.get_platforms()
+    # Of each kernel it writes Python code, keeps that in the user's cache folder, and runs no kernel where it cannot.
+    cl._PYOPENCL_NO_CACHE = True
     return cl

@@ -7,6 +7,7 @@ from keyword import iskeyword
 from pathlib import Path
 
 from ksgen.errors import SpecError
+from ksgen.files import read
 from ksgen.pattern import Chain
 from ksgen.spec.kernel import KernelSpec
 from ksgen.values import excerpt, shown
@@ -31,13 +32,10 @@ def load(path: str | Path) -> Spec:
         raise SpecError(f"spec={excerpt(path)}; accepted: the path of a YAML spec") from None
     file = shown(path)
     try:
-        with path.open("rb") as opened:
-            content = opened.read(MOST_BYTES_OF_FILE + 1)
+        content = read(path, MOST_BYTES_OF_FILE)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{file}: cannot be read ({reason}); accepted: the path of a YAML spec") from error
-    if len(content) > MOST_BYTES_OF_FILE:
-        raise SpecError(f"{file}: more than {MOST_BYTES_OF_FILE} bytes; accepted: a YAML spec, which is smaller")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

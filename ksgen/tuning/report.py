@@ -3,7 +3,6 @@
 Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
 """
 
-import os
 from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from pathlib import Path
@@ -15,12 +14,12 @@ from markupsafe import Markup, escape
 from ksgen import __version__, svg
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
+from ksgen.files import check_writable, write
 from ksgen.ranks import rank_correlation
 from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
 from ksgen.tuning.sections import Section, sections_of, time_us
 from ksgen.tuning.trials import Trial
-from ksgen.wisdom import replace_file
 
 SHOWN_ROWS = 12  # of a table, until the reader asks for all
 LEAST_PREDICTED = 3  # candidates, for a picture of the cost model
@@ -40,14 +39,13 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
     """
     if not trials:
         raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")
-    replace_file(path, page(trials, winners))
+    write(path, page(trials, winners))
 
 
 def check_report(path: Path) -> None:
     """Raise `KsgenError` before a search whose report could not be written after it."""
     svg.check_matplotlib(figures.EXTRA)
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists and is yours to write to")
+    check_writable(path)
 
 
 def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:

@@ -30,7 +30,7 @@ def environment(runtime: str = "driver") -> dict[str, str]:
         if not pycuda.site_folder().exists():
             raise NotHereError(pycuda.HINT)
         paths.append(str(pycuda.site_folder()))
-    elif find_spec("cuda.bindings") is None:
+    elif not _is_there("cuda.bindings"):
         raise NotHereError("cuda-bindings is not installed")
     if own := os.environ.get("PYTHONPATH"):
         paths.append(own)
@@ -51,6 +51,14 @@ def run(script: str, runtime: str = "driver", **variables: str) -> subprocess.Co
     """A script in a process of its own; one that does not end within two minutes raises subprocess.TimeoutExpired."""
     command = [sys.executable, "-c", textwrap.dedent(script)]
     return subprocess.run(command, env=environment(runtime) | variables, capture_output=True, text=True, check=False, timeout=120)
+
+
+def _is_there(module: str) -> bool:
+    """Without importing more than its parents, which may be missing too."""
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # ValueError: it is kept from being imported
+        return False
 
 
 @cache

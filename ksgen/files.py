@@ -1,0 +1,64 @@
+"""Users' files, read and written whole: never more of one than can be meant, and never half of one.
+
+Knows nothing of what is in them.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+
+from ksgen.errors import KsgenError
+from ksgen.values import shown
+
+
+def read(path: Path, most_bytes: int) -> bytes:
+    """All of a file; `OSError`, as of whatever else cannot be read, where it is longer: /dev/zero has no end."""
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(path))
+    return content
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Put this into the file's place: a reader finds the old file or the new one, whole."""
+    with replaced(path) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Where to write what takes the file's place, once all of it is there. A failure, which is a `KsgenError`, leaves what was.
+
+    A link goes on leading to its file. A pipe or a device is written to, and never replaced.
+    """
+    aside = None
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        place = Path(os.path.realpath(path))
+        aside = place.with_name(f".ksgen-{token_hex(8)}")
+        yield aside
+        if place.exists():
+            shutil.copymode(place, aside)
+        os.replace(aside, place)
+    except OSError as error:
+        raise KsgenError(f"{shown(path)}: cannot be written ({error.strerror or error})") from error
+    finally:
+        if aside:
+            with suppress(OSError):
+                aside.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """Raise `KsgenError` before work whose result could not be written there after it."""
+    is_stream = path.exists() and not path.is_file() and not path.is_dir()
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
+        raise KsgenError(f"{shown(path)}: no file can be written there; name one in a folder that exists and is yours to write to")

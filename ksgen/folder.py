@@ -1,0 +1,150 @@
+"""The folder that emit writes: which of its files are emit's own, and how all of them are replaced together.
+
+`manifest.json` lists them with their SHA-256. What it does not list is the user's and stays, as does a listed file that was changed
+since: emit refuses before it would touch one. Files are written aside and moved in one by one; from the first move to the last, the
+manifest says under `unfinished` which files of the version before may be there. Emit finishes what a killed one left.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from ksgen.errors import KsgenError
+from ksgen.files import read
+from ksgen.values import shown
+
+MANIFEST = "manifest.json"
+MOST_BYTES_OF_MANIFEST = 2**26
+
+_ASIDE = re.compile(r"\.ksgen-emit-[0-9a-f]{16}")
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # of a file that emit wrote: no other folder's
+_WRITTEN = b"Written by `ksgen emit`"  # in the first line of launchers whose manifest did not list them
+_ELSEWHERE = "name another folder with -o"
+
+Digests = dict[str, set[str]]  # by name: those of emit's versions of a file
+
+
+def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+    """Make `files`, and a manifest of `facts` and of them, the folder's own in the place of those that an earlier emit wrote."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            _replace(folder, {name: text.encode() for name, text in files.items()}, facts)
+    except OSError as error:
+        raise KsgenError(f"cannot write {shown(folder)}: {error.strerror or error}; {_ELSEWHERE}") from error
+    finally:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()  # refused, and rightly, unless nothing came of it
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two emits into one folder take turns."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    before = _own_files(folder, digests)
+    manifest = {**facts, "files": digests}
+    for left in folder.iterdir():  # by one that was killed
+        if _ASIDE.fullmatch(left.name):
+            shutil.rmtree(left)
+    aside = folder / f".ksgen-emit-{token_hex(8)}"
+    try:
+        aside.mkdir()
+        for name, data in files.items():
+            (aside / name).write_bytes(data)
+        (aside / "unfinished").write_bytes(_as_json(manifest | {"unfinished": before}))
+        (aside / MANIFEST).write_bytes(_as_json(manifest))
+        os.replace(aside / "unfinished", folder / MANIFEST)
+        for name in sorted({*before} - {*files}):  # before any is moved in, which may differ from it in case alone
+            (folder / name).unlink()
+        for name in (*files, MANIFEST):
+            os.replace(aside / name, folder / name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _own_files(folder: Path, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The digests of the files there that emit may replace; `KsgenError` names one that is in its way."""
+    listed = _listed(folder)
+    found: dict[str, str] = {}
+    for name in sorted({*listed, *wanted}):
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        digest = _digest(path)
+        if digest not in {*listed.get(name, ()), wanted.get(name)}:
+            what = "was changed since emit wrote it" if name in listed else "was not written by emit, which has one of that name"
+            raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
+        found[name] = digest
+    return found
+
+
+def _listed(folder: Path) -> Digests:
+    """What the manifest there says that emit wrote, by earlier versions of ksgen too."""
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
+            raise KsgenError(f"{shown(folder)} holds {others[0]} and no manifest of emit's; {_ELSEWHERE}, or empty it")
+        return {}
+    try:
+        if not path.is_file() or path.is_symlink():
+            raise ValueError("no file")
+        manifest = json.loads(read(path, MOST_BYTES_OF_MANIFEST))
+        rows = [(row["file"], row["sha256"]) for row in manifest["kernels"]]
+        if "files" in manifest:
+            rows += [*manifest["files"].items(), *manifest.get("unfinished", {}).items()]
+        else:
+            rows += [(name, _digest(folder / name)) for name in ("launchers.py", "__init__.py") if _was_written(folder / name)]
+        if not isinstance(manifest["ksgen"], str) or not all(_is_own(*row) for row in rows):
+            raise ValueError("no list of emit's")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise KsgenError(f"{shown(path)} is not one that emit wrote; {_ELSEWHERE}") from None
+    listed: Digests = {}
+    for name, digest in rows:
+        listed.setdefault(name, set()).add(digest)
+    return listed
+
+
+def _is_own(name: str, digest: object) -> bool:
+    return bool(_NAME.fullmatch(name)) and name != MANIFEST and isinstance(digest, str)
+
+
+def _was_written(path: Path) -> bool:
+    """By an earlier version, which did not list it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _WRITTEN in file.readline(1000)
+
+
+def _digest(path: Path) -> str:
+    """None of any text's for what is no file."""
+    if not path.is_file() or path.is_symlink():
+        return "no file"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _as_json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=True).encode() + b"\n"
