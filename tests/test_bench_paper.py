@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ksgen.bench.log import Log, read_log
-from ksgen.bench.roster import NAMES, OTHERS, OURS, PARTS
+from ksgen.bench.roster import COMPARISONS, NAMES, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, Row, read_rows, write_csv, write_parquet
 from ksgen.devices import Found, list_devices
 from ksgen.emit import template_digest
@@ -288,14 +288,23 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     from ksgen.plan import PLANNER
 
     gpu: Any = FakeGpu()
-    names = [(each.arithmetic, each.family, each.variant) for each in contenders(JOB, gpu, (OURS,))]
+    job = Job(Pattern(1, 8, 24, 2), "float32", "bsf", 40)
+    names = [(each.arithmetic, each.family, each.variant) for each in contenders(job, gpu, (OURS,))]
     assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma_registers", "default"), ("tf32x3", "mma", "default")]
     sixteen = Job(JOB.pattern, "float16", "bsf", 40)
     assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "wgmma_permuted", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
-    monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40"))
+    monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True))
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
+
+
+@needs_opencl
+@pytest.mark.parametrize("precision", list(COMPARISONS))
+def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) -> None:
+    for layout in LAYOUTS:
+        ours = contenders(Job(JOB.pattern, precision, layout, 40), cpu, (OURS,))
+        assert [(each.family, each.variant, each.why) for each in ours] == [("simt", "default", "the family's default")]
 
 
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")

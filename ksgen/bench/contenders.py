@@ -93,10 +93,11 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         able = families_for(kernel, limits, job.batch)
         defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
-            defaults = [each for each in defaults if operand_of(kernel, each.constants)]
+            on_cores = [each for each in defaults if operand_of(kernel, each.constants)]
+            defaults = on_cores if on_cores or arithmetic != job.precision else defaults
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
-        if all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
+        if chosen.from_wisdom and all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
             yield _our(job, device, arithmetic, chosen, "tuned")
 
 
