@@ -294,7 +294,9 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     sixteen = Job(JOB.pattern, "float16", "bsf", 40)
     assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "wgmma_permuted", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
-    monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True))
+    monkeypatch.setattr(
+        PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True)
+    )
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
 

@@ -153,7 +153,7 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
         f"NVIDIA H200, {KERNEL.name} batch 512: measured, unknown and 2.0 us",
         f"NVIDIA H200, {OTHER.name} batch 64: only in the second, 4.0 us",
         f"  second: simt: {CONSTANTS}",
-        "1 entries are the same, 4 differ",
+        "the same: 1 entry; different: 4",
     ]
     rows = json.loads(said("diff", first, second, "--json"))
     assert [(row["kernel"], row["batch"], row["what"], row["ratio"]) for row in rows] == [
@@ -164,7 +164,7 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
     ]
     assert rows[3]["first"] is None
     assert rows[0]["second"]["constants"]["stages"] == 4
-    assert said("diff", first, first) == "4 entries are the same, 0 differ\n"
+    assert said("diff", first, first) == "the same: 4 entries; different: 0\n"
 
 
 def test_what_is_exported_can_be_imported_elsewhere(folders: tuple[Path, Path], tmp_path: Path) -> None:

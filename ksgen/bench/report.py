@@ -21,6 +21,7 @@ from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from ksgen.words import counted
 
 RATIO = "(b+c)/(bc)"
 FASTER = "times as fast"
@@ -137,7 +138,8 @@ def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:
             verdict = judge(ratios, is_gpu)
             lines = tuple((each.rule.says, f"{each.correlation:.2f}", tables.percent(each.accuracy)) for each in verdict.judged)
             title = f"What predicts the gain, {precision}, {tables.LAYOUT_WORDS[layout]}"
-            wins = f"Ours wins in {verdict.wins} of {verdict.patterns} patterns; a pattern is judged by a threshold found on the others."
+            patterns = counted(verdict.patterns, "pattern")
+            wins = f"Ours wins in {verdict.wins} of {patterns}; a pattern is judged by a threshold found on the others."
             found.append(Table(title, ("rule", "rank correlation with the gain", "wins foretold"), lines, f"{verdict.says} {wins}"))
     return found
 

@@ -26,6 +26,7 @@ from ksgen.families import family_for, operand_of
 from ksgen.plan import limits_of
 from ksgen.roofline import Ceilings, measure_ceilings
 from ksgen.verify import tolerance
+from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
 _BUILT_AHEAD = 32  # jobs whose kernels are compiled together
@@ -86,7 +87,7 @@ class Runner:
         """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
         sources = [each.source() for each in wanted if each.source and self._in_time()]
         if sources:
-            self.report(done, total, f"compiling {len(sources)} kernels")
+            self.report(done, total, f"compiling {counted(len(sources), 'kernel')}")
             compiler = self.device.compiler() if self.device.kind == "opencl" else None
             requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
             build_many(requests, compiler)

@@ -12,6 +12,7 @@ from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
 from ksgen.commands.common import console, json_option, print_json, progress
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.model import Job, Row
@@ -80,7 +81,7 @@ def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | No
         raise DeviceError(f"--device {name!r}; accepted: cpu, cuda, cuda:1") from error
     on_gpu = where.type == "cuda"
     if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
-        raise DeviceError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs; accepted: cpu, cuda, cuda:1")
+        raise DeviceError(f"--device {name}: PyTorch sees {counted(torch.cuda.device_count(), 'GPU')}; accepted: cpu, cuda, cuda:1")
     batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
     repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
     return Job(model, precisions, _listed("--backend", backend, NAMES), where, batch, GPU_TOKENS if on_gpu else CPU_TOKENS, repeats)

@@ -19,6 +19,7 @@ from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern, excerpt
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import hint
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.problem import Job
@@ -160,7 +161,7 @@ def print_done(done: Done, as_json: bool) -> None:
     for table in (overview(rows), energy(rows)):
         if table.rows:
             print_table(table)
-    click.echo(f"{done.complete} of {done.jobs} jobs are complete on {done.device}; rows in {', '.join(map(str, done.files[1:]))}.")
+    click.echo(f"complete on {done.device}: {done.complete} of {counted(done.jobs, 'job')}; rows in {', '.join(map(str, done.files[1:]))}.")
     if done.complete < done.jobs:
         click.echo("The time was up: the same command goes on from here.")
     click.echo(f"ksgen bench report {log} makes a page of them.")

@@ -7,6 +7,7 @@ import click
 
 from ksgen.commands.bench_common import check_library, print_table, words_from
 from ksgen.commands.common import json_option, print_json
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.linear_share import Share
@@ -46,7 +47,7 @@ def command(
     if as_json:
         print_json({"device": device, "batch": images, "repeats": rounds, "shares": [asdict(share) for share in shares]})
     else:
-        _print(shares, f"{images} images on {device}")
+        _print(shares, f"{counted(images, 'image')} on {device}")
 
 
 def _print(shares: list["Share"], title: str) -> None:

@@ -11,6 +11,7 @@ import click
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,5 +76,5 @@ def first_failure(results: Sequence[Any]) -> None:
     """Raise the first error among the results of `build_many`, with how many others there are."""
     failures = [result for result in results if isinstance(result, KsgenError)]
     if failures:
-        more = f" (and {len(failures) - 1} other kernels failed)" if len(failures) > 1 else ""
+        more = f" (and {counted(len(failures) - 1, 'other kernel')} failed)" if len(failures) > 1 else ""
         raise type(failures[0])(f"{failures[0]}{more}")

@@ -9,6 +9,7 @@ import click
 from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
@@ -41,7 +42,8 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:
-        click.echo(f"{len(loaded.kernels)} kernels of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
+        kernels = counted(len(loaded.kernels), "kernel")
+        click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
     rows = _measure_all(where, loaded.kernels, entries)
     if as_json:
         print_json({"device": where.name, "batch": entries, "kernels": rows})
@@ -94,6 +96,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_row(f"{row['pattern']}{job}", row["precision"], row["layout"], *figures)
     console().print(table)
     passed = sum(row["passed"] for row in rows)
-    click.echo(
-        f"{passed} of {len(rows)} kernels agree with float64. NumPy: permute, batched matrix product, permute back, on this processor."
-    )
+    numpy = "NumPy: permute, batched matrix product, permute back, on this processor"
+    click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64. {numpy}.")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, print_json
+from ksgen.words import counted
 
 
 @click.command("emit", short_help="Write a spec's kernels and launchers.")
@@ -31,4 +32,4 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     if as_json:
         print_json({"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources]})
     else:
-        click.echo(f"{len(sources)} kernels of {loaded.name} in {folder}")
+        click.echo(f"{counted(len(sources), 'kernel')} of {loaded.name} in {folder}")

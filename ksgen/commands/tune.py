@@ -11,6 +11,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.tuning.job import Job
@@ -113,7 +114,7 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
         raise refusal
     if refusal:
         left_out = len(jobs) - len(served)
-        click.echo(f"{left_out} of {len(jobs)} kernels are left out: {tuner.options.family} does not serve them here", err=True)
+        click.echo(f"left out, as {tuner.options.family} does not serve them here: {left_out} of {counted(len(jobs), 'kernel')}", err=True)
     return served
 
 
@@ -134,7 +135,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         print_results(results)
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
-            click.echo(f"{len(found)} of {len(jobs)} kernels on {facts.name}, batch {batches}: launchers take them from now on.")
+            click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
             click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
@@ -142,7 +143,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
         write_report(trials, report, [tuned.best for tuned in found])
-        click.echo(f"{len(trials)} trials in {report}", err=as_json)
+        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
     if tuner.stop.is_set():
         click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)
         sys.exit(130)

@@ -9,6 +9,7 @@ import click
 
 from ksgen.commands.common import console
 from ksgen.errors import KsgenError
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,8 +46,9 @@ class Watch:
             self._latest.pop(progress.job, None)
             self._latest[progress.job] = progress  # at the end
             done = sum(each.phase == "done" for each in self._latest.values())
+        looked = counted(progress.looked, "candidate")
         if not self._screen.is_terminal and progress.phase == "done" and progress.best:
-            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {progress.looked} candidates", err=True)
+            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {looked}", err=True)
 
     def _table(self) -> "Table":
         from rich.box import SIMPLE_HEAD
@@ -71,7 +73,7 @@ class Watch:
         waiting = self._jobs - ended - len(running)
         left_s = (max(rest) if rest else 0.0) + (waiting * spent / ended if ended else 0.0)
         told = f", {clock(left_s)} left" if ended or (rest and not waiting) else ""
-        return f"{ended} of {self._jobs} kernels tuned in {clock(spent)}{told}"
+        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(spent)}{told}"
 
 
 def _row(progress: "Progress") -> list[str]:

@@ -9,6 +9,7 @@ import click
 from ksgen.commands.common import PATTERN, json_option, print_json
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern, excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.exchange import Difference
@@ -97,7 +98,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     for each in found:
         _print_difference(each)
     shared = sum(len(wisdom.entries()) for wisdom in ours.values()) - sum(each.first is not None for each in found)
-    click.echo(f"{shared} entries are the same, {len(found)} differ")
+    click.echo(f"the same: {counted(shared, 'entry', 'entries')}; different: {len(found)}")
 
 
 @command.command("export")
@@ -154,7 +155,7 @@ def _write(devices: "dict[str, Wisdom]", output: Path | None, may_replace: Itera
         raise KsgenError(f"{output} exists; name another file, or bring both together with ksgen wisdom merge")
     replace_file(output, dump_export(devices))
     count = sum(len(wisdom.entries()) for wisdom in devices.values())
-    click.echo(f"{count} entries of {', '.join(devices)} in {output}")
+    click.echo(f"{counted(count, 'entry', 'entries')} of {', '.join(devices)} in {output}")
 
 
 def _facts(device: str, entry: "Entry") -> dict[str, Any]:
@@ -173,7 +174,8 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
         by_version.setdefault(version if version.isprintable() else excerpt(version), []).append(entry)
     for version, found in sorted(by_version.items()):
         stale = sum(entry.is_stale for entry in found)
-        click.echo(f"{device}, by ksgen {version}: {len(found)} entries, {f'{stale} stale: tune again' if stale else 'none stale'}")
+        known = counted(len(found), "entry", "entries")
+        click.echo(f"{device}, by ksgen {version}: {known}, {f'{stale} stale: tune again' if stale else 'none stale'}")
         width = max(len(entry.kernel.name) for entry in found)
         for entry in found:
             click.echo(f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} {_time(entry)}{'  stale' if entry.is_stale else ''}")

@@ -7,6 +7,7 @@ from statistics import median
 
 from ksgen.pattern import Chain
 from ksgen.torch.factorize import Factorization
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Report:
         text = StringIO()
         Console(file=text, width=200, highlight=False).print(table)
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
+        replaced = counted(len(self.layers), "layer")
         return (
-            f"{text.getvalue()}{len(self.layers)} layers replaced: {before:,} parameters became {after:,} in the whole model, and "
+            f"{text.getvalue()}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
             f"{flops_before:,} operations a row {flops_after:,} in these layers."
         )
 
