@@ -74,6 +74,13 @@ def measure(device: Any, path: Path, jobs: list[Job], deadline: float = float("i
     return complete, read_rows(path)
 
 
+def measure_into(device: Any, path: Path, jobs: list[Job], deadline: float) -> tuple[int, int]:
+    """Without rows, of which there may be none."""
+    with Log(path) as log:
+        runs = Runner(log, device, Protocol(("ksgen",)), Times(), FACTS | {"device": device.name}, deadline, lambda done, total, now: None)
+        return runs.run(jobs), len(log.content.contenders)
+
+
 @pytest.mark.parametrize("name", [name for name in BASELINES if name not in (*PARTS, "compiled")])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_baselines_multiply(name: str, layout: str) -> None:
@@ -179,6 +186,49 @@ def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> N
     complete, rows = measure(cpu, path, [JOB, Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)], deadline=0.0)
     assert complete == 1  # what was there already
     assert {each.pattern for each in rows} == {"1,8,8,2"}
+
+
+def test_the_time_limit_is_held_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on with what is done: 10 s a check, 3 s a measurement."""
+    now, did = [0.0], []
+    attempt = Runner._attempt
+
+    def check(self: Any, contender: Any, *rest: Any) -> Any:
+        found = attempt(self, contender, *rest)
+        now[0] += 10
+        did.append(contender.implementation)
+        return found
+
+    def measured(self: Any, timed: Any) -> Any:
+        now[0] += 3
+        did.append("us")
+        return {"us": 1.0, "runs": 1}
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Runner, "_attempt", check)
+    monkeypatch.setattr(Times, "measure", measured)
+    other = Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)
+    complete, _ = measure(cpu, tmp_path / "a.jsonl", [JOB, other], deadline=45.0, names=("ksgen", "bmm"))
+    assert (complete, did, now[0]) == (1, ["ksgen", "bmm", *["us"] * 4, "ksgen"], 42)  # 10 s more for bmm would not fit
+    did.clear()
+    complete, _ = measure(cpu, tmp_path / "b.jsonl", [JOB], deadline=now[0] + 25.0, names=("ksgen", "bmm"))
+    assert (complete, did) == (0, ["ksgen", "bmm", "us", "us"])
+
+
+def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, built = [0.0], []
+
+    def build_many(requests: Any, compiler: Any, on_done: Any) -> None:
+        for request in requests:
+            built.append(request)
+            now[0] += 40
+            on_done(request, None)
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runner, "build_many", build_many)
+    jobs = [Job(Pattern(2, 4, 8, d), "float32", "bsf", 40) for d in (1, 2, 3, 4)]
+    complete, _ = measure_into(cpu, tmp_path / "a.jsonl", jobs, 60.0)
+    assert (complete, len(built)) == (0, 2)
 
 
 def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from math import inf
 from pathlib import Path
@@ -52,13 +52,13 @@ def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, 
     return parse
 
 
-_LOG = Path("paper.jsonl")
+LOG = Path("paper.jsonl")
 _PRECISIONS = words_from(COMPARISONS, "precision")
 _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
     click.option(
-        "-o", "--output", type=click.Path(path_type=Path), default=_LOG, show_default=True, help="A log; its rows go to a .csv too."
+        "-o", "--output", type=click.Path(path_type=Path), default=LOG, show_default=True, help="A log; its rows go to a .csv too."
     ),
     click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
     click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
@@ -67,7 +67,13 @@ _OPTIONS = (
     click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True),
     click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
     click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
-    click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Do what fits into 90s, 8m or 1h."),
+    click.option(
+        "--time-limit",
+        "seconds",
+        type=duration,
+        metavar="TIME",
+        help="Do what fits into 90s, 8m or 1h of the command; what was begun then is ended.",
+    ),
     click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
 )
@@ -88,6 +94,7 @@ class Selection:
     seconds: float | None
     device: str | None
     seed: int
+    begun: float = field(default_factory=monotonic, init=False)
 
     def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
         left = tuple(name for name in self.names or usual if name not in (self.without or ()))
@@ -119,7 +126,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def with_selection(**given: Any) -> Any:
-        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection)})
+        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection) if each.init})
         return function(selection, **given)
 
     for option in reversed(_OPTIONS):
@@ -131,7 +138,7 @@ def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
     """Run what was selected, and write the log's rows beside it."""
-    deadline = monotonic() + (selection.seconds or inf)
+    deadline = selection.begun + (selection.seconds or inf)
     if selection.output.suffix != ".jsonl":
         raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
     from ksgen.bench.facts import run_facts
