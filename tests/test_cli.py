@@ -155,7 +155,7 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
 def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))
     rows = json.loads(done.stdout)
-    kernels = {(row["entry"].removesuffix("_" + row["entry"].split("_bsf_")[-1]), row["target"]) for row in rows}
+    kernels = {(row["kernel"], row["target"]) for row in rows}
     assert kernels == {(f"ks_2x9x5x3_{precision}_bsf", target) for precision in ("float32", "float16") for target in ("sm_80", "sm_90a")}
     again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
     assert again.stdout.startswith("4 binaries of small for sm_80,sm_90a in the cache, 0 with spilled registers")
@@ -190,9 +190,10 @@ def test_run_checks_and_times_one_kernel() -> None:
     assert figures["checked_batch_entries"] == 70
     assert 0 < figures["error"] <= figures["tolerance"]
     assert figures["median_us"] > 0
-    assert figures["share_of_floor"] == pytest.approx(figures["floor_us"] / figures["median_us"])
+    share = None if figures["doubt"] else pytest.approx(figures["floor_us"] / figures["median_us"], rel=1e-2)
+    assert figures["share_of_floor"] == share
     table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
-    assert "of the floor" in table.stdout
+    assert "of the floor" in table.stdout or "cannot be trusted" in table.stdout
     assert "passed" in table.stdout
 
 

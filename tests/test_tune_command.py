@@ -61,9 +61,9 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
     assert [(each["layout"], each["candidates"], each["measured_now"]) for each in first["kernels"]] == [("bsf", 2, 2), ("bsl", 2, 2)]
     assert not first["stopped"]
     for each in first["kernels"]:
-        assert each["measured"]["median_us"] > 0
+        assert each["median_us"] > 0
         assert each["complete"]
-        assert each["share_of_floor"] > 0
+        assert each["doubt"] or each["share_of_floor"] > 0
         assert each["default_us"] > 0
     again = json.loads(tune(*arguments).stdout)
     assert [each["measured_now"] for each in again["kernels"]] == [0, 0]

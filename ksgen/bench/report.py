@@ -125,7 +125,7 @@ def _closing(rows: Sequence[Row], with_figures: bool = True) -> list[Section]:
             groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
             energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
     rest = Section("Beside the authors", "", [tables.authors(rows)])
-    trust = Section("What is right, and what is missing", "", [tables.errors(rows), tables.absent(rows)])
+    trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
     return [section for section in (energy, rest, trust) if any(table.rows for table in section.tables)]
 
 

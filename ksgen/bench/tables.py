@@ -9,7 +9,7 @@ from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
 from ksgen.spec import LAYOUTS
-from ksgen.words import spanned
+from ksgen.words import counted, spanned
 
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}
 
@@ -43,6 +43,7 @@ def overview(rows: Sequence[Row]) -> Table:
                 lines.append((precision, layout, str(all_others.patterns), *_beats(papers), *_beats(all_others), floor))
     columns = ("precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
+    note += f" {said}" if (said := in_doubt(rows)) else ""
     return Table("Ours beside the others", columns, tuple(lines), note)
 
 
@@ -181,6 +182,25 @@ def errors(rows: Sequence[Row]) -> Table:
             lines.append((*key, str(len(checked)), f"{worst:.1e}", str(wrong)))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
     return Table("Errors against float64", columns, tuple(lines), "Relative, Frobenius. What is not accurate counts in no other table.")
+
+
+def in_doubt(rows: Sequence[Row]) -> str:
+    """A sentence about the rows that nothing follows from; empty where there are none."""
+    count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
+    return f"{count} of {counted(timed, 'time')} cannot be trusted, and count in no table." if count else ""
+
+
+def doubted(rows: Sequence[Row]) -> Table:
+    """Times that stand in the file, and that nothing follows from."""
+    some = [row for row in rows if row.doubt]
+    lines = [
+        (row.pattern, row.precision, row.layout, row.implementation, f"{number(row.median_us)}?", number(row.fastest_us), row.doubt)
+        for row in some
+    ]
+    columns = ("pattern", "precision", "layout", "contender", "median, us", "fastest, us", "why")
+    return Table(
+        "Times that cannot be trusted", columns, tuple(lines), "They count in no other table. On a quiet machine, measure them again."
+    )
 
 
 def absent(rows: Sequence[Row]) -> Table:

@@ -1,6 +1,6 @@
 """`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
 
-import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
-from ksgen.commands.common import console, json_option, print_json, progress
+from ksgen.commands.common import console, json_option, json_text, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.spec.kernel import hint
 from ksgen.words import counted
@@ -53,13 +53,14 @@ def model_command(
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
     job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
+    say_if_busy()
     rows = _measure_all(job)
     if as_json:
         print_json(_report(job, rows))
     else:
         _print(job, rows)
     if output:
-        output.write_text(json.dumps(_report(job, rows), indent=1) + "\n")
+        output.write_text(json_text(_report(job, rows)) + "\n")
 
 
 def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
@@ -127,18 +128,25 @@ def _print(job: "Job", rows: list["Row"]) -> None:
             table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
         for module, alike in groupby((row for row in rows if row.precision == precision), lambda row: row.module):
             found = list(alike)
-            ratios = (f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
+            ratios = (f"{row.ratio.median:.2f}{'?' * bool(row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
             table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
+    if doubted := [row for row in rows if row.doubt]:
+        click.echo(f"? {len(doubted)} of {counted(len(rows), 'ratio')} cannot be trusted; the first: {doubted[0].doubt}.")
     if is_papers:
         click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")
 
 
 def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
-    from dataclasses import asdict
+    return {**_facts(job), "rows": [_figures(row) for row in rows]}
 
-    return {**_facts(job), "rows": [asdict(row) for row in rows]}
+
+def _figures(row: "Row") -> dict[str, Any]:
+    """With its times in microseconds, as everywhere."""
+    found = asdict(row)
+    times = {f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()} for name in ("dense", "sparse")}
+    return found | times
 
 
 def _facts(job: "Job") -> dict[str, Any]:

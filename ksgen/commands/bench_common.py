@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import console, find_spec, print_json
+from ksgen.commands.common import console, find_spec, print_json, say_if_busy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern, excerpt
@@ -147,6 +147,7 @@ def measure(
     from ksgen.devices import find_device
 
     device = find_device(selection.device)
+    say_if_busy()
     jobs, measured = selection.jobs(device, most_d), quantity(device)
     with Log(selection.output) as log, bar() as report:
         complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
@@ -157,18 +158,21 @@ def measure(
 
 def print_done(done: Done, as_json: bool) -> None:
     """What was measured, in a few lines and one table."""
-    if as_json:
-        print_json({"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]})
-        return
     from ksgen.bench.rows import read_rows
-    from ksgen.bench.tables import energy, overview
+    from ksgen.bench.tables import energy, in_doubt, overview
 
     log = done.files[0]
     rows = read_rows(log)
+    if as_json:
+        facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]}
+        print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) for row in rows)})
+        return
     for table in (overview(rows), energy(rows)):
         if table.rows:
             print_table(table)
     click.echo(f"complete on {done.device}: {done.complete} of {counted(done.jobs, 'job')}; rows in {', '.join(map(str, done.files[1:]))}.")
+    if said := in_doubt(rows):
+        click.echo(said)
     if done.complete < done.jobs:
         click.echo("The time was up: the same command goes on from here.")
     click.echo(f"ksgen bench report {log} makes a page of them.")

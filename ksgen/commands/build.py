@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
+from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.words import counted
 
 
@@ -33,6 +34,8 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
         print_json(
             [
                 {
+                    **kernel_figures(job.source.kernel, job.source.kernel.batch),
+                    **choice_figures(job.source.family, job.source.constants),
                     "entry": job.source.entry,
                     "target": job.target,
                     "registers": job.binary.resources.registers,

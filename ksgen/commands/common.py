@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
@@ -50,8 +51,21 @@ def check_memory(kernel: KernelSpec, batch: int) -> None:
         raise SpecError(f"--batch {batch}: the arrays of {kernel.name} take {need / 1e9:.1f} GB, and {has}; take a smaller batch")
 
 
+def json_text(content: Any) -> str:
+    """By the schema of docs/json.md: no number has more digits than it is worth."""
+    return json.dumps(tidy(content), indent=1)
+
+
 def print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1))
+    click.echo(json_text(content))
+
+
+def say_if_busy() -> None:
+    """Before times are taken: one line where others keep the machine busy."""
+    from ksgen.trust import look
+
+    if warning := look():
+        click.echo(warning, err=True)
 
 
 def console(stderr: bool = False) -> "Console":

@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.commands.common import (
+    JOB,
+    LAYOUT,
+    PATTERN,
+    PRECISION,
+    SPEC,
+    check_memory,
+    console,
+    find_spec,
+    json_option,
+    print_json,
+    say_if_busy,
+)
+from ksgen.commands.figures import kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -71,6 +84,7 @@ def command(
         jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
         for each in jobs:
             check_memory(each.kernel, each.batch)
+        say_if_busy()
         tuner = Tuner(engine, store, options)
         jobs = _served(tuner, jobs, spec)
         if noise:
@@ -160,7 +174,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
-            {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,
+            {**kernel_figures(each.job.kernel, each.job.batch), "median_us": each.median_us, "within": each.within,
              "between": each.between, "notes": each.notes}
             for each in found
         ]  # fmt: skip

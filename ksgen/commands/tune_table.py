@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.commands.common import console
+from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
 from ksgen.words import counted
 
@@ -112,14 +113,20 @@ def summary(trial: "Trial") -> str:
 def figures(tuned: "Tuned") -> dict[str, object]:
     """For `--json`."""
     best, default = tuned.best, tuned.default
-    return tuned.entry().as_json() | {
+    return entry_figures(tuned.entry()) | {
         "default_us": default.median_us if default else None,
-        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us else None,
+        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us and not best.note else None,
+        "doubt": best.note or (default.note if default else ""),
         "candidates": tuned.looked,
         "measured_now": tuned.measured_now,
         "seconds": round(tuned.seconds, 2),
         "complete": tuned.is_complete,
     }
+
+
+def in_doubt(tuned: "Tuned") -> bool:
+    """Whether something moved while the best or the default was measured, so that their ratio says nothing."""
+    return bool(tuned.best.note or (tuned.default and tuned.default.note))
 
 
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
@@ -135,15 +142,15 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         if isinstance(tuned, KsgenError):
             continue
         best, default = tuned.best, tuned.default
-        marked = marked or bool(best.note)
+        marked = marked or in_doubt(tuned)
         before = default.median_us if default and default.median_us else None
-        time_us = f"{best.median_us:.1f}{'*' if best.note else ''}"
+        time_us = f"{best.median_us:.1f}{'*' if in_doubt(tuned) else ''}"
         table.add_row(
             name_of(tuned.job), f"{before:.1f}" if before else "", time_us,
-            f"{before / best.median_us:.2f}x" if before and best.median_us else "",
+            f"{before / best.median_us:.2f}x" if before and best.median_us and not in_doubt(tuned) else "",
             f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
         )  # fmt: skip
     if table.row_count:
         console().print(table)
     if marked:
-        click.echo("* clocks or temperature moved while this was measured, so take the figure with care.")
+        click.echo("* clocks, temperature or the machine's load moved while this or the default was measured: nothing follows from it.")

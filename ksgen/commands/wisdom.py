@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import PATTERN, json_option, print_json
+from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern, excerpt
 from ksgen.words import counted
@@ -159,12 +160,12 @@ def _write(devices: "dict[str, Wisdom]", output: Path | None, may_replace: Itera
 
 
 def _facts(device: str, entry: "Entry") -> dict[str, Any]:
-    return {"device": device, "stale": entry.is_stale, **entry.as_json()}
+    return {"device": device, "stale": entry.is_stale, **entry_figures(entry)}
 
 
 def _difference_facts(each: "Difference") -> dict[str, Any]:
     sides = {name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))}
-    return {"device": each.device, "kernel": each.kernel.name, "batch": each.batch, "what": each.what, "ratio": each.ratio, **sides}
+    return {"device": each.device, **kernel_figures(each.kernel, each.batch), "what": each.what, "ratio": each.ratio, **sides}
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
