@@ -89,9 +89,9 @@ def test_show_groups_by_the_version_that_measured(folders: tuple[Path, Path]) ->
     file_of(folders[1], "nvidia-h200.json", newer, replace(entry(2.0, 2), measured={"template": PRESENT}))
     lines = said("show").splitlines()
     assert [line for line in lines if line.startswith("NVIDIA")] == [
-        "NVIDIA H200, by ksgen 0.1.0: 1 entries, none stale",
-        "NVIDIA H200, by ksgen 0.2.0: 1 entries, none stale",
-        "NVIDIA H200, by ksgen of no version: 1 entries, none stale",
+        "NVIDIA H200, by ksgen 0.1.0: 1 entry, none stale",
+        "NVIDIA H200, by ksgen 0.2.0: 1 entry, none stale",
+        "NVIDIA H200, by ksgen of no version: 1 entry, none stale",
     ]
     assert f"  {KERNEL.name} batch 1         of unknown time" in lines
 

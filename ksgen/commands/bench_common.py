@@ -147,10 +147,12 @@ def measure(
     from ksgen.devices import find_device
 
     device = find_device(selection.device)
-    say_if_busy()
     jobs, measured = selection.jobs(device, most_d), quantity(device)
     with Log(selection.output) as log, bar() as report:
-        complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
+        runner = Runner(log, device, protocol, measured, run_facts(device), deadline, report)
+        if monotonic() < deadline:
+            say_if_busy()
+        complete = runner.run(jobs)
         if not log.content.contenders:
             raise KsgenError("--time-limit was up before the first measurement; give it more")
     return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))

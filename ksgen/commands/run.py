@@ -50,10 +50,10 @@ def command(
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch)
-    say_if_busy()
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
     others_share = watch.others_share()
+    say_if_busy()  # not before: a mistake is one line
     why = doubt([second * 1e6 for second in measured.seconds], others_share if where.limits.is_cpu else None)
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)

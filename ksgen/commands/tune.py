@@ -84,9 +84,9 @@ def command(
         jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
         for each in jobs:
             check_memory(each.kernel, each.batch)
-        say_if_busy()
         tuner = Tuner(engine, store, options)
         jobs = _served(tuner, jobs, spec)
+        say_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
         else:
