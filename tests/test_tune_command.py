@@ -43,7 +43,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     done = tune(*SMALL, "--budget", "4", "--report", str(home / "out.html"))
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
-    assert re.search(r"1 of 1 kernels on .*, batch 70: launchers take them from now on\.", done.stdout)
+    assert re.search(r"1 of 1 kernel on .*, batch 70: launchers take them from now on\.", done.stdout)
     assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
     assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr
     assert "4 candidates" in done.stderr
@@ -149,7 +149,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
             break
     assert child.wait() == 0
     text = seen.decode()
-    for word in ("0 of 1 kernels tuned", "best, us", "of floor", "time left", "simt: tile_batch="):
+    for word in ("0 of 1 kernel tuned", "best, us", "of floor", "time left", "simt: tile_batch="):
         assert word in text
 
 
