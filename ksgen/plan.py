@@ -39,6 +39,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
+    from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
     is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
 
 
@@ -148,7 +149,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
-            return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=is_near and not found.is_stale)
+            said, is_measured = f"{who} measured at {where}", is_near and not found.is_stale
+            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits), why, misfit=found is not None)
 

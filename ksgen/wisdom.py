@@ -25,6 +25,7 @@ from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.values import excerpt
+from ksgen.words import counted
 
 MOST_BATCH = 2**63 - 1
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
@@ -101,7 +102,7 @@ class Wisdom:
                 known[entry.batch] = entry
 
     def __repr__(self) -> str:
-        return f"Wisdom({sum(map(len, self._by_kernel.values()))} entries)"
+        return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at

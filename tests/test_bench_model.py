@@ -60,7 +60,7 @@ def test_a_row_for_every_precision_module_and_backend(tmp_path: Path) -> None:
     assert [(row["module"], row["precision"], row["backend"]) for row in rows] == wanted
     for row in rows:
         assert 0 < row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
-        assert row["dense_s"]["median"] > 0 < row["sparse_s"]["median"]
+        assert row["dense_us"]["median"] > 0 < row["sparse_us"]["median"]
         assert row["paper_ratio"] == (MODULES[row["module"]].paper_ratio if row["precision"] == "float32" else None)
     for module in MODULES:
         assert sum(line.split("│")[1].strip() == module for line in done.stdout.splitlines() if line.startswith("│")) == 2

@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ksgen.bench.log import Log, read_log
-from ksgen.bench.roster import NAMES, OTHERS, OURS, PARTS
+from ksgen.bench.roster import COMPARISONS, NAMES, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, Row, read_rows, write_csv, write_parquet
 from ksgen.devices import Found, list_devices
 from ksgen.emit import template_digest
@@ -73,6 +72,13 @@ def measure(device: Any, path: Path, jobs: list[Job], deadline: float = float("i
         facts = FACTS | {"device": device.name}
         complete = Runner(log, device, protocol, Times(), facts, deadline, lambda done, total, now: None).run(jobs)
     return complete, read_rows(path)
+
+
+def measure_into(device: Any, path: Path, jobs: list[Job], deadline: float) -> tuple[int, int]:
+    """Without rows, of which there may be none."""
+    with Log(path) as log:
+        runs = Runner(log, device, Protocol(("ksgen",)), Times(), FACTS | {"device": device.name}, deadline, lambda done, total, now: None)
+        return runs.run(jobs), len(log.content.contenders)
 
 
 @pytest.mark.parametrize("name", [name for name in BASELINES if name not in (*PARTS, "compiled")])
@@ -137,7 +143,8 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
     ours, bmm, strided, part = (found["1,8,8,2", name] for name in FAST)
     for each in (ours, bmm):
         assert (each.status, each.measurements, each.runs, each.checked) == (OK, 3, 2, 40)
-        assert each.counts
+        assert each.status == OK
+        assert each.is_accurate
         assert 0 < each.error < 1e-6  # type: ignore[operator]
         assert each.fastest_us <= each.quartile1_us <= each.median_us <= each.quartile3_us <= each.slowest_us  # type: ignore[operator]
         assert each.share_of_floor == pytest.approx(each.floor_us / each.median_us)  # type: ignore[operator]
@@ -180,6 +187,49 @@ def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> N
     complete, rows = measure(cpu, path, [JOB, Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)], deadline=0.0)
     assert complete == 1  # what was there already
     assert {each.pattern for each in rows} == {"1,8,8,2"}
+
+
+def test_the_time_limit_is_held_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on with what is done: 10 s a check, 3 s a measurement."""
+    now, did = [0.0], []
+    attempt = Runner._attempt
+
+    def check(self: Any, contender: Any, *rest: Any) -> Any:
+        found = attempt(self, contender, *rest)
+        now[0] += 10
+        did.append(contender.implementation)
+        return found
+
+    def measured(self: Any, timed: Any) -> Any:
+        now[0] += 3
+        did.append("us")
+        return {"us": 1.0, "runs": 1}
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Runner, "_attempt", check)
+    monkeypatch.setattr(Times, "measure", measured)
+    other = Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)
+    complete, _ = measure(cpu, tmp_path / "a.jsonl", [JOB, other], deadline=45.0, names=("ksgen", "bmm"))
+    assert (complete, did, now[0]) == (1, ["ksgen", "bmm", *["us"] * 4, "ksgen"], 42)  # 10 s more for bmm would not fit
+    did.clear()
+    complete, _ = measure(cpu, tmp_path / "b.jsonl", [JOB], deadline=now[0] + 25.0, names=("ksgen", "bmm"))
+    assert (complete, did) == (0, ["ksgen", "bmm", "us", "us"])
+
+
+def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, built = [0.0], []
+
+    def build_many(requests: Any, compiler: Any, on_done: Any) -> None:
+        for request in requests:
+            built.append(request)
+            now[0] += 40
+            on_done(request, None)
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runner, "build_many", build_many)
+    jobs = [Job(Pattern(2, 4, 8, d), "float32", "bsf", 40) for d in (1, 2, 3, 4)]
+    complete, _ = measure_into(cpu, tmp_path / "a.jsonl", jobs, 60.0)
+    assert (complete, len(built)) == (0, 2)
 
 
 def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +282,7 @@ def test_what_fails_later_is_a_row_too(error: Exception, status: str, reason: st
 
     monkeypatch.setitem(BASELINES, "dense", Baseline("dense", "", greedy))
     complete, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense", "bmm"), measurements=9)
-    said = {each.implementation: (each.status, each.reason, each.counts) for each in rows}
+    said = {each.implementation: (each.status, each.reason, each.status == OK and each.is_accurate) for each in rows}  # whatever the load
     assert said == {"dense": (status, reason, False), "bmm": (OK, "", True)}
     assert complete == 1
 
@@ -289,14 +339,25 @@ def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) ->
     from ksgen.plan import PLANNER
 
     gpu: Any = FakeGpu()
-    names = [(each.arithmetic, each.family, each.variant) for each in contenders(JOB, gpu, (OURS,))]
+    job = Job(Pattern(1, 8, 24, 2), "float32", "bsf", 40)
+    names = [(each.arithmetic, each.family, each.variant) for each in contenders(job, gpu, (OURS,))]
     assert names == [("float32", "simt", "default"), ("tf32x3", "wgmma_registers", "default"), ("tf32x3", "mma", "default")]
     sixteen = Job(JOB.pattern, "float16", "bsf", 40)
     assert [each.family for each in contenders(sixteen, gpu, (OURS,))] == ["wgmma_registers", "mma", "wgmma_permuted", "simt"]
     found = next(family_named("simt").space(JOB.kernel("float32"), limits_of(gpu)))
-    monkeypatch.setattr(PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40"))
+    monkeypatch.setattr(
+        PLANNER, "choice", lambda device, kernel, batch: Choice("simt", found, "wisdom, measured at batch 40", from_wisdom=True)
+    )
     tuned = next(each for each in contenders(JOB, gpu, (OURS,)) if each.variant == "tuned")
     assert (tuned.family, tuned.constants, tuned.why) == ("simt", str(found), "wisdom, measured at batch 40")
+
+
+@needs_opencl
+@pytest.mark.parametrize("precision", list(COMPARISONS))
+def test_nothing_is_called_tuned_that_no_search_found(precision: str, cpu: Any) -> None:
+    for layout in LAYOUTS:
+        ours = contenders(Job(JOB.pattern, precision, layout, 40), cpu, (OURS,))
+        assert [(each.family, each.variant, each.why) for each in ours] == [("simt", "default", "the family's default")]
 
 
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
@@ -336,7 +397,7 @@ def test_tuning_searches_for_what_wisdom_does_not_know(cpu: Any, tmp_path: Path,
     def search(pattern: Pattern, **options: Any) -> None:
         asked.append((pattern, options["precision"], options["layout"], options["batch"], options["budget"], options["device"]))
 
-    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=search))
+    monkeypatch.setattr("ksgen.tuning.tune", search)
     measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")
     assert asked == [(JOB.pattern, "float32", "bsf", 40, "3", f"opencl:{cpu.index}")]
     measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3", names=("bmm",))
@@ -348,18 +409,28 @@ def test_tuning_knows_what_was_measured_at_the_batch_by_this_template(cpu: Any, 
     kernel, family = JOB.kernel("float32"), family_named("simt")
     constants = family.default(kernel, limits_of(cpu))
     asked: list[int] = []
-    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=lambda pattern, **options: asked.append(options["batch"])))
+    monkeypatch.setattr("ksgen.tuning.tune", lambda pattern, **options: asked.append(options["batch"]))
     for batch, template, searches in ((7, template_digest("simt"), 1), (40, "stale", 2), (40, template_digest("simt"), 2)):
         save(cpu.name, [Entry(kernel, batch, "simt", constants, {"median_us": 1.0, "template": template})])
         tune(JOB, cpu, "3")
         assert len(asked) == searches
 
 
+def test_a_search_ends_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    budgets: list[str] = []
+    monkeypatch.setattr("ksgen.tuning.tune", lambda pattern, **options: budgets.append(options["budget"]))
+    monkeypatch.setattr("ksgen.bench.contenders.monotonic", lambda: 100.0)
+    for budget, deadline in (("60s", 200.0), ("60s", 112.0), ("1m", 160.0), ("200", 101.0), ("60s", 99.0)):
+        tune(JOB, cpu, budget, deadline)
+    assert budgets == ["60s", "12.0s", "1m", "200"]
+
+
 def test_a_search_that_finds_nothing_costs_only_itself(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def search(pattern: Pattern, **options: Any) -> None:
         raise error
 
-    monkeypatch.setitem(sys.modules, "ksgen.tuning", SimpleNamespace(tune=search))
+    monkeypatch.setattr("ksgen.tuning.tune", search)
     error: KsgenError = KsgenError("no candidate could be measured")
     with pytest.warns(UserWarning, match="the search for float32 found nothing \\(no candidate could be measured\\)"):
         complete, _ = measure(cpu, tmp_path / "paper.jsonl", [JOB], tune="3")

@@ -307,3 +307,9 @@ def test_a_report_needs_no_pytorch(rows: list[Row], tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "bench", "report", "rows.csv", "--markdown", "-"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke()
+    assert str(done.exception) == "paper.jsonl: cannot be read (No such file or directory)"

@@ -125,6 +125,10 @@ def test_emit_writes_the_texts_of_a_family_asked_for(spec: Path, tmp_path: Path)
     done = ksgen("emit", str(spec), "--family", "simt", "-o", str(tmp_path / "plain"))
     assert done.returncode == 0, done.stderr
     assert all("simt.cu.j2" in path.read_text() for path in (tmp_path / "plain").glob("*.cu"))
+    assert done.stderr == ""
+    cores = ksgen("emit", str(spec), "--family", "mma", "-o", str(tmp_path / "cores"), "--json")
+    assert cores.stderr == "left out, as mma does not serve them: 1 of 2 kernels (ks_2x9x5x3_float32_bsf)\n"
+    assert json.loads(cores.stdout)["left_out"] == ["ks_2x9x5x3_float32_bsf"]
     refused = ksgen("emit", str(spec), "--family", "gradient", "-o", str(tmp_path / "none"))
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "gradient serves none of its kernels (the weights' gradient" in refused.stderr
@@ -156,10 +160,22 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
 def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))
     rows = json.loads(done.stdout)
-    kernels = {(row["entry"].removesuffix("_" + row["entry"].split("_bsf_")[-1]), row["target"]) for row in rows}
+    kernels = {(row["kernel"], row["target"]) for row in rows}
     assert kernels == {(f"ks_2x9x5x3_{precision}_bsf", target) for precision in ("float32", "float16") for target in ("sm_80", "sm_90a")}
     again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
-    assert again.stdout.startswith("4 binaries of small for sm_80,sm_90a are in the cache; 0 of them spill registers")
+    assert again.stdout.startswith("4 binaries of small for sm_80,sm_90a in the cache, 0 with spilled registers")
+
+
+@needs_compiler
+@pytest.mark.parametrize("command", ["build", "bundle"])
+def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path: Path) -> None:
+    wisdom = tmp_path / "wisdom"
+    wisdom.mkdir()
+    (wisdom / "abacus.json").write_text('{"device": "Abacus", "entries": []}')
+    arguments = (command, spec.name, "--arch", "sm_80", "--device-name")
+    done = ksgen(*arguments, "Abakus", cwd=spec.parent, KSGEN_WISDOM_DIR=str(wisdom))
+    assert done.returncode == 0
+    assert done.stderr == "--device-name 'Abakus': no wisdom of that name, so constants are the defaults; known: Abacus\n"
 
 
 @needs_compiler
@@ -177,9 +193,10 @@ def test_run_checks_and_times_one_kernel() -> None:
     assert figures["checked_batch_entries"] == 70
     assert 0 < figures["error"] <= figures["tolerance"]
     assert figures["median_us"] > 0
-    assert figures["share_of_floor"] == pytest.approx(figures["floor_us"] / figures["median_us"])
+    share = None if figures["doubt"] else pytest.approx(figures["floor_us"] / figures["median_us"], rel=1e-2)
+    assert figures["share_of_floor"] == share
     table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
-    assert "of the floor" in table.stdout
+    assert "of the floor" in table.stdout or "cannot be trusted" in table.stdout
     assert "passed" in table.stdout
 
 

@@ -11,6 +11,7 @@ import click
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import KsgenError
 from ksgen.values import excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.cache import Cache
@@ -72,7 +73,7 @@ def ls(folder: Path | None, as_json: bool) -> None:
             used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
             table.add_row(entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}")
         console().print(table)
-    click.echo(f"{len(entries)} entries, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
+    click.echo(f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
 
 
 @command.command("verify")
@@ -92,7 +93,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
     else:
         for entry in bad:
             click.echo(f"{entry.path}: {entry.reason}")
-        click.echo(f"{sum(1 for _ in cache.entries())} entries can be read, {len(bad)} are damaged, in {cache.path}")
+        click.echo(f"{cache.path}: {counted(sum(1 for _ in cache.entries()), 'good entry', 'good entries')}, {len(bad)} damaged")
     if bad:
         sys.exit(1)
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,8 +67,21 @@ def check_memory(kernel: KernelSpec, batch: int) -> None:
         raise SpecError(f"--batch {batch}: the arrays of {kernel.name} take {need / 1e9:.1f} GB, and {has}; take a smaller batch")
 
 
+def json_text(content: Any) -> str:
+    """By the schema of docs/json.md: no number has more digits than it is worth."""
+    return json.dumps(tidy(content), indent=1)
+
+
 def print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1))
+    click.echo(json_text(content))
+
+
+def say_if_busy() -> None:
+    """Before times are taken: one line where others keep the machine busy."""
+    from ksgen.trust import look
+
+    if warning := look():
+        click.echo(warning, err=True)
 
 
 def console(stderr: bool = False) -> "Console":
@@ -97,5 +112,5 @@ def first_failure(results: Sequence[Any]) -> None:
     """Raise the first error among the results of `build_many`, with how many others there are."""
     failures = [result for result in results if isinstance(result, KsgenError)]
     if failures:
-        more = f" (and {len(failures) - 1} other kernels failed)" if len(failures) > 1 else ""
+        more = f" (and {counted(len(failures) - 1, 'other kernel')} failed)" if len(failures) > 1 else ""
         raise type(failures[0])(f"{failures[0]}{more}")

@@ -10,6 +10,7 @@ import click
 
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.install import install_line
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def _folders() -> list[Finding]:
     size = sum(entry.bytes for entry in entries) / 1e6
     access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
     files = {place: sorted(place.glob("*.json")) for place in (resource("wisdom"), wisdom_dir())}
-    wisdom = ", ".join(f"{len(found)} devices in {place}" for place, found in files.items())
-    return [Finding("cache", f"{len(entries)} entries, {size:.1f} MB in {folder}{access}"), Finding("wisdom", wisdom)]
+    wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
+    return [Finding("cache", f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}"), Finding("wisdom", wisdom)]
 
 
 def _existing(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import LAYOUT, PRECISION, REPLACED, SPEC, console, find_spec, json_option, print_json, takes_patterns
+from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
@@ -70,7 +71,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
-        "pattern": str(pattern),
+        **kernel_figures(kernel, batch),
         "rows": pattern.out_features,
         "columns": pattern.in_features,
         "weights": pattern.weight_count,
@@ -78,16 +79,13 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "blocks": pattern.a * pattern.d,
         "rewrite_ratio": pattern.rewrite_ratio,
         "predicts": str(pattern.predicts()),
-        "kernel": kernel.name,
-        "batch": batch,
         "gflop": kernel.flops(batch) / 1e9,
         "dense_gflop": 2e-9 * batch * pattern.out_features * pattern.in_features,
         "mbyte": kernel.bytes(batch) / 1e6,
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
-        "family": family.name,
+        **choice_figures(family.name, constants),
         "why": family.why,
         "by_device": {name: family_for(kernel, limits).name for name, limits in _device_limits().items()},
-        "constants": str(constants),
         "chosen_by": choice.why,
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,
@@ -121,7 +119,7 @@ def _device_limits() -> dict[str, Any]:
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:
     return {
-        "patterns": [str(pattern) for pattern in chain],
+        "patterns": [list(pattern.shape) for pattern in chain],
         "in_features": chain.in_features,
         "out_features": chain.out_features,
         "weights": chain.weight_count,
@@ -135,7 +133,12 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    facts = facts | {"devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items())}
+    chosen = ", ".join(f"{name}={value}" for name, value in facts["constants"].items())
+    facts = facts | {
+        "pattern": pattern,
+        "constants": chosen,
+        "devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items()),
+    }
     rows = [
         ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),

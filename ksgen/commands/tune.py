@@ -17,12 +17,15 @@ from ksgen.commands.common import (
     find_spec,
     json_option,
     print_json,
+    say_if_busy,
     takes_patterns,
 )
+from ksgen.commands.figures import kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.tuning.job import Job
@@ -86,6 +89,7 @@ def command(
             check_memory(each.kernel, each.batch)
         tuner = Tuner(engine, store, options)
         jobs = _served(tuner, jobs, spec)
+        say_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -127,7 +131,7 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
         raise refusal
     if refusal:
         left_out = len(jobs) - len(served)
-        click.echo(f"{left_out} of {len(jobs)} kernels are left out: {tuner.options.family} does not serve them here", err=True)
+        click.echo(f"left out, as {tuner.options.family} does not serve them here: {left_out} of {counted(len(jobs), 'kernel')}", err=True)
     return served
 
 
@@ -148,7 +152,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         print_results(results)
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
-            click.echo(f"{len(found)} of {len(jobs)} kernels on {facts.name}, batch {batches}: launchers take them from now on.")
+            click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
             click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
@@ -156,7 +160,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
         write_report(trials, report, [tuned.best for tuned in found])
-        click.echo(f"{len(trials)} trials in {report}", err=as_json)
+        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
     if tuner.stop.is_set():
         click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)
         sys.exit(130)
@@ -173,7 +177,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
-            {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,
+            {**kernel_figures(each.job.kernel, each.job.batch), "median_us": each.median_us, "within": each.within,
              "between": each.between, "notes": each.notes}
             for each in found
         ]  # fmt: skip

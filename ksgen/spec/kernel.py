@@ -26,7 +26,7 @@ PRECISIONS = {
     "float16": Precision("float16", "float16", 2),
     "bfloat16": Precision("bfloat16", "bfloat16", 2),
     "tf32": Precision("tf32", "float32", 4),  # ten bits of mantissa in each product
-    "tf32x3": Precision("tf32x3", "float32", 4),  # float32's accuracy from three such products
+    "tf32x3": Precision("tf32x3", "float32", 4),  # three such products: at most twice the error of a float32 sum
     "fp16x3": Precision("fp16x3", "float32", 4),  # the same from three float16 ones, in float16's range
 }
 ALIASES = {  # what other libraries call them

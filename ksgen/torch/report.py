@@ -7,6 +7,7 @@ from statistics import median
 
 from ksgen.pattern import Chain
 from ksgen.torch.factorize import Factorization
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Report:
 
     def __repr__(self) -> str:
         before, after = self.parameters
-        return f"Report({len(self.layers)} layers replaced, {before:,} parameters before and {after:,} after; print it for a table)"
+        replaced = counted(len(self.layers), "layer")
+        return f"Report({replaced} replaced, {before:,} parameters before and {after:,} after; print it for a table)"
 
     @property
     def flops(self) -> tuple[int, int]:
@@ -61,8 +63,9 @@ class Report:
         text = StringIO()
         Console(file=text, width=200, highlight=False).print(table)
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
+        replaced = counted(len(self.layers), "layer")
         return (
-            f"{text.getvalue()}{len(self.layers)} layers replaced: {before:,} parameters became {after:,} in the whole model, and "
+            f"{text.getvalue()}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
             f"{flops_before:,} operations a row {flops_after:,} in these layers."
         )
 
