@@ -37,6 +37,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.values import excerpt, listed
 from ksgen.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.words import counted
 from ksgen.workspace import new_workspace
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
@@ -282,7 +283,7 @@ class ChainLauncher:
         if (own := listed(weights)) is None:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
-            raise LaunchError(f"{self!r}: got {len(own)} weight arrays; {len(self.factors)} are needed, one a factor")
+            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
         last_only = {"bias": bias, "residual": residual, "out": out}
         self._check(x, own, layout, activation, precision, {name: array for name, array in last_only.items() if array is not None})
         for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):

@@ -19,7 +19,7 @@ from ksgen.values import excerpt
 Float64 = NDArray[np.float64]
 Size = TypeVar("Size", int, int | None)
 
-_ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
+ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
 
 
 def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
@@ -63,7 +63,7 @@ def multiply(
     rows_out = _batch_first(y, layout)
     added = None if bias is None else _checked("bias", bias, (pattern.out_features,)).astype(np.float64)
     rows_residual = None if residual is None else _batch_first(_checked("residual", residual, y.shape), layout)
-    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN follow the rules of float64, silently
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)
@@ -86,7 +86,7 @@ def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> 
     batch = len(rows_x)
     rows_y = _batch_first(_checked("grad_y", grad_y, _in_layout(layout, batch, pattern.out_features)), layout)
     total = np.zeros((a, d, b, c))
-    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)

@@ -72,7 +72,7 @@ MISTAKES = [
         "ksgen: ks_1x2x3x1_float32_bsf at batch 1568: mma does",
     ),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "ksgen: device 'abacus': none is called that; found: "),
-    (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "ksgen: --batch 1000000000000: the arrays of ks_1x2x3x1_float32_bsf"),
+    (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "ksgen: --batch 1000000000000: checking ks_1x2x3x1_float32_bsf takes"),
     (["demo", "none.yaml"], "ksgen: none.yaml: cannot be read"),
     (["emit", "x" * 300], "ksgen: xxx"),
     (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),

@@ -165,7 +165,7 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
     y = ChainLauncher(first, then)(x, [weights, more], bias=bias, activation="relu")
     middle = reference.multiply(PATTERN, x, weights, "bsf")
     check(y, middle, more, bias=bias, activation="relu")
-    with pytest.raises(LaunchError, match="got 1 weight arrays; 2 are needed, one a factor"):
+    with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one a factor"):
         ChainLauncher(first, then)(x, [weights])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from ksgen.families import Limits
 
 PATTERN = Pattern.parse  # a type for click: its errors say more than click's
 LEAST_COLUMNS = 40  # that tables and pictures are made for
@@ -59,12 +60,19 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
     return named or Path("generated") / spec.name
 
 
-def check_memory(kernel: KernelSpec, batch: int) -> None:
-    """Raise `SpecError` where the arrays alone are more than this machine's memory, before any of them is made."""
+def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
+    """Raise `SpecError` where checking a kernel takes more than this machine's memory, before any of it is taken."""
+    from ksgen.footprint import footprint
+
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (need := kernel.bytes(batch)) > memory:
+    need = footprint(kernel, batch, limits)
+    if need.total > memory:
+        parts = (
+            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's own {need.device / 1e9:.1f}"
+        )
         has = f"this machine has {memory / 1e9:.1f} GB"
-        raise SpecError(f"--batch {batch}: the arrays of {kernel.name} take {need / 1e9:.1f} GB, and {has}; take a smaller batch")
+        advice = "take a smaller batch" if batch > 1 else "take a smaller pattern"
+        raise SpecError(f"--batch {batch}: checking {kernel.name} takes {need.total / 1e9:.1f} GB ({parts}), and {has}; {advice}")
 
 
 def json_text(content: Any) -> str:

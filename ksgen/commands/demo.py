@@ -32,6 +32,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     """
     from ksgen.devices import find_device
     from ksgen.emit import emit
+    from ksgen.plan import limits_of
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -39,7 +40,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     folder = output_folder(output, loaded)
     entries = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
-        check_memory(kernel, kernel.batch or entries)
+        check_memory(kernel, kernel.batch or entries, limits_of(where))
     emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:

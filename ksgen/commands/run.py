@@ -41,6 +41,7 @@ def command(
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
+    from ksgen.plan import limits_of
     from ksgen.roofline import measure_ceilings
     from ksgen.trust import Watch, doubt
     from ksgen.verify import measure
@@ -53,7 +54,7 @@ def command(
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
-    check_memory(kernel, batch)
+    check_memory(kernel, batch, limits_of(where))
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
     others_share = watch.others_share()

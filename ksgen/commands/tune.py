@@ -85,9 +85,9 @@ def command(
     try:
         entries = batch or default_batch(engine.facts.limits)
         jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
-        for each in jobs:
-            check_memory(each.kernel, each.batch)
         tuner = Tuner(engine, store, options)
+        for each in jobs:
+            check_memory(each.kernel, each.batch, tuner.limits)
         jobs = _served(tuner, jobs, spec)
         say_if_busy()
         if noise:
