@@ -105,7 +105,7 @@ def _listed(folder: Path) -> Digests:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
-            raise KsgenError(f"{shown(folder)} holds {others[0]} and no manifest of emit's; {_ELSEWHERE}, or empty it")
+            raise KsgenError(f"{shown(folder)} holds {shown(others[0])} and no manifest of emit's; {_ELSEWHERE}, or empty it")
         return {}
     try:
         if not path.is_file() or path.is_symlink():

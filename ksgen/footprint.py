@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from ksgen.families import Limits, family_for
 from ksgen.reference import ELEMENTS_AT_ONCE
 from ksgen.spec import KernelSpec
-from ksgen.verify import MOST_REFERENCE_FLOPS
-
-COPIED_BYTES = 64 * 2**20  # more sets of arrays for timing, on a processor, until they are as large as this
+from ksgen.verify import CPU_CACHE_BYTES, MOST_REFERENCE_FLOPS
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,13 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     compared = weights if is_gradient else entries * pattern.out_features
     part = min(entries * (pattern.in_features + pattern.out_features), max(ELEMENTS_AT_ONCE, pattern.in_features + pattern.out_features))
     of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
-    reference = max(8 * weights + 8 * compared + of_part * part, 28 * compared)
+    of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
+    reference = max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
     device = 0
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)
         constants = family.default(kernel, limits)
-        device = item * (given + results) + COPIED_BYTES
+        device = item * (given + results) + CPU_CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
         device += 0 if is_gradient else item * weights
         device += family.geometry(kernel, constants, batch).workspace_bytes + (0 if is_gradient else family.packed_bytes(kernel, constants))
     return Footprint(item * (given + weights + 2 * results), reference, device)

@@ -68,7 +68,8 @@ class Watch:
     """What others take of the processors, from look to look: each is of at least `LEAST_SECONDS`, and the last one stands until then."""
 
     def __init__(self) -> None:
-        self._before, self._share = counts(), None  # type: Counts | None, float | None
+        self._before = counts()
+        self._share: float | None = None
 
     def others_share(self) -> float | None:
         """None where nothing is known, or not yet."""

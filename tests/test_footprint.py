@@ -1,5 +1,6 @@
 """What a check of a kernel holds of memory: as much as is traced, and refused in words where there is less."""
 
+import os
 import tracemalloc
 
 import pytest
@@ -55,8 +56,10 @@ def test_it_is_what_a_check_holds(kernel: KernelSpec, batch: int) -> None:
 
 
 @pytest.mark.parametrize("command", [["run"], ["tune"]])
-def test_more_than_there_is_is_refused_in_words(command: list[str]) -> None:
+def test_more_than_there_is_is_refused_in_words(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are packed in blocks of eight inputs take eight times their own size, which is on the device: 68.7 GB."""
+    told = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 2**22 if name == "SC_PHYS_PAGES" else told(name))  # whatever this machine has
     arguments = [*command, "--device", "opencl", "--pattern", "1,2147483647,1,1", "--batch", "1"]
     refused = CliRunner().invoke(cli, arguments)
     assert isinstance(refused.exception, SpecError)
