@@ -17,6 +17,8 @@ from ksgen.memory import size_of
 from ksgen.pattern import Pattern
 from ksgen.plan import Plan
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 from ksgen.weights import refuse_capture
 
 Views = Mapping[str, ArrayView]
@@ -28,18 +30,18 @@ def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
 
 
 def check_words(caller: object, layout: str, activation: str) -> None:
-    if layout not in LAYOUTS:
-        raise LaunchError(f"{caller!r}: layout {layout!r} is unknown; accepted: {', '.join(LAYOUTS)}")
-    if activation not in ACTIVATIONS:
-        raise LaunchError(f"{caller!r}: activation {activation!r} is unknown; accepted: {', '.join(ACTIVATIONS)}")
+    if not is_word(layout, LAYOUTS):
+        raise LaunchError(f"{caller!r}: layout {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
+    if not is_word(activation, ACTIVATIONS):
+        raise LaunchError(f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}")
 
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
     """The precision of a call: the arrays' own, or another one whose arrays are stored the same way."""
-    if precision is None or (isinstance(precision, str) and precision in PRECISIONS and PRECISIONS[precision].dtype == dtype):
-        return precision or dtype
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
-    raise LaunchError(f"{caller!r}: precision={precision!r} for arrays of {dtype}; accepted: {', '.join(accepted)}")
+    if precision is None or is_word(precision, accepted):
+        return precision or dtype
+    raise LaunchError(f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}")
 
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:

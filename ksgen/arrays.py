@@ -6,14 +6,17 @@ where they are not used. Whether an array fits a kernel is for the launcher to s
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from ksgen.devices.base import LEGACY_STREAM
 from ksgen.devices.libcuda import device_of
 from ksgen.dlpack import PLACES, Managed, element_type
-from ksgen.errors import LaunchError
+from ksgen.errors import KsgenError, LaunchError
+from ksgen.values import excerpt, whole_number
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 ACCEPTED = (
@@ -46,8 +49,13 @@ _dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
 
 def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayView:
     """Read an array. `stream` is where it will be used: a producer that speaks DLPack orders its own work before it."""
-    reader = _readers.get(type(array)) or _find_reader(array, name)
-    return reader(array, name, stream)
+    try:
+        reader = _readers.get(type(array)) or _find_reader(array, name)
+        return reader(array, name, stream)
+    except KsgenError:
+        raise
+    except Exception as error:  # a stranger's object may answer anything, and break its protocol anywhere
+        raise LaunchError(f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}") from error
 
 
 def common_device(views: Mapping[str, ArrayView]) -> Place:
@@ -64,20 +72,24 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
 
 def stream_handle(stream: Any) -> Any:
     """A stream as devices take it: a CUDA handle, a pyopencl CommandQueue, or None for the device's own."""
-    if stream is None or (isinstance(stream, int) and not isinstance(stream, bool)):
+    if stream is None:
+        return None
+    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**64:
         return stream
     pyopencl = sys.modules.get("pyopencl")
     if pyopencl and isinstance(stream, pyopencl.CommandQueue):
         return stream
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = stream.__cuda_stream__
-        _, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
-    for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, PyCUDA
-        if isinstance(handle := getattr(stream, attribute, None), int):
-            return handle
+    with suppress(Exception):  # whatever a stranger's object answers
+        if hasattr(stream, "__cuda_stream__"):
+            protocol = stream.__cuda_stream__
+            _, handle = protocol() if callable(protocol) else protocol
+            return int(handle)
+        for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, PyCUDA
+            if isinstance(handle := getattr(stream, attribute, None), int):
+                return handle
+    words = _article(stream) if whole_number(stream) is None else excerpt(stream)
     raise LaunchError(
-        f"stream is {_article(stream)}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
+        f"stream is {words}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
         "an object with __cuda_stream__, a pyopencl CommandQueue, or None"
     )
 
@@ -100,7 +112,8 @@ def _find_reader(array: Any, name: str) -> Reader:
             return _read_cuda_array_interface
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             return _read_dlpack
-    raise LaunchError(f"{name} is {_article(array)}; give {ACCEPTED}")
+    made = f"np.asarray({name}, np.float32), or " if isinstance(array, list | tuple) else ""
+    raise LaunchError(f"{name} is {_article(array)}; give {made}{ACCEPTED}")
 
 
 def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -168,7 +181,8 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     described = array.__cuda_array_interface__
     if described.get("mask") is not None:
         raise LaunchError(f"{name} is masked; give an array without a mask")
-    shape, (pointer, read_only), typestr = tuple(described["shape"]), described["data"], described["typestr"]
+    shape, (pointer, read_only), typestr = tuple(map(operator.index, described["shape"])), described["data"], described["typestr"]
+    pointer = operator.index(pointer)
     known = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}.get(typestr)
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
     dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
@@ -245,5 +259,7 @@ def _describe(place: Place) -> str:
 
 
 def _article(thing: Any) -> str:
+    if thing is None:
+        return "None"
     words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
     return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"

@@ -61,7 +61,9 @@ class Layers:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
         if refusals and _first_time(tuple(cache.path for cache in self.writable)):
             places = ", ".join(refusals)
-            warnings.warn(f"ksgen works without its cache, and compiles again next time: {places}", stacklevel=2)
+            warnings.warn(
+                f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names another folder", stacklevel=2
+            )
 
 
 def default_caches(*bundles: Layer) -> Layers:

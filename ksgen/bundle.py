@@ -21,6 +21,7 @@ from ksgen.cache import Entry
 from ksgen.errors import KsgenError
 from ksgen.files import replaced
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, key_of, newness, restore
+from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
 MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can say that they are terabytes
@@ -72,7 +73,10 @@ class Bundle:
     """A bundle opened for reading: a layer below the caches. Its index is in memory, its members are read on demand."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        try:
+            self.path = Path(path)
+        except TypeError:
+            raise KsgenError(f"bundle={excerpt(path)}; accepted: the path of a file that ksgen bundle wrote") from None
         self._archive = self._open()
         self._process = os.getpid()
         index = self._index()
@@ -121,16 +125,16 @@ class Bundle:
                 raise OSError("it is no file")
             return zipfile.ZipFile(self.path)
         except FileNotFoundError:
-            raise KsgenError(f"{self.path}: there is no such bundle") from None
+            raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
         except _ZIP_ERRORS as error:
-            raise KsgenError(f"{self.path} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})") from None
+            raise KsgenError(f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})") from None
 
     def _index(self) -> dict[str, Any]:
         if not (found := _COMMENT.match(self._archive.comment)):
-            raise KsgenError(f"{self.path} is a zip archive, but no ksgen bundle; ksgen bundle writes one")
+            raise KsgenError(f"{shown(self.path)} is a zip archive, but no ksgen bundle; ksgen bundle writes one")
         if int(found[1]) != BUNDLE_FORMAT:
             written = f"is of bundle format {int(found[1])}, and this ksgen reads {BUNDLE_FORMAT}"
-            raise KsgenError(f"{self.path} {written}; bundle again, or use the ksgen that wrote it")
+            raise KsgenError(f"{shown(self.path)} {written}; bundle again, or use the ksgen that wrote it")
         index: dict[str, Any] = json.loads(self._read("index.json", found[2].decode()))
         return index
 
@@ -148,7 +152,7 @@ class Bundle:
         return data
 
     def _damaged(self, what: str) -> KsgenError:
-        return KsgenError(f"{self.path} is damaged ({what}); copy it again, or write it again with ksgen bundle")
+        return KsgenError(f"{shown(self.path)} is damaged ({what}); copy it again, or write it again with ksgen bundle")
 
 
 def _write_zip(path: Path, index: bytes, members: Mapping[str, bytes]) -> None:

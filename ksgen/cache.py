@@ -27,8 +27,8 @@ from typing import Any
 
 from ksgen.errors import KsgenError
 from ksgen.files import read
-from ksgen.pattern import excerpt
 from ksgen.resources import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
+from ksgen.values import excerpt
 
 MAX_BYTES = 2 << 30
 MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY = 2**20, 2**28  # of an entry; kernels have kilobytes

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ksgen.errors import ToolchainError
+from ksgen.values import excerpt
 
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
 # They would change the code behind the cache key's back.
@@ -70,7 +71,7 @@ def compile_seconds() -> float:
     try:
         return float(text)
     except ValueError:
-        raise ToolchainError(f"KSGEN_COMPILE_SECONDS={text!r} must be a number of seconds") from None
+        raise ToolchainError(f"KSGEN_COMPILE_SECONDS={excerpt(text)} must be a number of seconds") from None
 
 
 def _start(command: tuple[str, ...], folder: str | None, environment: dict[str, str]) -> subprocess.Popen[str]:

@@ -11,6 +11,7 @@ import click
 
 from ksgen import __version__
 from ksgen.errors import KsgenError
+from ksgen.values import excerpt
 
 COMMANDS = {
     "emit": "Write a spec's kernels and launchers.",
@@ -49,7 +50,7 @@ class _Lazy(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+            raise click.UsageError(f"no command {excerpt(args[0])}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -61,7 +62,7 @@ def cli() -> None:
     \b
     Examples:
       ksgen emit specs/vit.yaml
-      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
       ksgen doctor
 
     \b
@@ -89,7 +90,7 @@ def main() -> None:
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
     except KsgenError as error:
-        _complain(f"{type(error).__name__}: {error}")
+        _complain(f"ksgen: {error}")
         sys.exit(2)
     except BrokenPipeError:  # `ksgen ... | head`
         sys.stderr.close()

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from ksgen.instructions import Wgmma
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, Spec
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
 PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
@@ -37,7 +39,7 @@ PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 class Source:
     """One emitted text, and what it was made from."""
 
-    text: str
+    text: str = field(repr=False)
     entry: str
     dialect: str
     kernel: KernelSpec
@@ -67,8 +69,8 @@ class Source:
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
     """The kernel's text under these constants; without any, under the family's default for every GPU that it serves."""
-    if dialect not in DIALECTS:
-        raise KsgenError(f"unknown dialect {dialect!r}; accepted: {', '.join(DIALECTS)}")
+    if not is_word(dialect, DIALECTS):
+        raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
         chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
         limits = PORTABLE[dialect]

@@ -11,6 +11,7 @@ from pathlib import Path
 from ksgen.errors import KsgenError
 from ksgen.paths import resource, wisdom_dir
 from ksgen.spec import KernelSpec
+from ksgen.values import excerpt
 from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom, parse_export, read_text
 
 Job = tuple[KernelSpec, int]  # a kernel, and the batch at which it was measured
@@ -70,7 +71,7 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
     """Those whose name has a part, in any case; all without one."""
     chosen = {name: wisdom for name, wisdom in devices.items() if part is None or part.lower() in name.lower()}
     if part is not None and not chosen:
-        raise KsgenError(f"--device {part!r}: {source} has {', '.join(devices) or 'no device'}")
+        raise KsgenError(f"--device {excerpt(part)}: {source} has {', '.join(devices) or 'no device'}")
     return chosen
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from ksgen.errors import KsgenError
+from ksgen.values import shown
 
 
 def read(path: Path, most_bytes: int) -> bytes:
@@ -49,7 +50,7 @@ def replaced(path: Path) -> Iterator[Path]:
             shutil.copymode(place, aside)
         os.replace(aside, place)
     except OSError as error:
-        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise KsgenError(f"{shown(path)}: cannot be written ({error.strerror or error})") from error
     finally:
         if aside:
             with suppress(OSError):
@@ -60,4 +61,4 @@ def check_writable(path: Path) -> None:
     """Raise `KsgenError` before work whose result could not be written there after it."""
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
-        raise KsgenError(f"{path}: no file can be written there; name one in a folder that exists and is yours to write to")
+        raise KsgenError(f"{shown(path)}: no file can be written there; name one in a folder that exists and is yours to write to")

@@ -19,6 +19,7 @@ from typing import Any
 
 from ksgen.errors import KsgenError
 from ksgen.files import read
+from ksgen.values import shown
 
 MANIFEST = "manifest.json"
 MOST_BYTES_OF_MANIFEST = 2**26
@@ -34,14 +35,14 @@ Digests = dict[str, set[str]]  # by name: those of emit's versions of a file
 def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
     """Make `files`, and a manifest of `facts` and of them, the folder's own in the place of those that an earlier emit wrote."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise KsgenError(f"{folder} is no folder; {_ELSEWHERE}")
+        raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             _replace(folder, {name: text.encode() for name, text in files.items()}, facts)
     except OSError as error:
-        raise KsgenError(f"cannot write {folder}: {error.strerror or error}; {_ELSEWHERE}") from error
+        raise KsgenError(f"cannot write {shown(folder)}: {error.strerror or error}; {_ELSEWHERE}") from error
     finally:
         if is_new:
             with suppress(OSError):
@@ -94,7 +95,7 @@ def _own_files(folder: Path, wanted: Mapping[str, str]) -> dict[str, str]:
         digest = _digest(path)
         if digest not in {*listed.get(name, ()), wanted.get(name)}:
             what = "was changed since emit wrote it" if name in listed else "was not written by emit, which has one of that name"
-            raise KsgenError(f"{path} {what}; move it away, or {_ELSEWHERE}")
+            raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
         found[name] = digest
     return found
 
@@ -104,7 +105,7 @@ def _listed(folder: Path) -> Digests:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(each.name for each in folder.iterdir() if each.name != "__pycache__" and not _ASIDE.fullmatch(each.name)):
-            raise KsgenError(f"{folder} holds {others[0]} and no manifest of emit's; {_ELSEWHERE}, or empty it")
+            raise KsgenError(f"{shown(folder)} holds {shown(others[0])} and no manifest of emit's; {_ELSEWHERE}, or empty it")
         return {}
     try:
         if not path.is_file() or path.is_symlink():
@@ -118,7 +119,7 @@ def _listed(folder: Path) -> Digests:
         if not isinstance(manifest["ksgen"], str) or not all(_is_own(*row) for row in rows):
             raise ValueError("no list of emit's")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise KsgenError(f"{path} is not one that emit wrote; {_ELSEWHERE}") from None
+        raise KsgenError(f"{shown(path)} is not one that emit wrote; {_ELSEWHERE}") from None
     listed: Digests = {}
     for name, digest in rows:
         listed.setdefault(name, set()).add(digest)

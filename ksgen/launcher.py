@@ -7,7 +7,7 @@ no gradients: `ksgen.torch` does.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from ksgen.arguments import (
     check_arrays,
@@ -35,7 +35,10 @@ from ksgen.memory import host_array, is_whole, new_array
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch
+from ksgen.values import excerpt, listed
 from ksgen.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.words import counted
 from ksgen.workspace import new_workspace
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
@@ -56,6 +59,12 @@ class Call:
     after: Callable[[], None] | None  # the output comes back to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
 
+    def __repr__(self) -> str:
+        return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the launcher and the arrays")
+
     def __call__(self) -> Any:
         if self.before:
             self.before()
@@ -75,13 +84,15 @@ class Launcher:
 
     def __init__(self, a: int, b: int, c: int, d: int, batches: Sequence[int] = ()) -> None:
         self.pattern = Pattern(a, b, c, d)
-        self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in batches)  # with kernels of their own
+        if (wanted := listed(batches)) is None:
+            raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
+        self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in wanted)  # with kernels of their own
         self._rooms = Rooms()
         self._fits = Fits(self.pattern, self.batches)
         self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
 
     def __repr__(self) -> str:
-        return f"Launcher({', '.join(map(str, self.pattern.shape))})"
+        return f"Launcher{self.pattern.shape}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and other processes start with nothing kept: plans and packed weights belong to this one."""
@@ -164,9 +175,11 @@ class Launcher:
         job: str = "multiply",
     ) -> str:  # fmt: skip
         """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why."""
-        KernelSpec(self.pattern, precision, layout, epilogue or Epilogue(), batch, job)  # a batch of at least 1
+        batch = checked_batch(batch)
+        epilogue = Epilogue() if epilogue is None else epilogue
+        KernelSpec(self.pattern, precision, layout, epilogue, batch, job)  # refuses what cannot be before a device is opened
         where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
-        kernel = fits.kernel(precision, layout, epilogue or Epilogue(), batch)
+        kernel = fits.kernel(precision, layout, epilogue, batch)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
@@ -176,8 +189,8 @@ class Launcher:
         precision: str | None,
     ) -> Call:  # fmt: skip
         packed = weights if isinstance(weights, Weights) else None
-        arrays = {"x": x}
-        for name, array in (("weights", weights if packed is None else None), ("bias", bias), ("residual", residual), ("out", out)):
+        arrays = {"x": x} if packed else {"x": x, "weights": weights}
+        for name, array in (("bias", bias), ("residual", residual), ("out", out)):
             if array is not None:
                 arrays[name] = array
         views = views_of(arrays, stream)
@@ -264,6 +277,8 @@ class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one."""
 
     def __init__(self, *factors: Launcher) -> None:
+        if not factors or not all(isinstance(factor, Launcher) for factor in factors):
+            raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
         self.factors = factors
 
@@ -284,16 +299,18 @@ class ChainLauncher:
         precision: str | None = None,
     ) -> Any:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
-        if len(weights) != len(self.factors):
-            raise LaunchError(f"{self!r}: got {len(weights)} weight arrays; {len(self.factors)} are needed, one a factor")
+        if (own := listed(weights)) is None:
+            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
+        if len(own) != len(self.factors):
+            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
         last_only = {"bias": bias, "residual": residual, "out": out}
-        self._check(x, weights, layout, activation, precision, {name: array for name, array in last_only.items() if array is not None})
-        if fused := self._fused(x, weights, layout, activation, last_only, stream, precision):
+        self._check(x, own, layout, activation, precision, {name: array for name, array in last_only.items() if array is not None})
+        if fused := self._fused(x, own, layout, activation, last_only, stream, precision):
             return fused()
-        for factor, own in zip(self.factors[:-1], weights[:-1], strict=True):
-            x = factor(x, own, layout=layout, stream=stream, precision=precision)
+        for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
+            x = factor(x, weights_of_it, layout=layout, stream=stream, precision=precision)
         last_only |= {"stream": stream, "precision": precision}
-        return self.factors[-1](x, weights[-1], layout=layout, activation=activation, **last_only)
+        return self.factors[-1](x, own[-1], layout=layout, activation=activation, **last_only)
 
     def _fused(
         self, x: Any, weights: Sequence[Any], layout: str, activation: str, last_only: dict[str, Any], stream: Any, precision: str | None

@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from ksgen.errors import PatternError
+from ksgen.values import excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 
@@ -41,14 +42,15 @@ class Pattern:
     d: int
 
     def __post_init__(self) -> None:
-        _check_counts(a=self.a, b=self.b, c=self.c, d=self.d)
+        for name, count in zip("abcd", _counts(a=self.a, b=self.b, c=self.c, d=self.d), strict=True):
+            object.__setattr__(self, name, count)
         if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
             raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
 
     @classmethod
     def parse(cls, text: str) -> "Pattern":
         """`1,192,48,2`, also in parentheses or brackets."""
-        if not (found := _WRITTEN.fullmatch(text)):
+        if not isinstance(text, str) or not (found := _WRITTEN.fullmatch(text)):
             raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
         return cls(*map(int, found.groups()))
 
@@ -120,9 +122,10 @@ class Chain:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
-        if not self.factors or not all(isinstance(pattern, Pattern) for pattern in self.factors):
+        factors = listed(self.factors)
+        if not factors or not all(isinstance(pattern, Pattern) for pattern in factors):
             raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more")
+        object.__setattr__(self, "factors", factors)
         for first, then in pairwise(self.factors):
             if first.out_features != then.in_features:
                 raise PatternError(
@@ -176,13 +179,13 @@ def are_chainable(left: Pattern, right: Pattern) -> bool:
 
 def dense(in_features: int, out_features: int) -> Chain:
     """One factor, every entry free."""
-    _check_counts(in_features=in_features, out_features=out_features)
+    in_features, out_features = _counts(in_features=in_features, out_features=out_features)
     return Chain((Pattern(1, out_features, in_features, 1),), "dense")
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
     """Down to `rank` features, then up."""
-    _check_counts(in_features=in_features, out_features=out_features, rank=rank)
+    in_features, out_features, rank = _counts(in_features=in_features, out_features=out_features, rank=rank)
     if rank > (most := min(in_features, out_features)):
         raise PatternError(f"rank={rank} for {in_features} to {out_features} features; accepted: 1 to {most}")
     return Chain((Pattern(1, rank, in_features, 1), Pattern(1, out_features, rank, 1)), "low_rank")
@@ -209,7 +212,8 @@ def monarch(in_features: int, out_features: int, split_in: int, split_out: int) 
 
     The Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
     """
-    _check_counts(in_features=in_features, out_features=out_features, split_in=split_in, split_out=split_out)
+    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
+    in_features, out_features, split_in, split_out = _counts(**given)
     if in_features % split_in:
         raise PatternError(f"split_in={split_in}; accepted: a divisor of in_features={in_features}")
     if out_features % split_out:
@@ -223,16 +227,15 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
 
     A factor's d is the product of the b before it; its a is what is then left of the features.
     """
-    _check_counts(in_features=in_features)
+    (features,) = _counts(in_features=in_features)
     if not isinstance(blocks, Sequence):
         raise PatternError(f"blocks={excerpt(blocks)}; accepted: a list of pairs (b, c)")
     factors: list[Pattern] = []
-    features, d = in_features, 1
+    d = 1
     for place, block in enumerate(blocks):
         if not isinstance(block, Sequence) or len(block) != 2:
             raise PatternError(f"blocks[{place}]={excerpt(block)}; accepted: a pair (b, c)")
-        b, c = block
-        _check_counts(**{f"blocks[{place}] b": b, f"blocks[{place}] c": c})
+        b, c = _counts(**{f"blocks[{place}] b": block[0], f"blocks[{place}] c": block[1]})
         if features % (c * d):
             raise PatternError(f"blocks[{place}] c={c} after d={d}; accepted: c*d a divisor of its {features} features")
         factors.append(Pattern(features // (c * d), b, c, d))
@@ -253,7 +256,7 @@ NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
 
 def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
     """The factors of blocks of 2 `block` x 2 `block`, neighbours first."""
-    _check_counts(features=features, block=block)
+    features, block = _counts(features=features, block=block)
     count, rest = divmod(features, block)
     if rest or count < 2 or count & (count - 1):
         times = "" if block == 1 else f" times block={block}"
@@ -268,15 +271,12 @@ def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
     return tuple(start + row * columns + column for start in starts for column in range(columns) for row in range(rows))
 
 
-def _check_counts(**counts: object) -> None:
+def _counts(**counts: object) -> tuple[int, ...]:
+    """The same as Python's own numbers."""
+    found = []
     for name, value in counts.items():
-        if type(value) is not int or not 1 <= value <= MOST_FEATURES:
+        count = whole_number(value)
+        if count is None or not 1 <= count <= MOST_FEATURES:
             raise PatternError(f"{name}={excerpt(value)}; accepted: a whole number from 1 to {MOST_FEATURES}")
-
-
-def excerpt(value: object) -> str:
-    """The value as a message shows it: in one line, and short."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        found.append(count)
+    return tuple(found)

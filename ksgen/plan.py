@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ksgen.build import Request, build, default_caches
 from ksgen.bundle import Bundle, open_bundle
@@ -39,6 +39,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
+    from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
     is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
 
 
@@ -74,6 +75,15 @@ class Plan:
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
+
+    def __repr__(self) -> str:
+        return f"Plan({self})"
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} at batch {self.batch} by {self.choice.family} on {self.device.name}"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its kernel is loaded: copy or send the launcher")
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -142,7 +152,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
-            return Choice(found.family, found.constants, f"{who} measured at {where}", is_measured=is_near and not found.is_stale)
+            said, is_measured = f"{who} measured at {where}", is_near and not found.is_stale
+            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 

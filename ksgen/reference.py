@@ -13,11 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 
 Float64 = NDArray[np.float64]
 Size = TypeVar("Size", int, int | None)
 
-_ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
+ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
 
 
 def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
@@ -50,10 +52,10 @@ def multiply(
     residual: ArrayLike | None = None,
 ) -> Float64:
     """activation(X K^T + bias) + residual, in X's layout: one matrix product for each of the a*d blocks."""
-    if layout not in LAYOUTS:
-        raise LaunchError(f"layout={layout!r}; accepted: {', '.join(LAYOUTS)}")
-    if activation not in _ACTIVATIONS:
-        raise LaunchError(f"activation={activation!r}; accepted: {', '.join(_ACTIVATIONS)}")
+    if not is_word(layout, LAYOUTS):
+        raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
+    if not is_word(activation, _ACTIVATIONS):
+        raise LaunchError(f"activation={excerpt(activation)}; accepted: {', '.join(_ACTIVATIONS)}")
     blocks = np.ascontiguousarray(_checked("weights", weights, pattern.shape).transpose(0, 3, 2, 1), np.float64)
     rows_in = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
     batch = len(rows_in)
@@ -61,7 +63,7 @@ def multiply(
     rows_out = _batch_first(y, layout)
     added = None if bias is None else _checked("bias", bias, (pattern.out_features,)).astype(np.float64)
     rows_residual = None if residual is None else _batch_first(_checked("residual", residual, y.shape), layout)
-    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN follow the rules of float64, silently
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)
@@ -77,14 +79,14 @@ def multiply(
 
 def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:
     """The gradient of the weights, (a, b, c, d), from X and the gradient of Y: dY^T X for each of the a*d blocks."""
-    if layout not in LAYOUTS:
-        raise LaunchError(f"layout={layout!r}; accepted: {', '.join(LAYOUTS)}")
+    if not is_word(layout, LAYOUTS):
+        raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     a, b, c, d = pattern.shape
     rows_x = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
     batch = len(rows_x)
     rows_y = _batch_first(_checked("grad_y", grad_y, _in_layout(layout, batch, pattern.out_features)), layout)
     total = np.zeros((a, d, b, c))
-    at_once = max(1, _ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
+    at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)

@@ -27,7 +27,7 @@ class Resources:
 class Binary:
     """One compiled source, of which `entry` is the entry that `resources` describes."""
 
-    data: bytes
+    data: bytes = field(repr=False)
     entry: str
     target: str
     resources: Resources = field(default_factory=Resources)

@@ -69,7 +69,9 @@ def check_matplotlib(extra: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise KsgenError(f"pictures need matplotlib, which cannot be imported ({error}); pip install 'ksgen[{extra}]'") from None
+        from ksgen.install import install_line
+
+        raise KsgenError(f"pictures need matplotlib, which cannot be imported ({error}); {install_line(extra)}") from None
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +26,8 @@ from ksgen.children import current_children
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
 from ksgen.resources import Binary, read_notes, read_resources
-
-INSTALL_HINT = "pip install 'ksgen[cuda]' brings NVRTC; pip install 'ksgen[nvcc]' brings nvcc, to use beside g++"
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,11 @@ class Nvcc:
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         check_target(target, self)
-        try:
-            # The compiler's own temporary files lie here too: a compiler that is killed leaves nothing behind.
-            with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
-                source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
-                source.write_text(text, encoding="utf-8")
-                finished = current_children.get().run(self.command(source.name, entry, target), folder)
-                data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
-        except OSError as error:
-            raise ToolchainError(f"{entry}: no room to compile in {tempfile.gettempdir()}: {error}") from None
+        with _temporary_folder(entry) as folder:
+            source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
+            source.write_text(text, encoding="utf-8")
+            finished = current_children.get().run(self.command(source.name, entry, target), folder)
+            data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
         if not data:
             log = finished.log or f"exit status {finished.returncode}, and not a word"
             raise compile_error(self, text, entry, target, log)
@@ -114,8 +110,8 @@ CudaCompiler = Nvcc | Nvrtc
 
 def find_compiler(name: str | None = None) -> CudaCompiler:
     """The machine's CUDA compiler, or the one asked for by name (`nvcc`, `nvrtc`)."""
-    if name not in (None, "nvcc", "nvrtc"):
-        raise ToolchainError(f"no compiler is called {name!r}; try nvcc or nvrtc")
+    if name is not None and not is_word(name, ("nvcc", "nvrtc")):
+        raise ToolchainError(f"no compiler is called {excerpt(name)}; try nvcc or nvrtc")
     found = _find(name, *(os.environ.get(variable) for variable in ("KSGEN_NVCC", "PATH", "CUDA_HOME", "NVCC_CCBIN")))
     if isinstance(found, str):
         raise ToolchainError(found)
@@ -126,7 +122,7 @@ def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
     """`sm_80,sm_90a` as targets, each once, in the order given."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
-        raise ToolchainError(f"no target in {text!r}; try sm_90a, or sm_80,sm_90a")
+        raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
     for target in targets:
         check_target(target, compiler)
     return targets
@@ -136,7 +132,7 @@ def check_target(target: str, compiler: CudaCompiler) -> None:
     offered = compiler.targets()
     if target not in offered:
         known = ", ".join(offered)
-        raise ToolchainError(f"{target!r} is no target of {compiler.name} {compiler.version}; it offers {known}")
+        raise ToolchainError(f"{excerpt(target)} is no target of {compiler.name} {compiler.version}; it offers {known}")
 
 
 def compile_error(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
@@ -164,14 +160,21 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 def _keep(text: str, entry: str, log: str) -> Path | None:
     """A refused source and its log, where the user finds them; the same source always lands in the same file."""
     name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    for folder in (paths.cache_dir() / "failed", Path(tempfile.gettempdir())):
+    for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
+            folder = folder or Path(tempfile.gettempdir())
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(exist_ok=True)
             write(folder / f"{name}.log", log)
             write(kept := folder / f"{name}.cu", text)
             return kept
     return None
+
+
+def _install_hint() -> str:
+    from ksgen.install import install_line  # reads the distribution's metadata
+
+    return f"{install_line('cuda')} brings NVRTC; {install_line('nvcc')} brings nvcc, to use beside g++"
 
 
 @functools.lru_cache
@@ -188,8 +191,8 @@ def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     if name != "nvcc" and _has_nvrtc():
         return Nvrtc()
     if nvcc:
-        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {INSTALL_HINT}"
-    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {INSTALL_HINT}"
+        return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {_install_hint()}"
+    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {_install_hint()}"
 
 
 def _find_nvcc(path: str | None, home: str | None) -> Nvcc | None:
@@ -226,10 +229,22 @@ def _nvcc_targets(path: str) -> tuple[str, ...]:
 
 
 def _ask(path: str, question: str, answer: str) -> list[str]:
-    said = current_children.get().run((path, question)).log
+    with _temporary_folder(path) as folder:
+        said = current_children.get().run((path, question), folder).log
     if not (found := re.findall(answer, said)):
-        raise ToolchainError(f"{path} {question} says {said.strip()!r}; that is not nvcc")
+        raise ToolchainError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
     return found
+
+
+@contextmanager
+def _temporary_folder(what: str) -> Iterator[str]:
+    """For the compiler's own temporary files too: a compiler that is killed leaves nothing behind."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
+            yield folder
+    except OSError as error:
+        named = f"TMPDIR={os.environ['TMPDIR']}" if "TMPDIR" in os.environ else "TMPDIR is not set"
+        raise ToolchainError(f"{what}: no room for temporary files ({error}); {named}; accepted: a folder that takes files") from None
 
 
 def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:
@@ -242,7 +257,7 @@ def _nvrtc() -> ModuleType:
     try:
         from cuda.bindings import nvrtc
     except ImportError as missing:
-        raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {INSTALL_HINT}") from None
+        raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {_install_hint()}") from None
     module: ModuleType = nvrtc
     return module
 
@@ -260,7 +275,7 @@ def _nvrtc_version() -> str:
         _, major, minor = _nvrtc().nvrtcVersion()
     except (RuntimeError, OSError) as missing:  # the bindings load the library at the first call
         reason = next(iter(str(missing).splitlines()), "no reason given")
-        raise ToolchainError(f"cuda-bindings finds no NVRTC ({reason}); {INSTALL_HINT}") from None
+        raise ToolchainError(f"cuda-bindings finds no NVRTC ({reason}); {_install_hint()}") from None
     return f"{major}.{minor}"
 
 

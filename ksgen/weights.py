@@ -8,7 +8,7 @@ what can be noticed against that promise is refused at every use.
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ksgen.arrays import ArrayView, stream_handle, view
 from ksgen.devices.base import Buffer, Device, Stream, uploaded
@@ -60,6 +60,12 @@ class Weights:
     owner: Any = None  # keeps the canonical memory alive
     seen: Seen | None = None  # of the tensor that they came from
     _packed: dict[str, Buffer] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Weights({self.pattern}, {self.dtype}, packed on {self.device.name})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
     def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
         """The packed weights of a plan, complete for every stream: packing is waited for, once."""

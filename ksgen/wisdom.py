@@ -22,8 +22,10 @@ from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
 from ksgen.files import read, write
 from ksgen.paths import resource, wisdom_dir
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.values import excerpt
+from ksgen.words import counted
 
 MOST_BATCH = 2**63 - 1
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
@@ -98,6 +100,9 @@ class Wisdom:
             known = self._by_kernel.setdefault(entry.kernel, {})
             if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
                 known[entry.batch] = entry
+
+    def __repr__(self) -> str:
+        return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at
@@ -227,10 +232,7 @@ def _content(text: str, source: str) -> Any:
 
 def _rows(content: Any, source: str) -> list[tuple[str, Any]]:
     """The file's entries as JSON has them, each with its place."""
-    try:
-        rows = content["entries"]
-    except (KeyError, TypeError) as error:
-        raise _damaged(source, error) from error
+    rows = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(rows, list):
         raise _damaged(source, f"entries is {excerpt(rows)}, not a list")
     return [(f"{source}: entry {number}", row) for number, row in enumerate(rows, start=1)]
@@ -245,7 +247,9 @@ def _entry(row: Any, where: str) -> Entry:
         return Entry.from_json(row)
     except KeyError as error:
         raise KsgenError(f"{where}: {excerpt(error.args[0])} is missing; delete that line and tune again") from error
-    except (TypeError, ValueError, AttributeError, RecursionError, PatternError, SpecError, ConstantsError) as error:
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise KsgenError(f"{where}: {excerpt(row)} is not an entry; delete that line and tune again") from error
+    except (ValueError, PatternError, SpecError, ConstantsError) as error:
         # Shortened, and in one line: it can hold the file's own words.
         raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 

@@ -61,7 +61,7 @@ def stages(folder: Path) -> tuple[Stage, ...]:
 def run(folder: Path, end: float) -> Iterator[Outcome]:
     """Every stage, each within what is left until `end`."""
     if find_spec("torch") is None:
-        yield Outcome(Stage("benchmarks", (), 0), "not run: they need PyTorch: pip install 'ksgen[bench]'")
+        yield Outcome(Stage("benchmarks", (), 0), "not run: they need PyTorch: pip install -e '.[bench]'")
         return
     for stage in stages(folder):
         left = min(stage.seconds, end - monotonic())

@@ -109,9 +109,9 @@ def test_gaps_and_read_only_memory_are_reported():
 @pytest.mark.parametrize(
     ("array", "told"),
     [
-        ([1.0, 2.0], "weights is a list; give a NumPy array, a PyCUDA GPUArray"),
+        ([1.0, 2.0], "weights is a list; give np.asarray.*, or a NumPy array, a PyCUDA GPUArray"),
         (3.0, "weights is a float; give a NumPy array"),
-        (None, "weights is a NoneType; give a NumPy array"),
+        (None, "weights is None; give a NumPy array"),
         (np.float32(3), r"weights is a numpy\.float32; give a NumPy array"),
         (np.ma.zeros(3), r"weights is a numpy\.ma\.MaskedArray; give a NumPy array"),
         (np.zeros(3, complex), "weights is of complex128; give float32, float64, float16, bfloat16"),

@@ -17,11 +17,12 @@ from ksgen.bench.roster import OTHERS, OURS
 from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
+from ksgen.install import install_line
 from ksgen.pattern import Pattern
 from ksgen.spec import paper_patterns, stratified
 from tests.bench_rows import row, rows_of
 
-pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install 'ksgen[bench]'")
+pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
 
 
 @pytest.fixture(scope="module")
@@ -293,8 +294,7 @@ def test_no_matplotlib_is_one_line_and_markdown_needs_none(rows: list[Row], tmp_
     done = invoke(str(path))
     assert isinstance(done.exception, KsgenError)
     assert (
-        str(done.exception)
-        == "pictures need matplotlib, which cannot be imported (No module named 'matplotlib'); pip install 'ksgen[bench]'"
+        str(done.exception) == f"pictures need matplotlib, which cannot be imported (No module named 'matplotlib'); {install_line('bench')}"
     )
     assert invoke(str(path), "--markdown", "-").exit_code == 0
 
@@ -307,3 +307,9 @@ def test_a_report_needs_no_pytorch(rows: list[Row], tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "bench", "report", "rows.csv", "--markdown", "-"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke()
+    assert str(done.exception) == "paper.jsonl: cannot be read (No such file or directory)"

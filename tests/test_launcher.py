@@ -165,11 +165,11 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
     y = ChainLauncher(first, then)(x, [weights, more], bias=bias, activation="relu")
     middle = reference.multiply(PATTERN, x, weights, "bsf")
     check(y, middle, more, bias=bias, activation="relu")
-    with pytest.raises(LaunchError, match="got 1 weight arrays; 2 are needed, one a factor"):
+    with pytest.raises(LaunchError, match="got 1 weight array; 2 are needed, one a factor"):
         ChainLauncher(first, then)(x, [weights])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)
-    with pytest.raises(PatternError, match="accepted: one Pattern or more"):
+    with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers, one an argument"):
         ChainLauncher()
 
 
@@ -954,7 +954,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         ("out", {"out": y[:3].copy()}, r"got out of shape \(3, 54\)"),
         ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
         ("overlap", {"x": both[: x.size].reshape(x.shape), "out": both[x.size - 8 : -8].reshape(y.shape)}, "out shares memory with x"),
-        ("list", {"x": x.tolist()}, "x is a list; give a NumPy array"),
+        ("list", {"x": x.tolist()}, "x is a list; give np.asarray.*, or a NumPy array"),
         ("stream", {"stream": "fast"}, "stream is a str; give a CUDA stream's handle"),
     ]
 

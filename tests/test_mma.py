@@ -100,7 +100,9 @@ def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:
 def test_float32_grade_sums_are_promoted() -> None:
     for layout in LAYOUTS:
         assert MMA.default(kernel("tf32x3", layout), GPU).promote == 32
-        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 32, 4)), GPU).promote == 0
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 47, 4)), GPU).promote == 16
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 16, 4)), GPU).promote == 0
+        assert [MMA.default(kernel("fp16x3", layout, Pattern(1, 48, c, 4)), GPU).promote for c in (32, 33, 64, 65)] == [0, 32, 0, 64]
         assert MMA.default(kernel("tf32", layout), GPU).promote == 0
 
 
@@ -177,6 +179,33 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
     if precision in ("float16", "bfloat16"):  # as good as the exact sum rounded once
         once = exact.astype(y.dtype).astype(np.float64)
         assert error < 1.01 * np.linalg.norm(once - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma_registers"])
+@pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
+@pytest.mark.parametrize("precision", ["tf32x3", "fp16x3"])
+def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precision: str, layout: str, d: int, family: str) -> None:
+    for c in (2, 4, 6, 9, 17, 20, 24, 33, 47, 48, 64, 65):
+        each = kernel(precision, layout, Pattern(1, 32, c, d))
+        if not family_named(family).serves(each, GPU):  # then another family does, at last in plain float32
+            assert c < 17 or family != "mma"
+            continue
+        problem = make_problem(each, 64)
+        y = multiply(problem, source_of(family, each), in_emulator())
+        x, y = (array.astype(np.float64) if layout == "bsf" else array.T.astype(np.float64) for array in (problem.x, y))
+        x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(np.float64)
+        sequential, exact = np.zeros(y.shape, np.float32), np.einsum("scj,kcj->skj", x, w)
+        for term in range(c):
+            sequential = (sequential + x[:, None, term] * w[None, :, term]).astype(np.float32)
+        ratio = np.linalg.norm(y - exact) / np.linalg.norm(sequential - exact)
+        assert ratio < 2, (c, ratio)
+
+
+def test_few_inputs_are_multiplied_in_plain_float32() -> None:
+    for precision, least in (("tf32x3", 17), ("fp16x3", 4)):
+        for target in ("sm_80", "sm_90a"):
+            assert family_for(kernel(precision, pattern=Pattern(1, 64, least - 1, 4)), cuda_limits(target)).name == "simt"
+            assert family_for(kernel(precision, pattern=Pattern(1, 64, least, 4)), cuda_limits(target)).name == "mma"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -286,7 +286,7 @@ def test_the_packages_that_the_cpu_driver_lacks_are_named(monkeypatch):
 
 def test_other_processors_are_told_to_install_a_driver(monkeypatch):
     monkeypatch.setattr(opencl_drivers.platform, "machine", lambda: "aarch64")
-    assert opencl_drivers.install_line("tbb") == "install your device's OpenCL driver, or PoCL"
+    assert opencl_drivers.packages_line("tbb") == "install your device's OpenCL driver, or PoCL"
 
 
 def test_a_driver_that_cannot_be_loaded_is_told(monkeypatch, tmp_path):
@@ -332,4 +332,5 @@ def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
     assert (done.returncode, "passed" in done.stdout, left) == (0, True, []), done.stderr
     assert done.stderr.count("ksgen works without its cache, and compiles again next time") == 1
     assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 2  # the warning, and the line that it comes from
+    told = [line for line in done.stderr.splitlines() if not line.startswith("others keep ")]  # of a busy machine
+    assert len(told) == 2  # the warning, and the line that it comes from

@@ -145,7 +145,7 @@ def test_a_batch_that_is_taken_in_parts_gives_the_same(layout: str, monkeypatch:
     x, weights, bias, residual = draw(1, (17, pattern.in_features), pattern.shape, (12,), (17, 12))
     x, residual = in_layout(x, layout), in_layout(residual, layout)
     whole = multiply(pattern, x, weights, layout, bias=bias, activation="gelu", residual=residual)
-    monkeypatch.setattr(reference, "_ELEMENTS_AT_ONCE", 5 * (pattern.in_features + pattern.out_features))
+    monkeypatch.setattr(reference, "ELEMENTS_AT_ONCE", 5 * (pattern.in_features + pattern.out_features))
     parts = multiply(pattern, x, weights, layout, bias=bias, activation="gelu", residual=residual)
     np.testing.assert_allclose(parts, whole, rtol=1e-13)
 

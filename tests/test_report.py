@@ -20,7 +20,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.tuning.candidates import MOST_ROWS, counted, microseconds, reasons, table_of
+from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
 from ksgen.tuning.sections import sections_of
 from ksgen.tuning.trials import Trial
 
@@ -182,7 +182,7 @@ def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install 'ksgen\[tune\]'"):
+    with pytest.raises(KsgenError, match=r"pictures need matplotlib, which cannot be imported \(.*\); pip install .*\[tune\]"):
         write_report(some_trials(4), tmp_path / "r.html")
     with pytest.raises(KsgenError, match="pictures need matplotlib"):
         check_report(tmp_path / "r.html")
@@ -292,7 +292,7 @@ def test_reasons_are_counted_and_short() -> None:
     assert len(reasons(pruned)) == 9
     (long,) = reasons([replace(pruned[0], reason="word " * 1000)])
     assert len(long) < 320
-    assert counted(pruned) == "23 pruned"
+    assert by_state(pruned) == "23 pruned"
 
 
 def test_figures_have_three_digits() -> None:

@@ -99,7 +99,10 @@ def test_packaged_toolkits_newest_first(monkeypatch, tmp_path):
 
 
 def test_no_compiler_says_how_to_get_one(alone):
-    with pytest.raises(ToolchainError, match=r"no CUDA compiler found \(KSGEN_NVCC.*pip install 'ksgen\[cuda\]'"):
+    with pytest.raises(
+        ToolchainError,
+        match=r"no CUDA compiler found \(KSGEN_NVCC.*pip install .*\[cuda\].* brings NVRTC; pip install .*\[nvcc\].* brings nvcc",
+    ):
         find_compiler()
 
 
@@ -343,3 +346,17 @@ def is_gone(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
+    """Python takes another folder where it finds one; nvcc by itself would fail."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\ntest -d "$TMPDIR" && echo "release 13.0, V13.0.88"\n')
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert Nvcc(str(nvcc)).version == "13.0.88"
+    toolchain._nvcc_version.cache_clear()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(ToolchainError, match=r"no room for temporary files \(.*\); TMPDIR=.*none; accepted: a folder that takes files"):
+        _ = Nvcc(str(nvcc)).version

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen import reference  # noqa: E402  (after the skip)
 from ksgen.errors import LaunchError  # noqa: E402

@@ -20,7 +20,7 @@ from torch.nn.utils import parameters_to_vector, parametrize, vector_to_paramete
 from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.plan import Plan  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
-from ksgen.torch import KSLinear, freeze, frozen, multiply, products, thaw  # noqa: E402
+from ksgen.torch import KSLinear, choice, freeze, frozen, multiply, products, thaw  # noqa: E402
 from ksgen.torch.backends import BACKENDS, NAMES, multiply_by  # noqa: E402
 from tests.torch_cases import error, matrix, truth, use_kernels  # noqa: E402
 

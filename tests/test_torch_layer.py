@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
+from ksgen.install import install_line  # noqa: E402
 from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, choice  # noqa: E402
@@ -321,7 +322,7 @@ def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: ksgen.torch needs PyTorch 2.4 or later: pip install 'ksgen[torch]'"
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}"
     (tmp_path / "torch.py").write_text("class library: pass\n__version__ = '2.3.1'\n")
     done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
     assert "ImportError: ksgen.torch needs PyTorch 2.4 or later, and 2.3.1 is installed" in done.stderr

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
 from ksgen.spec import load  # noqa: E402

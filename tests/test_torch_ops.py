@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'ksgen[torch]'")
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402  (after the skip)
 from torch.func import grad, jacrev, vmap  # noqa: E402

@@ -43,7 +43,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     done = tune(*SMALL, "--budget", "4", "--report", str(home / "out.html"))
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
-    assert re.search(r"1 of 1 kernels on .*, batch 70: launchers take them from now on\.", done.stdout)
+    assert re.search(r"1 of 1 kernel on .*, batch 70: launchers take them from now on\.", done.stdout)
     assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
     assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr
     assert "4 candidates" in done.stderr
@@ -61,9 +61,9 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
     assert [(each["layout"], each["candidates"], each["measured_now"]) for each in first["kernels"]] == [("bsf", 2, 2), ("bsl", 2, 2)]
     assert not first["stopped"]
     for each in first["kernels"]:
-        assert each["measured"]["median_us"] > 0
+        assert each["median_us"] > 0
         assert each["complete"]
-        assert each["share_of_floor"] > 0
+        assert each["doubt"] or each["share_of_floor"] > 0
         assert each["default_us"] > 0
     again = json.loads(tune(*arguments).stdout)
     assert [each["measured_now"] for each in again["kernels"]] == [0, 0]
@@ -93,7 +93,7 @@ def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
     spec = ("--spec", str(home / "training.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "1")
     tuned = tune(*spec, "--family", "gradient", "--json")
     assert [each["job"] for each in json.loads(tuned.stdout)["kernels"]] == ["gradient"]
-    assert "2 of 3 kernels are left out: gradient does not serve them here" in tuned.stderr
+    assert "left out, as gradient does not serve them here: 2 of 3 kernels" in tuned.stderr
     for arguments in ((*spec, "--family", "mma"), (*SMALL, "--family", "gradient")):
         refused = tune(*arguments)
         assert isinstance(refused.exception, KsgenError)
@@ -149,14 +149,14 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
             break
     assert child.wait() == 0
     text = seen.decode()
-    for word in ("0 of 1 kernels tuned", "best, us", "of floor", "time left", "simt: tile_batch="):
+    for word in ("0 of 1 kernel tuned", "best, us", "of floor", "time left", "simt: tile_batch="):
         assert word in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((), KsgenError, "name what to tune: --pattern A,B,C,D, or --spec FILE"),
+        ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
         (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
@@ -177,7 +177,7 @@ def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) 
     for arguments, message in (
         (("--family", "magic"), "unknown kernel family 'magic'"),
         (("--family", "mma"), "mma does not serve it on "),
-        (("--batch", str(10**12)), "the arrays of ks_2x24x9x3_float32_bsf take"),
+        (("--batch", str(10**12)), "checking ks_2x24x9x3_float32_bsf takes 2160031.2 GB"),
     ):
         assert message in str(tune(*SMALL, *arguments).exception)
     (home / "file").write_text("")

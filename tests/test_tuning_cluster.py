@@ -173,5 +173,5 @@ def test_an_address_that_is_none_is_refused_at_once_and_alone(address: str, why:
         [sys.executable, "-m", "ksgen", "tune", "--pattern", "1,2,3,4", "--scheduler", address], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"KsgenError: --scheduler {address}: no Dask scheduler answers there ({why}")
+    assert done.stderr.startswith(f"ksgen: --scheduler {address}: no Dask scheduler answers there ({why}")
     assert done.stderr.count("\n") == 1

@@ -140,8 +140,10 @@ def test_what_each_kind_serves() -> None:
     assert served("float16", "bsf", (2, 5, 7, 3)) == []  # rows of 42 bytes
     assert served("float16", "bsf", (2, 5, 8, 13)) == []  # too many j to sum side by side, and no whole chunks of them
     assert served("tf32", "bsf", (2, 5, 8, 11)) == ["wgmma_registers"]  # by one warpgroup
-    assert served("tf32x3", "bsf", (2, 5, 8, 11)) == []  # two parts of 11 j exceed even its registers
-    assert served("tf32x3", "bsl", (2, 5, 3, 7)) == ["wgmma_registers"]
+    assert served("tf32x3", "bsf", (2, 5, 48, 11)) == []  # two parts of 11 j exceed even its registers
+    assert served("tf32x3", "bsl", (2, 5, 17, 7)) == ["wgmma_registers"]
+    assert served("tf32x3", "bsl", (2, 5, 16, 7)) == []  # too few inputs for operands in parts
+    assert served("tf32x3", "bsf", (2, 5, 40, 1)) == []  # a stage is longer than sums may go without promotion
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []
     assert not any(family.serves(kernel(), cuda_limits(target)) for family in (SHARED, REGISTERS) for target in ("sm_80", "sm_100a"))
     gradients = [replace(kernel(layout=layout), job="gradient") for layout in LAYOUTS]

@@ -116,7 +116,9 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
     ("damage", "message"),
     [
         (lambda text: text[:40], "file: not a wisdom file"),
-        (lambda text: "[]", "file: not a wisdom file"),
+        (lambda text: "[]", "file: not a wisdom file (entries is None, not a list)"),
+        (lambda text: "5", "file: not a wisdom file (entries is None, not a list)"),
+        (lambda text: '{"device": "gpu", "entries": [5]}', "file: entry 1: 5 is not an entry; delete that line and tune again"),
         (
             lambda text: text.replace('"simt"', '"magic"'),
             f"file: entry 1: unknown kernel family 'magic'; known: {', '.join(FAMILIES)}; delete",
@@ -131,7 +133,7 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         ),
         (lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400), "file: entry 1: a constant above 2147483647"),
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
-        (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: 'list' object is not a mapping"),
+        (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
         (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
         (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
         (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),

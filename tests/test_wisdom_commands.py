@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,7 @@ def test_show_lists_what_launchers_go_by(folders: tuple[Path, Path]) -> None:
         f"    simt: {CONSTANTS}",
     ]
     rows = json.loads(said("show", "--device", "h200", "--json"))
-    assert [(row["device"], row["batch"], row["stale"], row["measured"]["median_us"]) for row in rows] == [
+    assert [(row["device"], row["batch"], row["stale"], row["median_us"]) for row in rows] == [
         ("NVIDIA H200", 64, False, 5.0),
         ("NVIDIA H200", 1000, True, 7.0),
     ]
@@ -89,9 +89,9 @@ def test_show_groups_by_the_version_that_measured(folders: tuple[Path, Path]) ->
     file_of(folders[1], "nvidia-h200.json", newer, replace(entry(2.0, 2), measured={"template": PRESENT}))
     lines = said("show").splitlines()
     assert [line for line in lines if line.startswith("NVIDIA")] == [
-        "NVIDIA H200, by ksgen 0.1.0: 1 entries, none stale",
-        "NVIDIA H200, by ksgen 0.2.0: 1 entries, none stale",
-        "NVIDIA H200, by ksgen of no version: 1 entries, none stale",
+        "NVIDIA H200, by ksgen 0.1.0: 1 entry, none stale",
+        "NVIDIA H200, by ksgen 0.2.0: 1 entry, none stale",
+        "NVIDIA H200, by ksgen of no version: 1 entry, none stale",
     ]
     assert f"  {KERNEL.name} batch 1         of unknown time" in lines
 
@@ -153,7 +153,7 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
         f"NVIDIA H200, {KERNEL.name} batch 512: measured, unknown and 2.0 us",
         f"NVIDIA H200, {OTHER.name} batch 64: only in the second, 4.0 us",
         f"  second: simt: {CONSTANTS}",
-        "1 entries are the same, 4 differ",
+        "the same: 1 entry; different: 4",
     ]
     rows = json.loads(said("diff", first, second, "--json"))
     assert [(row["kernel"], row["batch"], row["what"], row["ratio"]) for row in rows] == [
@@ -164,7 +164,7 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
     ]
     assert rows[3]["first"] is None
     assert rows[0]["second"]["constants"]["stages"] == 4
-    assert said("diff", first, first) == "4 entries are the same, 0 differ\n"
+    assert said("diff", first, first) == "the same: 4 entries; different: 0\n"
 
 
 def test_what_is_exported_can_be_imported_elsewhere(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(PLANNER, "_wisdom", {})
     arguments = ["show", "1,64,48,2", "--batch", "64", "--json"]
     (known,) = json.loads(CliRunner().invoke(cli, [*arguments, "--device", "opencl"]).stdout)["patterns"]
-    assert known["constants"] == str(guess.constants)
+    assert known["constants"] == asdict(guess.constants)
     assert known["chosen_by"] == "wisdom of another template version, a first guess: tune again; measured at batch 64"
     (portable,) = json.loads(CliRunner().invoke(cli, arguments).stdout)["patterns"]
     assert portable["chosen_by"] == "the family's default for every GPU since sm_80"

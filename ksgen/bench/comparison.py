@@ -1,6 +1,6 @@
 """Who was faster, by how much, in how many patterns: arithmetic over rows. Never how it is shown.
 
-Only accurate results count. A contender's time is that of its best variant: ours of any family and constants.
+Only accurate results whose times can be trusted count. A contender's time is that of its best variant: ours of any family and constants.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,8 @@ class Results:
         self._times: dict[str, dict[str, dict[str, float]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
         for row in self.rows:
             us = row.median_us
-            if us is None or not (row.counts or (row.status == OK and row.error is None)):  # the latter: parts, which have no result
+            is_part = row.status == OK and row.error is None  # of a product: it has no result to err
+            if us is None or row.doubt or not (row.counts or is_part):
                 continue
             for name in (row.implementation, *([UNTUNED] if row.variant == "default" else [])):
                 for layout in (row.layout, BEST):

@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
+from time import monotonic
 from typing import Any
 
 import torch
@@ -93,24 +95,32 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
         able = families_for(kernel, limits, job.batch)
         defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
-            defaults = [each for each in defaults if operand_of(kernel, each.constants)]
+            on_cores = [each for each in defaults if operand_of(kernel, each.constants)]
+            defaults = on_cores if on_cores or arithmetic != job.precision else defaults
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
-        if all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
+        if chosen.from_wisdom and all((chosen.family, chosen.constants) != (each.family, each.constants) for each in defaults):
             yield _our(job, device, arithmetic, chosen, "tuned")
 
 
-def tune(job: Job, device: Device, budget: str) -> None:
+def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     """Search for those kernels of ours that wisdom does not know at this batch, or knows of another template version alone;
-    what is found is "tuned" from then on. A search that finds nothing says so, and costs only itself.
+    what is found is "tuned" from then on. A search that finds nothing says so, and costs only itself; a budget of seconds ends at
+    the deadline, on the clock of `monotonic`.
     """
     from ksgen.tuning import tune as search
+    from ksgen.tuning.tuner import parse_budget
 
     selector = f"{device.runtime}:{device.index}"
     for arithmetic in _arithmetics(job, device):
         known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
         if known and known.batch == job.batch and not known.is_stale:
             continue
+        left = deadline - monotonic()
+        if left <= 0:
+            return
+        if (seconds := parse_budget(budget).seconds) and left < seconds:
+            budget = f"{max(left, 0.1):.1f}s"
         try:
             search(job.pattern, precision=arithmetic, layout=job.layout, batch=job.batch, budget=budget, device=selector)
         except ToolchainError:  # no search can run

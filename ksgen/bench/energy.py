@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksgen.bench.log import Facts
 from ksgen.errors import KsgenError
+from ksgen.install import install_line
 
 if TYPE_CHECKING:
     from ksgen.bench.timing import Timed
@@ -23,7 +24,6 @@ LEAST_UPDATES = 20  # of the count, or samples, in one measurement: 5 % of resol
 SAMPLE_SECONDS = 0.01
 IDLE_SECONDS = 3.0
 SETTLE_SECONDS = 1.0  # until a GPU that has just worked is idle
-INSTALL = "pip install 'ksgen[bench]'"
 
 
 class EnergyError(KsgenError):
@@ -52,7 +52,7 @@ def open_nvml() -> Any:
     try:
         import pynvml
     except ModuleNotFoundError as error:
-        raise EnergyError(f"measuring energy needs NVML's Python module: {INSTALL}") from error
+        raise EnergyError(f"measuring energy needs NVML's Python module: {install_line('bench')}") from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ksgen.pattern import Pattern
 from ksgen.ranks import rank_correlation
+from ksgen.words import counted
 
 LEAST_PATTERNS = 30  # fewer say nothing
 LEAST_GAIN = 0.05  # of the rank correlation, for a rule to be called better than the paper's
@@ -76,7 +77,7 @@ def _says(judged: Sequence[Judged], patterns: int, is_gpu: bool) -> str:
     if not is_gpu:
         return "No claim: these are not a GPU's results."
     if patterns < LEAST_PATTERNS:
-        return f"No claim: {patterns} patterns, and at least {LEAST_PATTERNS} are needed."
+        return f"No claim: {counted(patterns, 'pattern')}, and at least {LEAST_PATTERNS} are needed."
     if best.correlation < papers.correlation + LEAST_GAIN:
         return f"{PAPERS.says} predicts as well as any rule here: rank correlation {papers.correlation:.2f}."
     return f"{best.rule.says} predicts better than {PAPERS.says}: rank correlation {best.correlation:.2f} against {papers.correlation:.2f}."

@@ -12,6 +12,7 @@ from torch import Tensor
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.published import published
 from ksgen.torch.models import VIT_S16, Shape, Vision, VisionTransformer
+from ksgen.trust import Watch, doubt_of_ratio
 
 MODELS = {  # as the paper names them
     "ViT-S/16": (VIT_S16, Vision()),
@@ -31,10 +32,13 @@ class Share:
     layers_s: float  # of all of them
     share: float
     paper: float | None
+    others_share: float | None = None  # of the processors, that others took meanwhile
+    doubt: str = ""  # why the share says nothing; empty where it can be trusted
 
 
 def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
     """A share for each model and precision; one model at a time is in memory."""
+    watch = Watch()
     for name in names:
         for precision in precisions:
             shape, ends = MODELS[name]
@@ -43,8 +47,11 @@ def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.de
             with torch.inference_mode():
                 seconds = seconds_in_turn(_calls(model, shape, batch), repeats, where)
             whole, up, down = (Spread.of(seconds[each]).median for each in ("whole", "up", "down"))
-            layers = shape.depth * (up + down)
-            yield Share(name, precision, whole, layers, layers / whole, published()["vit_linear_share"][name].get(precision))
+            layers, others = shape.depth * (up + down), watch.others_share()
+            rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
+            shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
+            why, paper = doubt_of_ratio(shares, others if where.type == "cpu" else None), published()["vit_linear_share"][name]
+            yield Share(name, precision, whole, layers, layers / whole, paper.get(precision), others, why)
 
 
 def _calls(model: VisionTransformer, shape: Shape, batch: int) -> dict[str, Callable[[], Tensor]]:

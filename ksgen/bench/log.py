@@ -16,7 +16,7 @@ from typing import Any
 
 from ksgen.errors import KsgenError
 from ksgen.files import read
-from ksgen.pattern import excerpt
+from ksgen.values import excerpt
 
 Facts = dict[str, Any]
 MOST_BYTES_OF_FILE = 2**28  # two million lines
@@ -70,9 +70,8 @@ def read_log(path: Path) -> Content:
         try:
             content.take(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise KsgenError(
-                f"{path}:{number}: not a line of `ksgen bench` ({type(error).__name__}: {excerpt(str(error))}); delete that line"
-            ) from error
+            found = excerpt(line.decode(errors="replace"))
+            raise KsgenError(f"{path}:{number}: not a line of `ksgen bench` ({found}); delete that line") from error
     return content
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.torch import models
 from ksgen.torch.layer import KSLinear, freeze
+from ksgen.trust import Watch, doubt_of_ratio
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,14 @@ class Row:
     sparse_s: Spread
     ratio: Spread
     paper_ratio: float | None
+    others_share: float | None = None  # of the processors, that others took meanwhile
+    doubt: str = ""  # why the ratio says nothing; empty where it can be trusted
 
 
 def measure(job: Job) -> Iterator[Row]:
     """A row for every precision, module and backend. Dense and sparse take turns; nothing is trained or recorded, so that sparse
     layers are frozen: their weights are prepared once."""
+    watch, on_processors = Watch(), job.device.type == "cpu"
     for precision in job.precisions:
         variants = _variants(job, getattr(torch, precision))
         for name, module in MODULES.items():
@@ -73,10 +77,11 @@ def measure(job: Job) -> Iterator[Row]:
             with torch.no_grad():  # PyTorch's sparse products fail in inference mode
                 seconds = seconds_in_turn(calls, job.repeats, job.device)
             paper = module.paper_ratio if (job.model, precision) == ("vit-s16", "float32") else None
-            dense = seconds.pop(DENSE)
+            dense, others = seconds.pop(DENSE), watch.others_share()
             for backend, sparse in seconds.items():
-                ratio = Spread.of([ours / theirs for ours, theirs in zip(sparse, dense, strict=True)])
-                yield Row(name, precision, backend, Spread.of(dense), Spread.of(sparse), ratio, paper)
+                ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
+                why = doubt_of_ratio(ratios, others if on_processors else None)
+                yield Row(name, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
 
 
 def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:

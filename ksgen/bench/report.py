@@ -21,6 +21,7 @@ from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from ksgen.words import counted
 
 RATIO = "(b+c)/(bc)"
 FASTER = "times as fast"
@@ -124,7 +125,7 @@ def _closing(rows: Sequence[Row], with_figures: bool = True) -> list[Section]:
             groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
             energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
     rest = Section("Beside the authors", "", [tables.authors(rows)])
-    trust = Section("What is right, and what is missing", "", [tables.errors(rows), tables.absent(rows)])
+    trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
     return [section for section in (energy, rest, trust) if any(table.rows for table in section.tables)]
 
 
@@ -137,7 +138,8 @@ def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:
             verdict = judge(ratios, is_gpu)
             lines = tuple((each.rule.says, f"{each.correlation:.2f}", tables.percent(each.accuracy)) for each in verdict.judged)
             title = f"What predicts the gain, {precision}, {tables.LAYOUT_WORDS[layout]}"
-            wins = f"Ours wins in {verdict.wins} of {verdict.patterns} patterns; a pattern is judged by a threshold found on the others."
+            patterns = counted(verdict.patterns, "pattern")
+            wins = f"Ours wins in {verdict.wins} of {patterns}; a pattern is judged by a threshold found on the others."
             found.append(Table(title, ("rule", "rank correlation with the gain", "wins foretold"), lines, f"{verdict.says} {wins}"))
     return found
 

@@ -24,11 +24,15 @@ class Comparison:
 COMPARISONS = {
     each.name: each
     for each in (
-        Comparison("float32", "float32's accuracy: TF32 is off for the baselines", ("float32", "tf32x3"), "float32"),
+        Comparison(
+            "float32", "errors as small as float32's, or twice that: TF32 is off for the baselines", ("float32", "tf32x3"), "float32"
+        ),
         Comparison("tf32", "float32 arrays with TF32 allowed on both sides", ("tf32",), "tf32", allows_tf32=True),
         Comparison("float16", "float16, summed in float32", ("float16",), "float16"),
         Comparison("bfloat16", "bfloat16, summed in float32", ("bfloat16",), "bfloat16"),
-        Comparison("fp16x3", "float32's accuracy in float16's range, beside float32 baselines", ("fp16x3",), "float32"),
+        Comparison(
+            "fp16x3", "errors as small as float32's, or twice that, in float16's range, beside float32 baselines", ("fp16x3",), "float32"
+        ),
     )
 }
 USUAL = ("float32", "float16", "tf32", "bfloat16")  # the most telling first

@@ -14,7 +14,9 @@ from typing import Any, get_type_hints
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
 from ksgen.errors import KsgenError
 from ksgen.files import read, replaced
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
+from ksgen.trust import doubt
+from ksgen.values import excerpt
 
 OK = "ok"
 
@@ -42,6 +44,8 @@ class Row:
     quartile1_us: float | None
     quartile3_us: float | None
     slowest_us: float | None
+    others_share: float | None  # of the processors, that others took meanwhile
+    doubt: str  # why the median says nothing; empty where it can be trusted
     error: float | None  # relative, Frobenius, against float64
     tolerance: float | None
     checked: int  # batch entries that were compared
@@ -74,7 +78,7 @@ class Row:
 
     @property
     def counts(self) -> bool:
-        return self.status == OK and self.median_us is not None and self.is_accurate
+        return self.status == OK and self.median_us is not None and self.is_accurate and not self.doubt
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -87,6 +91,9 @@ def row_of(contender: Contender) -> Row:
     times = sorted(each["us"] for each in contender.measurements if "us" in each)
     joules = [each["joule"] for each in contender.measurements if "joule" in each]
     idle = [each["idle_watt"] for each in contender.measurements if "idle_watt" in each]
+    others = [each["others_share"] for each in contender.measurements if each.get("others_share") is not None]
+    others_share = median(others) if others else None
+    on_processors = facts.get("runtime") == "opencl"  # else a GPU's clock counts, and the host's load is not in it
     floor, middle = facts.get("floor_us"), median(times) if times else None
     derived: Facts = {
         "measurements": len(times),
@@ -96,6 +103,8 @@ def row_of(contender: Contender) -> Row:
         "quartile1_us": _quantile(times, 0.25),
         "quartile3_us": _quantile(times, 0.75),
         "slowest_us": times[-1] if times else None,
+        "others_share": others_share,
+        "doubt": doubt(times, others_share if on_processors else None),
         "share_of_floor": floor / middle if floor and middle else None,
         "energy_measurements": len(joules),
         "joule": median(joules) if joules else None,

@@ -6,7 +6,7 @@ Goes on where a log ends. What cannot run becomes a line with its reason. Never 
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from time import monotonic
 
@@ -26,9 +26,15 @@ from ksgen.families import family_for, operand_of
 from ksgen.plan import limits_of
 from ksgen.roofline import Ceilings, measure_ceilings
 from ksgen.verify import tolerance
+from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
 _BUILT_AHEAD = 32  # jobs whose kernels are compiled together
+
+
+class _TimeIsUpError(Exception):
+    """Nothing more is compiled."""
+
 
 Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
 
@@ -42,6 +48,7 @@ class Runner:
         self.log, self.device, self.protocol, self.quantity = log, device, protocol, quantity
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
+        self._longest: dict[str, float] = {}  # seconds that a contender's check took, by implementation
         if self.where.type == "cuda":
             torch.cuda.set_device(self.where)  # for events, and what keeps it busy
         before = log.content.run.get("device", device.name)
@@ -56,7 +63,7 @@ class Runner:
         while chunk := list(islice(waiting, 1 if self.protocol.tune else _BUILT_AHEAD)):
             if self.protocol.tune and OURS in self.protocol.names and self._in_time():
                 self.report(done, len(jobs), f"searching for {chunk[0].key}")
-                tune(chunk[0], self.device, self.protocol.tune)
+                tune(chunk[0], self.device, self.protocol.tune, self.deadline)
             todo = {job: self._undone(job) for job in chunk}
             self._build([each for some in todo.values() for each in some], done, len(jobs))
             for job in chunk:
@@ -68,6 +75,10 @@ class Runner:
 
     def _in_time(self) -> bool:
         return monotonic() < self.deadline
+
+    def _is_time_for(self, contender: Contender) -> bool:
+        """Whether it is likely to be checked in time: as long as any of its kind took, which is seconds where something is compiled."""
+        return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _undone(self, job: Job) -> list[Contender]:
         return [each for each in contenders(job, self.device, self.protocol.names) if self._missing(each)]
@@ -85,11 +96,17 @@ class Runner:
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
         """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
         sources = [each.source() for each in wanted if each.source and self._in_time()]
+
+        def check_time(*_: object) -> None:
+            if not self._in_time():
+                raise _TimeIsUpError
+
         if sources:
-            self.report(done, total, f"compiling {len(sources)} kernels")
+            self.report(done, total, f"compiling {counted(len(sources), 'kernel')}")
             compiler = self.device.compiler() if self.device.kind == "opencl" else None
             requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
-            build_many(requests, compiler)
+            with suppress(_TimeIsUpError):  # which ends the compilers that run
+                build_many(requests, compiler, on_done=check_time)
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
         """Whether it was done to the end."""
@@ -103,7 +120,14 @@ class Runner:
                 for each in todo:
                     self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
                 return True
-            ready = [(each, found) for each in todo if (found := self._prepare(each, problem, ceilings[each.arithmetic]))]
+            ready = []
+            for each in todo:
+                if not self._is_time_for(each):
+                    return False
+                begin = monotonic()
+                if found := self._prepare(each, problem, ceilings[each.arithmetic]):
+                    ready.append((each, found))
+                self._longest[each.implementation] = max(monotonic() - begin, self._longest.get(each.implementation, 0.0))
             return self._in_turn(ready, ceilings)
 
     def _problem(self, job: Job) -> Problem:
@@ -114,10 +138,10 @@ class Runner:
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """One measurement of each contender, then the next of each."""
         for _ in range(self.protocol.measurements):
-            if not self._in_time():
-                return False
             for contender, timed in ready:
                 if self._missing(contender):
+                    if monotonic() + timed.runs * timed.once_s > self.deadline:
+                        return False
                     try:
                         facts = self.quantity.measure(timed)
                     except RuntimeError as refused:  # such as memory that others have taken since it was prepared

@@ -9,6 +9,7 @@ from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
 from ksgen.spec import LAYOUTS
+from ksgen.words import counted, spanned
 
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}
 
@@ -42,15 +43,17 @@ def overview(rows: Sequence[Row]) -> Table:
                 lines.append((precision, layout, str(all_others.patterns), *_beats(papers), *_beats(all_others), floor))
     columns = ("precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
+    note += f" {said}" if (said := in_doubt(rows)) else ""
     return Table("Ours beside the others", columns, tuple(lines), note)
 
 
 def setting(rows: Sequence[Row]) -> Table:
     """Where and when; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
-    counted = {"batch": {str(row.batch) for row in rows}, "measurements": _span(row.measurements for row in rows if row.status == OK)}
-    counted |= {"runs in a measurement": _span(row.runs for row in rows if row.status == OK)}
-    facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names} | counted
+    measured = [row for row in rows if row.measurements]
+    facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names}
+    facts |= {"batch": {str(row.batch) for row in rows}, "measurements": {spanned((row.measurements for row in measured), number)}}
+    facts |= {"runs in a measurement": {spanned((row.runs for row in measured), number)}}
     lines = [(name, ", ".join(sorted(filter(None, values)))) for name, values in facts.items()]
     return Table("Where and when", ("", ""), tuple(line for line in lines if line[1]))
 
@@ -142,8 +145,8 @@ def energy(rows: Sequence[Row]) -> Table:
                 paper = f"x{theirs['ratio']:.2f}, {percent(theirs['share'])}" if theirs and label != "everyone" else ""
                 less = percent(sum(ratio < 1 for ratio in ratios) / len(ratios))
                 lines.append((precision, label, str(len(ratios)), f"x{median(ratios):.2f}", less, paper))
-    idle = _span(row.idle_watt for row in rows if row.idle_watt)
-    note = f"Above idle, which was {next(iter(idle))} W. Below x1 ours takes less energy." if idle else ""
+    idle = spanned((row.idle_watt for row in rows if row.idle_watt), number)
+    note = f"Above idle, which was {idle} W. Below x1 ours takes less energy." if idle else ""
     return Table("Energy", ("precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel"), tuple(lines), note)
 
 
@@ -179,6 +182,25 @@ def errors(rows: Sequence[Row]) -> Table:
             lines.append((*key, str(len(checked)), f"{worst:.1e}", str(wrong)))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
     return Table("Errors against float64", columns, tuple(lines), "Relative, Frobenius. What is not accurate counts in no other table.")
+
+
+def in_doubt(rows: Sequence[Row]) -> str:
+    """A sentence about the rows that nothing follows from; empty where there are none."""
+    count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
+    return f"{count} of {counted(timed, 'time')} cannot be trusted, and count in no table." if count else ""
+
+
+def doubted(rows: Sequence[Row]) -> Table:
+    """Times that stand in the file, and that nothing follows from."""
+    some = [row for row in rows if row.doubt]
+    lines = [
+        (row.pattern, row.precision, row.layout, row.implementation, f"{number(row.median_us)}?", number(row.fastest_us), row.doubt)
+        for row in some
+    ]
+    columns = ("pattern", "precision", "layout", "contender", "median, us", "fastest, us", "why")
+    return Table(
+        "Times that cannot be trusted", columns, tuple(lines), "They count in no other table. On a quiet machine, measure them again."
+    )
 
 
 def absent(rows: Sequence[Row]) -> Table:
@@ -240,13 +262,6 @@ def _short(duel: Duel) -> str:
 
 def _times(factor: float | None) -> str:
     return "-" if factor is None else f"x{factor:.2f}"
-
-
-def _span(values: Iterable[float]) -> set[str]:
-    found = sorted(set(values))
-    if not found:
-        return set()
-    return {number(found[0]) if len(found) == 1 else f"{number(found[0])} to {number(found[-1])}"}
 
 
 def _markdown_line(cells: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol as PythonProtocol
 
 from ksgen.bench.contenders import Ready
 from ksgen.bench.log import Facts
+from ksgen.trust import Watch
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,12 @@ class Times:
 
     column = "us"
 
+    def __init__(self) -> None:
+        self._watch = Watch()
+
     def measure(self, timed: "Timed") -> Facts:
-        return {"us": timed.seconds() * 1e6, "runs": timed.runs}
+        us = timed.seconds() * 1e6
+        return {"us": us, "runs": timed.runs, "others_share": self._watch.others_share()}
 
 
 class Timed:

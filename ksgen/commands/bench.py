@@ -1,6 +1,6 @@
 """`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
 
-import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
-from ksgen.commands.common import REPLACED, console, json_option, print_json, progress
+from ksgen.commands.common import REPLACED, console, json_option, json_text, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.model import Job, Row
@@ -57,35 +59,38 @@ def model_command(
     if output:
         check_writable(output)
     job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
+    say_if_busy()
     rows = _measure_all(job)
     if as_json:
         print_json(_report(job, rows))
     else:
         _print(job, rows)
     if output:
-        write(output, json.dumps(_report(job, rows), indent=1) + "\n")
+        write(output, json_text(_report(job, rows)) + "\n")
 
 
 def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ToolchainError("ksgen bench model needs PyTorch; pip install 'ksgen[torch]'") from error
+        from ksgen.install import install_line
+
+        raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import Job
     from ksgen.torch.backends import NAMES
     from ksgen.torch.models import MODELS
 
     if model not in MODELS:
-        raise SpecError(f"model {model!r}; {hint(model, MODELS)}")
+        raise SpecError(f"model {excerpt(model)}; {hint(model, MODELS)}")
 
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         where = torch.device(name)
     except RuntimeError as error:
-        raise DeviceError(f"--device {name!r}; accepted: cpu, cuda, cuda:1") from error
+        raise DeviceError(f"--device {excerpt(name)}; accepted: cpu, cuda, cuda:1") from error
     on_gpu = where.type == "cuda"
     if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
-        raise DeviceError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} GPUs; accepted: cpu, cuda, cuda:1")
+        raise DeviceError(f"--device {name}: PyTorch sees {counted(torch.cuda.device_count(), 'GPU')}; accepted: cpu, cuda, cuda:1")
     batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
     repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
     return Job(model, precisions, _listed("--backend", backend, NAMES), where, batch, GPU_TOKENS if on_gpu else CPU_TOKENS, repeats)
@@ -95,7 +100,7 @@ def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in words:
         if word not in accepted:
-            raise SpecError(f"{option} {word!r}; {hint(word, accepted)}")
+            raise SpecError(f"{option} {excerpt(word)}; {hint(word, accepted)}")
     return words
 
 
@@ -131,18 +136,25 @@ def _print(job: "Job", rows: list["Row"]) -> None:
             table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
         for module, alike in groupby((row for row in rows if row.precision == precision), lambda row: row.module):
             found = list(alike)
-            ratios = (f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
+            ratios = (f"{row.ratio.median:.2f}{'?' * bool(row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
             table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
+    if doubted := [row for row in rows if row.doubt]:
+        click.echo(f"? {len(doubted)} of {counted(len(rows), 'ratio')} cannot be trusted; the first: {doubted[0].doubt}.")
     if is_papers:
         click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")
 
 
 def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
-    from dataclasses import asdict
+    return {**_facts(job), "rows": [_figures(row) for row in rows]}
 
-    return {**_facts(job), "rows": [asdict(row) for row in rows]}
+
+def _figures(row: "Row") -> dict[str, Any]:
+    """With its times in microseconds, as everywhere."""
+    found = asdict(row)
+    times = {f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()} for name in ("dense", "sparse")}
+    return found | times
 
 
 def _facts(job: "Job") -> dict[str, Any]:

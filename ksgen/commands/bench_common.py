@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from math import inf
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import REPLACED, console, find_spec, print_json
+from ksgen.commands.common import REPLACED, console, find_spec, print_json, say_if_busy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.problem import Job
@@ -51,7 +53,7 @@ def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, 
     return parse
 
 
-_LOG = Path("paper.jsonl")
+LOG = Path("paper.jsonl")
 _PRECISIONS = words_from(COMPARISONS, "precision")
 _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
@@ -60,7 +62,7 @@ _OPTIONS = (
         "-o",
         "--output",
         type=click.Path(path_type=Path),
-        default=_LOG,
+        default=LOG,
         show_default=True,
         help=f"A log to go on with; its rows go to a .csv, where {REPLACED}.",
     ),
@@ -71,7 +73,13 @@ _OPTIONS = (
     click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True),
     click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
     click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
-    click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Do what fits into 90s, 8m or 1h."),
+    click.option(
+        "--time-limit",
+        "seconds",
+        type=duration,
+        metavar="TIME",
+        help="Do what fits into 90s, 8m or 1h of the command; what was begun then is ended.",
+    ),
     click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
 )
@@ -92,6 +100,7 @@ class Selection:
     seconds: float | None
     device: str | None
     seed: int
+    begun: float = field(default_factory=monotonic, init=False)
 
     def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
         left = tuple(name for name in self.names or usual if name not in (self.without or ()))
@@ -123,7 +132,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def with_selection(**given: Any) -> Any:
-        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection)})
+        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection) if each.init})
         return function(selection, **given)
 
     for option in reversed(_OPTIONS):
@@ -135,7 +144,7 @@ def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
     """Run what was selected, and write the log's rows beside it."""
-    deadline = monotonic() + (selection.seconds or inf)
+    deadline = selection.begun + (selection.seconds or inf)
     if selection.output.suffix != ".jsonl":
         raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
     from ksgen.bench.facts import run_facts
@@ -146,7 +155,10 @@ def measure(
     device = find_device(selection.device)
     jobs, measured = selection.jobs(device, most_d), quantity(device)
     with Log(selection.output) as log, bar() as report:
-        complete = Runner(log, device, protocol, measured, run_facts(device), deadline, report).run(jobs)
+        runner = Runner(log, device, protocol, measured, run_facts(device), deadline, report)
+        if monotonic() < deadline:
+            say_if_busy()
+        complete = runner.run(jobs)
         if not log.content.contenders:
             raise KsgenError("--time-limit was up before the first measurement; give it more")
     return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
@@ -154,18 +166,21 @@ def measure(
 
 def print_done(done: Done, as_json: bool) -> None:
     """What was measured, in a few lines and one table."""
-    if as_json:
-        print_json({"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]})
-        return
     from ksgen.bench.rows import read_rows
-    from ksgen.bench.tables import energy, overview
+    from ksgen.bench.tables import energy, in_doubt, overview
 
     log = done.files[0]
     rows = read_rows(log)
+    if as_json:
+        facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]}
+        print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) for row in rows)})
+        return
     for table in (overview(rows), energy(rows)):
         if table.rows:
             print_table(table)
-    click.echo(f"{done.complete} of {done.jobs} jobs are complete on {done.device}; rows in {', '.join(map(str, done.files[1:]))}.")
+    click.echo(f"complete on {done.device}: {done.complete} of {counted(done.jobs, 'job')}; rows in {', '.join(map(str, done.files[1:]))}.")
+    if said := in_doubt(rows):
+        click.echo(said)
     if done.complete < done.jobs:
         click.echo("The time was up: the same command goes on from here.")
     click.echo(f"ksgen bench report {log} makes a page of them.")
@@ -182,11 +197,13 @@ def print_table(table: "Table") -> None:
     console().print(shown)
 
 
-def check_library(name: str, needed_for: str, install: str) -> None:
+def check_library(name: str, needed_for: str, extra: str) -> None:
     from importlib.util import find_spec as find_module
 
+    from ksgen.install import install_line
+
     if find_module(name) is None:
-        raise KsgenError(f"{needed_for} needs {name}: {install}")
+        raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
 
 def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:
@@ -203,7 +220,7 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
     else:
         found = [Pattern.parse(word) for word in named.split()]
         if not found:
-            raise PatternError(f"--patterns {named!r}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
+            raise PatternError(f"--patterns {excerpt(named)}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
     return found[:subset]
 
 

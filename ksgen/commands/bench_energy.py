@@ -31,7 +31,7 @@ def command(selection: Selection, measurements: int, long: float, as_json: bool)
       ksgen bench energy --subset 30 --precision float32,float16 --time-limit 30m -o h200.jsonl
       ksgen bench energy --patterns 1,192,48,2 --contenders ksgen,bmm,einsum --measurements 3
     """
-    check_library("torch", "`ksgen bench energy`", "pip install 'ksgen[bench]'")
+    check_library("torch", "`ksgen bench energy`", "bench")
     from ksgen.bench.timing import Protocol
 
     protocol = Protocol(selection.contenders((OURS, *OTHERS)), measurements, most_seconds=MOST_SECONDS, seed=selection.seed)

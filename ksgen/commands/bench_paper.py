@@ -30,7 +30,7 @@ def command(selection: Selection, measurements: int, runs: int, most_seconds: fl
       ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
       ksgen bench report h200.jsonl -o h200.html
     """
-    check_library("torch", "`ksgen bench paper`", "pip install 'ksgen[bench]'")
+    check_library("torch", "`ksgen bench paper`", "bench")
     from ksgen.bench.timing import Protocol, Times
     from ksgen.tuning.tuner import parse_budget
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import click
 
+from ksgen.commands.bench_common import LOG
 from ksgen.commands.common import REPLACED
 from ksgen.files import write
 
 
 @click.command("report", short_help="A page, and Markdown tables, of a results file.")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), default=LOG)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help=f"The HTML page; beside the file unless named; {REPLACED}.")
 @click.option(
     "--markdown",
@@ -17,10 +18,12 @@ from ksgen.files import write
     help=f"Write the tables there, - for the screen; no page then unless -o names one; {REPLACED}.",
 )
 def command(file: Path, output: Path | None, markdown: Path | None) -> None:
-    """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file.
+    """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file,
+    theirs (paper.jsonl) unless named.
 
     \b
     Examples:
+      ksgen bench report
       ksgen bench report h200.jsonl
       ksgen bench report h200.csv --markdown -
     """

@@ -1,12 +1,13 @@
 """`ksgen bench share`."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ksgen.commands.bench_common import check_library, print_table, words_from
-from ksgen.commands.common import json_option, print_json
+from ksgen.commands.common import json_option, print_json, say_if_busy
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.linear_share import Share
@@ -33,7 +34,7 @@ def command(
       ksgen bench share
       ksgen bench share --models ViT-S/16,ViT-B/16 --precision float32,float16 --json
     """
-    check_library("torch", "`ksgen bench share`", "pip install 'ksgen[bench]'")
+    check_library("torch", "`ksgen bench share`", "bench")
     import torch
 
     from ksgen.bench.linear_share import measure
@@ -41,17 +42,29 @@ def command(
     on_gpu = torch.cuda.is_available()
     where = torch.device("cuda" if on_gpu else "cpu")
     images, rounds = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES), repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
+    say_if_busy()
     shares = list(measure(models or (MODELS if on_gpu else MODELS[:1]), precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
     if as_json:
-        print_json({"device": device, "batch": images, "repeats": rounds, "shares": [asdict(share) for share in shares]})
+        print_json({"device": device, "batch": images, "repeats": rounds, "shares": [_figures(share) for share in shares]})
     else:
-        _print(shares, f"{images} images on {device}")
+        _print(shares, f"{counted(images, 'image')} on {device}")
+
+
+def _figures(share: "Share") -> dict[str, Any]:
+    """With its times in microseconds, as everywhere."""
+    found = asdict(share)
+    return found | {f"{name}_us": 1e6 * found.pop(f"{name}_s") for name in ("whole", "layers")}
 
 
 def _print(shares: list["Share"], title: str) -> None:
     from ksgen.bench.tables import Table, percent
 
-    rows = ((each.model, each.precision, f"{each.whole_s * 1e3:.3g}", percent(each.share), percent(each.paper)) for each in shares)
+    rows = (
+        (each.model, each.precision, f"{each.whole_s * 1e3:.3g}", percent(each.share) + "?" * bool(each.doubt), percent(each.paper))
+        for each in shares
+    )
+    doubted = next((each.doubt for each in shares if each.doubt), "")
+    note = "Table 6: the share of a forward pass." + (f" ?: it cannot be trusted ({doubted})." if doubted else "")
     columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
-    print_table(Table(title, columns, tuple(rows), "Table 6: the share of a forward pass."))
+    print_table(Table(title, columns, tuple(rows), note))

@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
+from ksgen.commands.figures import choice_figures, kernel_figures
+from ksgen.words import counted
 
 
 @click.command("build", short_help="Compile a spec's kernels into the cache; needs no GPU.")
@@ -32,6 +34,8 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
         print_json(
             [
                 {
+                    **kernel_figures(job.source.kernel, job.source.kernel.batch),
+                    **choice_figures(job.source.family, job.source.constants),
                     "entry": job.source.entry,
                     "target": job.target,
                     "registers": job.binary.resources.registers,
@@ -43,6 +47,7 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
             ]
         )
         return
-    click.echo(f"{len(compiled)} binaries of {loaded.name} for {arch} are in the cache; {len(spilling)} of them spill registers")
+    made = counted(len(compiled), "binary", "binaries")
+    click.echo(f"{made} of {loaded.name} for {arch} in the cache, {len(spilling)} with spilled registers")
     for job in spilling:
         click.echo(f"  {job.source.entry} for {job.target}: {job.binary.resources.spill_bytes} bytes")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import REPLACED, SPEC, arch_option, find_spec, first_failure, json_option, print_json
+from ksgen.words import counted
 
 
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
@@ -42,4 +43,6 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     if as_json:
         print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
     else:
-        click.echo(f"{len(compiled)} binaries of {loaded.name} for {arch} in {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        click.echo(
+            f"{counted(len(compiled), 'binary', 'binaries')} of {loaded.name} for {arch} in {path} ({path.stat().st_size / 1e6:.1f} MB)"
+        )

@@ -1,5 +1,6 @@
 """`ksgen cache`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import click
 
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import KsgenError
-from ksgen.pattern import excerpt
+from ksgen.values import excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.cache import Cache
@@ -71,7 +73,7 @@ def ls(folder: Path | None, as_json: bool) -> None:
             used = datetime.fromtimestamp(entry.last_used).strftime("%Y-%m-%d %H:%M")
             table.add_row(entry.entry, entry.target, entry.compiler, used, f"{entry.bytes / 1e3:.1f}")
         console().print(table)
-    click.echo(f"{len(entries)} entries, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
+    click.echo(f"{counted(len(entries), 'entry', 'entries')}, {sum(entry.bytes for entry in entries) / 1e6:.1f} MB in {cache.path}")
 
 
 @command.command("verify")
@@ -91,7 +93,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
     else:
         for entry in bad:
             click.echo(f"{entry.path}: {entry.reason}")
-        click.echo(f"{sum(1 for _ in cache.entries())} entries can be read, {len(bad)} are damaged, in {cache.path}")
+        click.echo(f"{cache.path}: {counted(sum(1 for _ in cache.entries()), 'good entry', 'good entries')}, {len(bad)} damaged")
     if bad:
         sys.exit(1)
 
@@ -132,7 +134,7 @@ def _cache(folder: Path | None) -> "Cache":
     from ksgen.paths import cache_dir
 
     place = folder or cache_dir()
-    if place.exists() and not place.is_dir():
+    if os.path.exists(place) and not os.path.isdir(place):  # a name that is too long is one that is not there
         raise KsgenError(f"{place} is not a folder; name the cache's folder with --folder or KSGEN_CACHE_DIR")
     return Cache(place)
 

@@ -2,22 +2,28 @@
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from ksgen.families import Limits
 
 PATTERN = Pattern.parse  # a type for click: its errors say more than click's
+LEAST_COLUMNS = 40  # that tables and pictures are made for
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
@@ -25,6 +31,18 @@ SPEC = click.Path(path_type=Path)
 REPLACED = "an older one is replaced"  # by whatever writes a file: ksgen.files
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")
+
+
+def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
+    """Patterns of a command: as arguments, by --pattern, or both ways."""
+
+    @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
+    @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument; repeatable.")
+    @wraps(function)
+    def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
+        function((*patterns, *named), **options)
+
+    return taking
 
 
 def find_spec(path: Path) -> Path:
@@ -42,22 +60,48 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
     return named or Path("generated") / spec.name
 
 
-def check_memory(kernel: KernelSpec, batch: int) -> None:
-    """Raise `SpecError` where the arrays alone are more than this machine's memory, before any of them is made."""
+def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
+    """Raise `SpecError` where checking a kernel takes more than this machine's memory, before any of it is taken."""
+    from ksgen.footprint import footprint
+
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (need := kernel.bytes(batch)) > memory:
+    need = footprint(kernel, batch, limits)
+    if need.total > memory:
+        parts = (
+            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's own {need.device / 1e9:.1f}"
+        )
         has = f"this machine has {memory / 1e9:.1f} GB"
-        raise SpecError(f"--batch {batch}: the arrays of {kernel.name} take {need / 1e9:.1f} GB, and {has}; take a smaller batch")
+        advice = "take a smaller batch" if batch > 1 else "take a smaller pattern"
+        raise SpecError(f"--batch {batch}: checking {kernel.name} takes {need.total / 1e9:.1f} GB ({parts}), and {has}; {advice}")
+
+
+def json_text(content: Any) -> str:
+    """By the schema of docs/json.md: no number has more digits than it is worth."""
+    return json.dumps(tidy(content), indent=1)
 
 
 def print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=1))
+    click.echo(json_text(content))
+
+
+def say_if_busy() -> None:
+    """Before times are taken: one line where others keep the machine busy."""
+    from ksgen.trust import look
+
+    if warning := look():
+        click.echo(warning, err=True)
 
 
 def console(stderr: bool = False) -> "Console":
+    """As wide as the terminal, or as COLUMNS says where that is a width that can be read."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    for name in ("COLUMNS", "LINES"):  # rich takes any, also 0 and numbers beyond Python's
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80"), re.ASCII):
+            del os.environ[name]
+    found = Console(stderr=stderr, highlight=False)
+    found.width = max(found.width, LEAST_COLUMNS)
+    return found
 
 
 def progress() -> "Progress":
@@ -76,5 +120,5 @@ def first_failure(results: Sequence[Any]) -> None:
     """Raise the first error among the results of `build_many`, with how many others there are."""
     failures = [result for result in results if isinstance(result, KsgenError)]
     if failures:
-        more = f" (and {len(failures) - 1} other kernels failed)" if len(failures) > 1 else ""
+        more = f" (and {counted(len(failures) - 1, 'other kernel')} failed)" if len(failures) > 1 else ""
         raise type(failures[0])(f"{failures[0]}{more}")

@@ -3,14 +3,18 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import click
+
 from ksgen.build import Binary, Request, build_many
 from ksgen.commands.common import progress
 from ksgen.emit import Source, render
 from ksgen.errors import KsgenError
+from ksgen.exchange import known_devices
 from ksgen.families import cuda_limits
 from ksgen.plan import choose
 from ksgen.spec import KernelSpec, Spec
 from ksgen.toolchain import find_compiler, parse_targets
+from ksgen.values import excerpt
 from ksgen.wisdom import Wisdom, load_wisdom
 
 
@@ -36,7 +40,7 @@ class Compiled:
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
     """Every kernel of the spec for every target, with what a device of that name knows by wisdom."""
     compiler = find_compiler()
-    wisdom = load_wisdom(device_name, strict=True) if device_name else Wisdom()
+    wisdom = _wisdom(device_name) if device_name else Wisdom()
     wanted = [(source, target) for target in parse_targets(arch, compiler) for source in _sources(spec.kernels, target, wisdom)]
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
@@ -47,6 +51,15 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
             on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
         )
     return [Compiled(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
+
+
+def _wisdom(device_name: str) -> Wisdom:
+    """What is known of a device; of a name that nobody knows nothing is, which is said: it may be a slip."""
+    wisdom = load_wisdom(device_name, strict=True)
+    if not wisdom.entries():
+        known = ", ".join(known_devices()) or "none"
+        click.echo(f"--device-name {excerpt(device_name)}: no wisdom of that name, so constants are the defaults; known: {known}", err=True)
+    return wisdom
 
 
 def _sources(kernels: Iterable[KernelSpec], target: str, wisdom: Wisdom) -> list[Source]:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress
+from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress, say_if_busy
+from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
@@ -30,6 +32,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     """
     from ksgen.devices import find_device
     from ksgen.emit import emit
+    from ksgen.plan import limits_of
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -37,11 +40,13 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     folder = output_folder(output, loaded)
     entries = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
-        check_memory(kernel, kernel.batch or entries)
+        check_memory(kernel, kernel.batch or entries, limits_of(where))
     emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:
-        click.echo(f"{len(loaded.kernels)} kernels of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
+        kernels = counted(len(loaded.kernels), "kernel")
+        click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {entries}{note}.")
+    say_if_busy()
     rows = _measure_all(where, loaded.kernels, entries)
     if as_json:
         print_json({"device": where.name, "batch": entries, "kernels": rows})
@@ -52,26 +57,28 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
 
 
 def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batch: int) -> list[dict[str, Any]]:
+    from ksgen.trust import Watch, doubt
     from ksgen.verify import make_problem, measure, numpy_way
 
-    rows = []
+    rows, watch = [], Watch()
     with progress() as bar:
         task = bar.add_task("building, checking and timing", total=len(kernels), now="")
         for kernel in kernels:
             bar.update(task, now=kernel.name)
             batch = kernel.batch or default_batch
             measured = measure(device, kernel, batch, runs=5)
+            others_share = watch.others_share()
             problem = make_problem(kernel, batch)
             rows.append(
                 {
-                    "pattern": str(kernel.pattern),
-                    "job": kernel.job,
-                    "precision": kernel.precision,
-                    "layout": kernel.layout,
+                    **kernel_figures(kernel, batch),
+                    **choice_figures(measured.plan.choice.family, measured.plan.choice.constants),
                     "error": measured.error,
                     "tolerance": measured.tolerance,
                     "passed": measured.passed,
                     "median_us": measured.median_s * 1e6,
+                    "others_share": others_share,
+                    "doubt": doubt([each * 1e6 for each in measured.seconds], others_share if device.limits.is_cpu else None),
                     "numpy_us": min(numpy_way(problem)[0] for _ in range(3)) * 1e6,
                 }
             )
@@ -89,11 +96,12 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         verdict = "[green]ok[/]" if row["passed"] else f"[red]over {row['tolerance']:.1e}[/]"
-        figures = (f"{row['error']:.1e}", verdict, f"{row['median_us']:.0f}", f"{row['numpy_us']:.0f}")
+        figures = (f"{row['error']:.1e}", verdict, f"{row['median_us']:.0f}{'?' * bool(row['doubt'])}", f"{row['numpy_us']:.0f}")
         job = "" if row["job"] == "multiply" else f", {row['job']}"
-        table.add_row(f"{row['pattern']}{job}", row["precision"], row["layout"], *figures)
+        table.add_row(f"{','.join(map(str, row['pattern']))}{job}", row["precision"], row["layout"], *figures)
     console().print(table)
     passed = sum(row["passed"] for row in rows)
-    click.echo(
-        f"{passed} of {len(rows)} kernels agree with float64. NumPy: permute, batched matrix product, permute back, on this processor."
-    )
+    numpy = "NumPy: permute, batched matrix product, permute back, on this processor"
+    click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64. {numpy}.")
+    if doubted := [row for row in rows if row["doubt"]]:
+        click.echo(f"? {len(doubted)} of {counted(len(rows), 'time')} cannot be trusted; the first: {doubted[0]['doubt']}.")

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import console, json_option, print_json
+from ksgen.install import install_line
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ def _chosen_device() -> Finding:
     try:
         device = find_device()
     except DeviceError as error:
-        return Finding("launchers take", "", str(error), "pip install 'ksgen[cpu]' without a GPU, 'ksgen[cuda]' with one")
+        remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line('cuda')}"
+        return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
     return Finding(
         "launchers take",
@@ -88,7 +91,7 @@ def _compilers() -> list[Finding]:
     from ksgen.toolchain import find_compiler
 
     findings = []
-    for name, remedy in (("nvcc", "pip install 'ksgen[nvcc]'"), ("nvrtc", "pip install 'ksgen[cuda]'")):
+    for name, remedy in (("nvcc", install_line("nvcc")), ("nvrtc", install_line("cuda"))):
         try:
             compiler = find_compiler(name)
             findings.append(Finding(name, f"{compiler.version} {getattr(compiler, 'path', '')}".strip()))
@@ -106,13 +109,13 @@ def _folders() -> list[Finding]:
     size = sum(entry.bytes for entry in entries) / 1e6
     access = "" if os.access(_existing(folder), os.W_OK) else ", read-only"
     files = {place: sorted(place.glob("*.json")) for place in (resource("wisdom"), wisdom_dir())}
-    wisdom = ", ".join(f"{len(found)} devices in {place}" for place, found in files.items())
-    return [Finding("cache", f"{len(entries)} entries, {size:.1f} MB in {folder}{access}"), Finding("wisdom", wisdom)]
+    wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
+    return [Finding("cache", f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{access}"), Finding("wisdom", wisdom)]
 
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above that is there."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
 
 
 def _neighbours() -> list[Finding]:

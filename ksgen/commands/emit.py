@@ -5,13 +5,14 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, print_json
+from ksgen.words import counted
 
 
 @click.command("emit", short_help="Write a spec's kernels and launchers.")
 @click.argument("spec", type=SPEC)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
 @click.option("--dialect", type=click.Choice(["cuda", "opencl"]), default="cuda", show_default=True, help="Language of the kernels.")
-@click.option("--family", help="The family whose sources to write, to read them: launchers go on choosing by themselves.")
+@click.option("--family", help="Write this family's sources of what it serves, to read them: launchers go on choosing by themselves.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
     """Write one commented source a kernel, a manifest, and launchers to import. Of a folder that is there, the files that an
@@ -29,7 +30,13 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     loaded = load(find_spec(spec))
     folder = output_folder(output, loaded)
     sources = emit(loaded, folder, dialect, family)
+    served = {source.kernel for source in sources}
+    left_out = [kernel.name for kernel in loaded.kernels if kernel not in served]
+    if left_out:
+        kernels = counted(len(loaded.kernels), "kernel")
+        click.echo(f"left out, as {family} does not serve them: {len(left_out)} of {kernels} ({', '.join(left_out)})", err=True)
     if as_json:
-        print_json({"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources]})
+        content = {"spec": loaded.name, "folder": str(folder), "kernels": [source.entry for source in sources], "left_out": left_out}
+        print_json(content)
     else:
-        click.echo(f"{len(sources)} kernels of {loaded.name} in {folder}")
+        click.echo(f"{counted(len(sources), 'kernel')} of {loaded.name} in {folder}")

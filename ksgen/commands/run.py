@@ -4,15 +4,17 @@ import sys
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, check_memory, console, json_option, print_json
+from ksgen.commands.common import JOB, LAYOUT, PRECISION, check_memory, console, json_option, print_json, say_if_busy, takes_patterns
+from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
-from ksgen.errors import SpecError
+from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.words import counted
 
 
 @click.command("run", short_help="Check and time one kernel.")
-@click.option("--pattern", type=PATTERN, metavar="A,B,C,D", required=True, help="The pattern, such as 1,192,48,2.")
+@takes_patterns
 @click.option("--batch", type=int, help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
@@ -26,40 +28,48 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
 @json_option
 def command(
-    pattern: Pattern, batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool, activation: str,
-    residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool,
+    activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
 
     \b
     Examples:
-      ksgen run --pattern 1,192,48,2 --batch 25088 --precision float32 --layout bsl
-      ksgen run --pattern 6,64,64,1 --batch 1000 --bias --activation gelu --json
-      ksgen run --pattern 6,64,64,1 --batch 1000 --job gradient
+      ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
+      ksgen run 6,64,64,1 --batch 1000 --bias --activation gelu --json
+      ksgen run 6,64,64,1 --batch 1000 --job gradient
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
+    from ksgen.plan import limits_of
     from ksgen.roofline import measure_ceilings
+    from ksgen.trust import Watch, doubt
     from ksgen.verify import measure
 
+    if len(patterns) != 1:
+        raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: one, such as ksgen run 1,192,48,2")
+    (pattern,) = patterns
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
-    check_memory(kernel, batch)
+    check_memory(kernel, batch, limits_of(where))
+    watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
+    others_share = watch.others_share()
+    say_if_busy()  # not before: a mistake is one line
+    why = doubt([second * 1e6 for second in measured.seconds], others_share if where.limits.is_cpu else None)
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
     figures = {
-        "kernel": measured.plan.source.entry,
-        "batch": batch,
+        **kernel_figures(kernel, batch),
+        "entry": measured.plan.source.entry,
         "device": where.name,
         "runtime": where.runtime,
-        "family": choice.family,
-        "constants": str(choice.constants),
+        **choice_figures(choice.family, choice.constants),
         "why": choice.why,
         "passed": measured.passed,
         "error": measured.error,
@@ -71,7 +81,9 @@ def command(
         "gflop_per_s": kernel.flops(batch) / seconds / 1e9,
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
         "floor_us": floor * 1e6,
-        "share_of_floor": floor / seconds,
+        "share_of_floor": None if why else floor / seconds,
+        "others_share": others_share,
+        "doubt": why,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
         "measured_gflop_per_s": ceilings.flops_per_s / 1e9,
         "multiply_adds": f"multiply-adds on tensor cores, {operand} operands" if operand else "plain multiply-adds",
@@ -79,19 +91,19 @@ def command(
     if as_json:
         print_json(figures)
     else:
-        _print(figures)
+        _print(figures, str(choice.constants))
     if not measured.passed:
         sys.exit(1)
 
 
-def _print(figures: dict[str, object]) -> None:
+def _print(figures: dict[str, object], chosen: str) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = [
-        ("kernel", "{kernel}, batch {batch}"),
+        ("kernel", "{entry}, batch {batch}"),
         ("device", "{device} ({runtime})"),
-        ("constants", "{family}: {constants}"),
+        ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
         ("error", "{error:.2e} against float64 over {checked_batch_entries} batch entries; {verdict} (at most {tolerance:.1e})"),
         ("time", "{median_us:.1f} us median, {fastest_us:.1f} to {slowest_us:.1f}"),
@@ -101,9 +113,11 @@ def _print(figures: dict[str, object]) -> None:
             "{floor_us:.1f} us: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
             " GFLOP/s of {multiply_adds}",
         ),
-        ("share", "{share_of_floor:.0%} of the floor"),
+        ("share", "{share}"),
     ]
+    doubted = f"not said, as the time cannot be trusted: {figures['doubt']}"
+    share = doubted if figures["doubt"] else f"{figures['share_of_floor']:.0%} of the floor"
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
     for name, text in rows:
-        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, **figures))
+        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, chosen=chosen, **figures))
     console().print(table)

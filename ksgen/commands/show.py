@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION, REPLACED, SPEC, console, find_spec, json_option, print_json
+from ksgen.commands.common import LAYOUT, PRECISION, REPLACED, SPEC, console, find_spec, json_option, print_json, takes_patterns
+from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show", short_help="Say what a pattern is, with a picture.")
-@click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
-@click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", help="The same as an argument.")
+@takes_patterns
 @click.option("--spec", type=SPEC, help="All patterns and layers of a spec.")
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="For bytes and operations.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True)
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help=f"Write the picture of a single pattern to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], named: Pattern | None, spec: Path | None, batch: int, precision: str, layout: str,
+    patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what a pattern, a chain of patterns (from the one that meets X first) or a spec is, with a picture.
@@ -38,24 +38,23 @@ def command(
       ksgen show --spec specs/vit.yaml
       ksgen show 1,192,48,2 --device cuda
     """
-    chosen = (*patterns, named) if named else patterns
-    if bool(chosen) == bool(spec):
+    if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
     layers = {}
     if spec:
         from ksgen.spec import load
 
         loaded = load(find_spec(spec))
-        chosen, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
-    elif len(chosen) > 1:
-        layers = {"chain": Chain(chosen)}
-    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in chosen]
+        patterns, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
+    elif len(patterns) > 1:
+        layers = {"chain": Chain(patterns)}
+    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in patterns]
     if png:
-        _draw(chosen, png)
+        _draw(patterns, png)
     if as_json:
         print_json({"patterns": described, "layers": {name: _describe_chain(chain) for name, chain in layers.items()}})
         return
-    for pattern, facts in zip(chosen, described, strict=True):
+    for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, with_picture=not spec)
     for name, chain in layers.items():
         click.echo(
@@ -72,7 +71,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
-        "pattern": str(pattern),
+        **kernel_figures(kernel, batch),
         "rows": pattern.out_features,
         "columns": pattern.in_features,
         "weights": pattern.weight_count,
@@ -80,16 +79,13 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "blocks": pattern.a * pattern.d,
         "rewrite_ratio": pattern.rewrite_ratio,
         "predicts": str(pattern.predicts()),
-        "kernel": kernel.name,
-        "batch": batch,
         "gflop": kernel.flops(batch) / 1e9,
         "dense_gflop": 2e-9 * batch * pattern.out_features * pattern.in_features,
         "mbyte": kernel.bytes(batch) / 1e6,
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
-        "family": family.name,
+        **choice_figures(family.name, constants),
         "why": family.why,
         "by_device": {name: family_for(kernel, limits).name for name, limits in _device_limits().items()},
-        "constants": str(constants),
         "chosen_by": choice.why,
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,
@@ -123,7 +119,7 @@ def _device_limits() -> dict[str, Any]:
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:
     return {
-        "patterns": [str(pattern) for pattern in chain],
+        "patterns": [list(pattern.shape) for pattern in chain],
         "in_features": chain.in_features,
         "out_features": chain.out_features,
         "weights": chain.weight_count,
@@ -137,9 +133,14 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    facts = facts | {"devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items())}
+    chosen = ", ".join(f"{name}={value}" for name, value in facts["constants"].items())
+    facts = facts | {
+        "pattern": pattern,
+        "constants": chosen,
+        "devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items()),
+    }
     rows = [
-        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks, {density:.2%} of dense"),
+        ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
         ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
@@ -153,9 +154,12 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
     console().print(table)
     if with_picture:
+        from ksgen.picture import can_show
         from ksgen.picture import text as draw
 
-        console().print(Text(draw(pattern), style="cyan"))
+        screen = console()
+        screen.print()
+        screen.print(Text(draw(pattern, screen.width, plain=not can_show(screen.encoding)), style="cyan"))
 
 
 def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:

@@ -6,11 +6,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PATTERN, PRECISION, REPLACED, SPEC, check_memory, console, find_spec, json_option, print_json
+from ksgen.commands.common import (
+    JOB,
+    LAYOUT,
+    PRECISION,
+    REPLACED,
+    SPEC,
+    check_memory,
+    console,
+    find_spec,
+    json_option,
+    print_json,
+    say_if_busy,
+    takes_patterns,
+)
+from ksgen.commands.figures import kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.tuning.job import Job
@@ -21,7 +36,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 
 
 @click.command("tune", short_help="Find the fastest constants on a device.")
-@click.option("--pattern", "patterns", type=PATTERN, metavar="A,B,C,D", multiple=True, help="A pattern, such as 1,192,48,2; repeatable.")
+@takes_patterns
 @click.option("--spec", type=SPEC, help="Every kernel of a spec.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (float32 unless named); of a spec's kernels, only these.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (bsf unless named); of a spec's kernels, only these.")
@@ -50,10 +65,10 @@ def command(
 
     \b
     Examples:
-      ksgen tune --pattern 1,192,48,2 --precision float16
+      ksgen tune 1,192,48,2 --precision float16
       ksgen tune --spec specs/vit.yaml --report vit.html
-      ksgen tune --pattern 1,192,48,2 --job gradient
-      ksgen tune --pattern 1,192,48,2 --budget 60s --strategy random
+      ksgen tune 1,192,48,2 --job gradient
+      ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
     from ksgen.tuning.job import Job
@@ -70,10 +85,11 @@ def command(
     try:
         entries = batch or default_batch(engine.facts.limits)
         jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
-        for each in jobs:
-            check_memory(each.kernel, each.batch)
         tuner = Tuner(engine, store, options)
+        for each in jobs:
+            check_memory(each.kernel, each.batch, tuner.limits)
         jobs = _served(tuner, jobs, spec)
+        say_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -89,7 +105,7 @@ def _kernels(
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
-        raise KsgenError("name what to tune: --pattern A,B,C,D, or --spec FILE, one of the two")
+        raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     if spec is None:
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
     wanted = [
@@ -115,7 +131,7 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
         raise refusal
     if refusal:
         left_out = len(jobs) - len(served)
-        click.echo(f"{left_out} of {len(jobs)} kernels are left out: {tuner.options.family} does not serve them here", err=True)
+        click.echo(f"left out, as {tuner.options.family} does not serve them here: {left_out} of {counted(len(jobs), 'kernel')}", err=True)
     return served
 
 
@@ -136,15 +152,15 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         print_results(results)
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
-            click.echo(f"{len(found)} of {len(jobs)} kernels on {facts.name}, batch {batches}: launchers take them from now on.")
+            click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
             click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
-            click.echo(f"{type(result).__name__}: {result}", err=True)
+            click.echo(f"ksgen: {result}", err=True)
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
         write_report(trials, report, [tuned.best for tuned in found])
-        click.echo(f"{len(trials)} trials in {report}", err=as_json)
+        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
     if tuner.stop.is_set():
         click.echo("ksgen: interrupted; what was found so far is kept, and the same command goes on from there", err=True)
         sys.exit(130)
@@ -161,7 +177,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
-            {"kernel": each.job.kernel.name, "batch": each.job.batch, "median_us": each.median_us, "within": each.within,
+            {**kernel_figures(each.job.kernel, each.job.batch), "median_us": each.median_us, "within": each.within,
              "between": each.between, "notes": each.notes}
             for each in found
         ]  # fmt: skip

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.commands.common import console
+from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,8 +47,9 @@ class Watch:
             self._latest.pop(progress.job, None)
             self._latest[progress.job] = progress  # at the end
             done = sum(each.phase == "done" for each in self._latest.values())
+        looked = counted(progress.looked, "candidate")
         if not self._screen.is_terminal and progress.phase == "done" and progress.best:
-            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {progress.looked} candidates", err=True)
+            click.echo(f"[{done}/{self._jobs}] {name_of(progress.job)}: {summary(progress.best)}, {looked}", err=True)
 
     def _table(self) -> "Table":
         from rich.box import SIMPLE_HEAD
@@ -71,7 +74,7 @@ class Watch:
         waiting = self._jobs - ended - len(running)
         left_s = (max(rest) if rest else 0.0) + (waiting * spent / ended if ended else 0.0)
         told = f", {clock(left_s)} left" if ended or (rest and not waiting) else ""
-        return f"{ended} of {self._jobs} kernels tuned in {clock(spent)}{told}"
+        return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(spent)}{told}"
 
 
 def _row(progress: "Progress") -> list[str]:
@@ -110,14 +113,20 @@ def summary(trial: "Trial") -> str:
 def figures(tuned: "Tuned") -> dict[str, object]:
     """For `--json`."""
     best, default = tuned.best, tuned.default
-    return tuned.entry().as_json() | {
+    return entry_figures(tuned.entry()) | {
         "default_us": default.median_us if default else None,
-        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us else None,
+        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us and not best.note else None,
+        "doubt": best.note or (default.note if default else ""),
         "candidates": tuned.looked,
         "measured_now": tuned.measured_now,
         "seconds": round(tuned.seconds, 2),
         "complete": tuned.is_complete,
     }
+
+
+def in_doubt(tuned: "Tuned") -> bool:
+    """Whether something moved while the best or the default was measured, so that their ratio says nothing."""
+    return bool(tuned.best.note or (tuned.default and tuned.default.note))
 
 
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
@@ -133,15 +142,15 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         if isinstance(tuned, KsgenError):
             continue
         best, default = tuned.best, tuned.default
-        marked = marked or bool(best.note)
+        marked = marked or in_doubt(tuned)
         before = default.median_us if default and default.median_us else None
-        time_us = f"{best.median_us:.1f}{'*' if best.note else ''}"
+        time_us = f"{best.median_us:.1f}{'*' if in_doubt(tuned) else ''}"
         table.add_row(
             name_of(tuned.job), f"{before:.1f}" if before else "", time_us,
-            f"{before / best.median_us:.2f}x" if before and best.median_us else "",
+            f"{before / best.median_us:.2f}x" if before and best.median_us and not in_doubt(tuned) else "",
             f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
         )  # fmt: skip
     if table.row_count:
         console().print(table)
     if marked:
-        click.echo("* clocks or temperature moved while this was measured, so take the figure with care.")
+        click.echo("* clocks, temperature or the machine's load moved while this or the default was measured: nothing follows from it.")

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import PATTERN, REPLACED, json_option, print_json
+from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern, excerpt
+from ksgen.pattern import Pattern
+from ksgen.values import excerpt
+from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.exchange import Difference
@@ -96,7 +99,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
     for each in found:
         _print_difference(each)
     shared = sum(len(wisdom.entries()) for wisdom in ours.values()) - sum(each.first is not None for each in found)
-    click.echo(f"{shared} entries are the same, {len(found)} differ")
+    click.echo(f"the same: {counted(shared, 'entry', 'entries')}; different: {len(found)}")
 
 
 @command.command("export")
@@ -152,16 +155,16 @@ def _write(devices: "dict[str, Wisdom]", output: Path | None) -> None:
         return
     write(output, dump_export(devices))
     count = sum(len(wisdom.entries()) for wisdom in devices.values())
-    click.echo(f"{count} entries of {', '.join(devices)} in {output}")
+    click.echo(f"{counted(count, 'entry', 'entries')} of {', '.join(devices)} in {output}")
 
 
 def _facts(device: str, entry: "Entry") -> dict[str, Any]:
-    return {"device": device, "stale": entry.is_stale, **entry.as_json()}
+    return {"device": device, "stale": entry.is_stale, **entry_figures(entry)}
 
 
 def _difference_facts(each: "Difference") -> dict[str, Any]:
     sides = {name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))}
-    return {"device": each.device, "kernel": each.kernel.name, "batch": each.batch, "what": each.what, "ratio": each.ratio, **sides}
+    return {"device": each.device, **kernel_figures(each.kernel, each.batch), "what": each.what, "ratio": each.ratio, **sides}
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
@@ -171,7 +174,8 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
         by_version.setdefault(version if version.isprintable() else excerpt(version), []).append(entry)
     for version, found in sorted(by_version.items()):
         stale = sum(entry.is_stale for entry in found)
-        click.echo(f"{device}, by ksgen {version}: {len(found)} entries, {f'{stale} stale: tune again' if stale else 'none stale'}")
+        known = counted(len(found), "entry", "entries")
+        click.echo(f"{device}, by ksgen {version}: {known}, {f'{stale} stale: tune again' if stale else 'none stale'}")
         width = max(len(entry.kernel.name) for entry in found)
         for entry in found:
             click.echo(f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} {_time(entry)}{'  stale' if entry.is_stale else ''}")

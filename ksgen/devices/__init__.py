@@ -10,6 +10,7 @@ from typing import Any
 
 from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
 from ksgen.errors import DeviceError
+from ksgen.values import excerpt
 
 __all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices"]
 
@@ -20,6 +21,8 @@ _ACCEPTED = "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, each 
 
 def find_device(name: str | None = None) -> Device:
     """The device that `name`, else `KSGEN_DEVICE`, asks for, else the best there is; the same object at every call."""
+    if not isinstance(name, str | None):
+        raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
     return _find(name or os.environ.get("KSGEN_DEVICE", ""))
 
 
@@ -55,7 +58,7 @@ def _find(wanted: str) -> Device:
     if word not in _RUNTIMES:
         return _find_by_name(wanted)
     if colon and not (number.isdecimal() and len(number) < 10):
-        raise DeviceError(f"device {wanted[:40]!r}: {number[:40]!r} is no number; {_ACCEPTED}")
+        raise DeviceError(f"device {excerpt(wanted)}: {excerpt(number)} is no number; {_ACCEPTED}")
     reasons = []
     for runtime in _RUNTIMES[word]:
         try:
@@ -73,7 +76,7 @@ def _find_by_name(wanted: str) -> Device:
         if wanted.lower() in f"{candidate.name} {candidate.target}".lower():
             return _find(candidate.selector)
     names = ", ".join(f"{device.selector} ({device.name})" for device in devices) or "none"
-    raise DeviceError(f"device {wanted!r}: none is called that; found: {names}; {_ACCEPTED}")
+    raise DeviceError(f"device {excerpt(wanted)}: none is called that; found: {names}; {_ACCEPTED}")
 
 
 def _module(runtime: str) -> Any:

@@ -43,6 +43,7 @@ from ksgen.devices.libcuda import (
 )
 from ksgen.errors import DeviceError
 from ksgen.resources import Binary, Compiler
+from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -193,7 +194,7 @@ class PyCudaDevice:
             return None
         if isinstance(stream, self._driver.Stream):
             return stream
-        raise DeviceError(f"stream {stream!r}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
+        raise DeviceError(f"stream {excerpt(stream)}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any")
 
     def _wait(self, own: Any) -> None:
         if own is None:

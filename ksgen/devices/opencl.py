@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
-from ksgen.devices.opencl_drivers import drivers_shown, install_line, raise_no_driver
+from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.files import write
 from ksgen.paths import cache_dir
@@ -85,6 +85,9 @@ class OpenCLDevice:
         self._workspace: Any = None
         self._growing = threading.Lock()
         self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
 
     def compiler(self) -> OpenCLCompiler:
         return OpenCLCompiler(self._device, self._context)
@@ -279,7 +282,7 @@ def _pyopencl() -> Any:
         try:
             import pyopencl as cl
         except ImportError as error:
-            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", install_line("pyopencl")) from error
+            raise UnavailableError(f"OpenCL: PyOpenCL cannot be imported ({error})", packages_line("pyopencl")) from error
         with suppress(cl.Error):
             cl.get_platforms()
     # Of each kernel it writes Python code, keeps that in the user's cache folder, and runs no kernel where it cannot.

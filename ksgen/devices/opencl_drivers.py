@@ -54,7 +54,7 @@ def load_cpu_driver() -> Path:
     """The CPU driver of the running environment, loaded with all it needs: they need not lie in one folder."""
     libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
     if missing := {package: None for (package, _), path in libraries.items() if path is None}:
-        raise UnavailableError("OpenCL: no driver is installed", install_line(*missing))
+        raise UnavailableError("OpenCL: no driver is installed", packages_line(*missing))
     folder = _spaceless({path.parent for path in libraries.values() if path})
     path = Path()
     for found in filter(None, libraries.values()):
@@ -62,7 +62,7 @@ def load_cpu_driver() -> Path:
         try:
             ctypes.CDLL(str(path))
         except OSError as error:
-            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", install_line(*_CPU_DRIVER)) from error
+            raise UnavailableError(f"OpenCL: the CPU driver cannot be loaded ({error})", packages_line(*_CPU_DRIVER)) from error
     return path
 
 
@@ -112,7 +112,7 @@ def raise_no_driver() -> None:
     if folder := user_folder():
         raise UnavailableError(f"OpenCL: {folder} shows no device", "unset it to use the drivers installed here")
     load_cpu_driver()
-    raise UnavailableError("OpenCL: the installed driver shows no device", install_line(*_CPU_DRIVER))
+    raise UnavailableError("OpenCL: the installed driver shows no device", packages_line(*_CPU_DRIVER))
 
 
 def user_folder() -> str | None:
@@ -123,7 +123,7 @@ def user_folder() -> str | None:
     return None
 
 
-def install_line(*packages: str) -> str:
+def packages_line(*packages: str) -> str:
     if "pyopencl" not in packages and (sys.platform != "linux" or platform.machine() != "x86_64"):
         return "install your device's OpenCL driver, or PoCL"
     if "pyopencl" in packages:

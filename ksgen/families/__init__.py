@@ -13,6 +13,8 @@ from ksgen.families.vector import Vector, VectorChain
 from ksgen.families.vector_gradient import VectorGradient
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
 
 FAMILIES: dict[str, Family[Any]] = {
     family.name: family
@@ -33,8 +35,8 @@ FAMILIES: dict[str, Family[Any]] = {
 
 def family_named(name: str) -> Family[Any]:
     """The family of that name; `ConstantsError` lists the known ones."""
-    if name not in FAMILIES:
-        raise ConstantsError(f"unknown kernel family {name!r}; known: {', '.join(FAMILIES)}")
+    if not is_word(name, FAMILIES):
+        raise ConstantsError(f"unknown kernel family {excerpt(name)}; known: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 

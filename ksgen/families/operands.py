@@ -11,6 +11,7 @@ from ksgen.spec import KernelSpec
 
 CHUNK = 16  # bytes of one access of shared memory
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
+LEAST_IN = {"tf32x3": 17, "fp16x3": 4}  # inputs below which even one instruction's cut-off sum is further off than twice a plain one
 FREE_OF_CONFLICTS = WARP // BANKS  # turns of a warp's 16-byte reads
 
 
@@ -21,6 +22,11 @@ def wavefronts(addresses: list[int]) -> int:
         chunks = {address // CHUNK for address in addresses[first : first + BANKS]}
         turns += max(sum(chunk % BANKS == bank for chunk in chunks) for bank in range(BANKS))
     return turns
+
+
+def is_precise(kernel: KernelSpec) -> bool:
+    """Whether operands in parts give it float32's precision; plain float32 is as fast where they do not: memory bounds both."""
+    return kernel.pattern.c >= LEAST_IN.get(kernel.precision, 1)
 
 
 class TensorTile(Tiled):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, TensorMap
 from ksgen.spec import KernelSpec
+from ksgen.values import excerpt
 
 WARP = 32
 MOST_THREADS = 1024  # a block, on every CUDA device
@@ -45,7 +46,7 @@ def read_constants(family: str, kind: type[ConstantsT], values: Mapping[str, Any
         raise ConstantsError(f"{family} constants are {', '.join(wanted)}; got {', '.join(map(str, values))}")
     for name, value in values.items():
         if type(value) is not wanted[name]:
-            raise ConstantsError(f"{family} constant {name}={value!r} must be {'a word' if wanted[name] is str else 'an integer'}")
+            raise ConstantsError(f"{family} constant {name}={excerpt(value)} must be {'a word' if wanted[name] is str else 'an integer'}")
     return kind(**values)
 
 

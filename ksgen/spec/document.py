@@ -10,6 +10,7 @@ from ksgen.errors import SpecError
 from ksgen.files import read
 from ksgen.pattern import Chain
 from ksgen.spec.kernel import KernelSpec
+from ksgen.values import excerpt, shown
 
 MOST_BYTES_OF_FILE = 2**22
 
@@ -25,9 +26,13 @@ class Spec:
 
 def load(path: str | Path) -> Spec:
     """The spec in a YAML file; `SpecError` names the file, and the line and key if it is their fault."""
+    try:
+        path = Path(path)
+    except TypeError:
+        raise SpecError(f"spec={excerpt(path)}; accepted: the path of a YAML spec") from None
     file = shown(path)
     try:
-        content = read(Path(path), MOST_BYTES_OF_FILE)
+        content = read(path, MOST_BYTES_OF_FILE)
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{file}: cannot be read ({reason}); accepted: the path of a YAML spec") from error
@@ -45,11 +50,6 @@ def parse(text: str, file: str = "<text>") -> Spec:
 
     kernels, layers = read_spec(text, file)
     return Spec(_identifier(Path(file).stem), kernels, layers)
-
-
-def shown(path: str | Path) -> str:
-    """A path as a message shows it: line breaks, and bytes that are no text, are escaped."""
-    return text if (text := str(path)).isprintable() else ascii(text)[1:-1]
 
 
 def _identifier(stem: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from ksgen.errors import SpecError
-from ksgen.pattern import Chain, Pattern, excerpt
+from ksgen.pattern import Chain, Pattern
+from ksgen.values import excerpt, whole_number
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ PRECISIONS = {
     "float16": Precision("float16", "float16", 2),
     "bfloat16": Precision("bfloat16", "bfloat16", 2),
     "tf32": Precision("tf32", "float32", 4),  # ten bits of mantissa in each product
-    "tf32x3": Precision("tf32x3", "float32", 4),  # float32's accuracy from three such products
+    "tf32x3": Precision("tf32x3", "float32", 4),  # three such products: at most twice the error of a float32 sum
     "fp16x3": Precision("fp16x3", "float32", 4),  # the same from three float16 ones, in float16's range
 }
 ALIASES = {  # what other libraries call them
@@ -40,14 +41,28 @@ MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits
 
 def hint(value: object, accepted: Collection[str]) -> str:
     """The end of a message about a word that is none of the accepted ones."""
-    known = ALIASES.get(str(value).lower())
-    close = [known] if known in accepted else get_close_matches(str(value)[:100], accepted, n=1)
+    word = value if isinstance(value, str) else excerpt(value)
+    known = ALIASES.get(word.lower())
+    close = [known] if known in accepted else get_close_matches(word[:100], accepted, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}accepted: {', '.join(accepted)}"
 
 
-def _check_word(name: str, value: object, accepted: Collection[str]) -> None:
-    if not isinstance(value, str) or value not in accepted:
+def is_word(value: object, accepted: Collection[str]) -> bool:
+    return isinstance(value, str) and value in accepted
+
+
+def check_word(name: str, value: object, accepted: Collection[str]) -> None:
+    """Raise `SpecError` on what is none of the accepted words."""
+    if not is_word(value, accepted):
         raise SpecError(f"{name}={excerpt(value)}; {hint(value, accepted)}")
+
+
+def checked_batch(batch: object, or_else: str = "") -> int:
+    """A number of batch entries; `SpecError` on anything else."""
+    count = whole_number(batch)
+    if count is None or not 1 <= count <= MOST_BYTES:
+        raise SpecError(f"batch={excerpt(batch)}; accepted: a whole number from 1 up{or_else}")
+    return count
 
 
 @dataclass(frozen=True, order=True)
@@ -62,7 +77,7 @@ class Epilogue:
         for name, value in (("bias", self.bias), ("residual", self.residual)):
             if type(value) is not bool:
                 raise SpecError(f"{name}={excerpt(value)}; accepted: True or False")
-        _check_word("activation", self.activation, ACTIVATIONS)
+        check_word("activation", self.activation, ACTIVATIONS)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -86,13 +101,13 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
             raise SpecError(f"pattern={excerpt(self.pattern)}; accepted: a Pattern")
-        _check_word("precision", self.precision, PRECISIONS)
-        _check_word("layout", self.layout, LAYOUTS)
+        check_word("precision", self.precision, PRECISIONS)
+        check_word("layout", self.layout, LAYOUTS)
         if not isinstance(self.epilogue, Epilogue):
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
-        if self.batch is not None and (type(self.batch) is not int or not 1 <= self.batch <= MOST_BYTES):
-            raise SpecError(f"batch={excerpt(self.batch)}; accepted: a whole number from 1 up, or None for any")
-        _check_word("job", self.job, JOBS)
+        if self.batch is not None:
+            object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
+        check_word("job", self.job, JOBS)
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
         if (self.job == "chain") != bool(self.before):

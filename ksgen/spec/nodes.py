@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import yaml
 
 from ksgen.errors import SpecError
-from ksgen.pattern import excerpt
 from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
 
 MOST_CHARACTERS = 2**20
 MOST_DEPTH = 8

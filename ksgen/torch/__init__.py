@@ -4,13 +4,15 @@
 Nothing else in ksgen imports this package, but for the benchmark of models.
 """
 
+from ksgen.install import install_line
+
 try:
     import torch
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("ksgen.torch needs PyTorch 2.4 or later: pip install 'ksgen[torch]'", name=error.name) from error
+    raise ModuleNotFoundError(f"ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}", name=error.name) from error
 
 if not hasattr(torch.library, "custom_op"):
-    raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: pip install 'ksgen[torch]'")
+    raise ImportError(f"ksgen.torch needs PyTorch 2.4 or later, and {torch.__version__} is installed: {install_line('torch')}")
 
 from ksgen.torch.convert import convert
 from ksgen.torch.factorize import factorize

@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ksgen.errors import LaunchError, SpecError
-from ksgen.pattern import excerpt
 from ksgen.spec import PRECISIONS
-from ksgen.spec.kernel import hint
+from ksgen.spec.kernel import check_word, hint, is_word
+from ksgen.values import excerpt
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -21,8 +22,37 @@ def dtype_name(dtype: Any) -> str:
 def check_words(**given: tuple[str, Collection[str]]) -> None:
     """Raise `SpecError` on the first word that is none of those accepted."""
     for name, (word, accepted) in given.items():
-        if word not in accepted:
-            raise SpecError(f"{name}={excerpt(word)}; {hint(word, accepted)}")
+        check_word(name, word, accepted)
+
+
+def check_flags(**given: object) -> None:
+    for name, flag in given.items():
+        if not isinstance(flag, bool):
+            raise SpecError(f"{name}={excerpt(flag)}; accepted: True or False")
+
+
+def check_tensors(caller: str, **given: object) -> None:
+    """Raise `LaunchError` on the first that is no tensor with plain memory; a bias or a residual may be None."""
+    for name, tensor in given.items():
+        if tensor is None and name in ("bias", "residual"):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise LaunchError(f"{caller}: {name} is {type(tensor).__name__}; accepted: a torch.Tensor")
+        if tensor.layout is not torch.strided:
+            raise LaunchError(f"{caller}: {name} is a {tensor.layout} tensor; accepted: a dense one, such as {name}.to_dense()")
+
+
+def check_dtype(dtype: object) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise SpecError(f"dtype={excerpt(dtype)}; accepted: {', '.join(f'torch.{name}' for name in DTYPES)}")
+
+
+def check_device(device: Any) -> None:
+    """Raise `LaunchError` where PyTorch puts no tensors."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # PyTorch's are of many kinds, an AssertionError among them
+        raise LaunchError(f"device={excerpt(device)}: no tensors there; accepted: a torch.device of this machine, such as cpu") from error
 
 
 def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> None:
@@ -46,14 +76,14 @@ def check_precision(precision: str | None, dtype: str) -> None:
     if dtype not in DTYPES:
         raise LaunchError(f"tensors of {dtype}; accepted: {', '.join(DTYPES)}")
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
-    if precision is not None and precision not in accepted:
-        raise LaunchError(f"precision={precision!r} for tensors of {dtype}; {hint(precision, accepted)}")
+    if precision is not None and not is_word(precision, accepted):
+        raise LaunchError(f"precision={excerpt(precision)} for tensors of {dtype}; {hint(precision, accepted)}")
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
     """Raise `SpecError` where a backend has no such precision: PyTorch's products know the tensors' own alone."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
-        raise SpecError(f"precision={precision!r} with backend={backend!r}; only ksgen's kernels have it: backend='ksgen'")
+        raise SpecError(f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: backend='ksgen'")
 
 
 def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:

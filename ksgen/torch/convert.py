@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import SpecError
-from ksgen.pattern import Chain, excerpt
+from ksgen.pattern import Chain
 from ksgen.spec import Spec, load
+from ksgen.torch.checks import check_flags
 from ksgen.torch.factorize import Factorization, factorize
 from ksgen.torch.layer import KSLinear, Patterns, as_chain
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.report import Replaced, Report
+from ksgen.values import excerpt, whole_number
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Beside:
     count: int
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int or self.count < 1:
+        count = whole_number(self.count)
+        if count is None or count < 1:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
 
 
@@ -48,6 +51,9 @@ def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: 
     its `layers`. New weights come from the old ones (`factorize`, with so many steps of `refine`), or are drawn afresh.
     Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. Nothing is changed where anything is wrong.
     """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
+    check_flags(from_weights=from_weights, progress=progress)
     wanted = _read(rule)
     found = _find(model, wanted)
     before = _parameter_count(model)
@@ -72,6 +78,9 @@ def _read(rule: Rule) -> dict[str, Beside]:
     chains = rule.layers if isinstance(rule, Spec) else rule
     if not isinstance(chains, Mapping) or not chains:
         raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
+    for name in chains:
+        if not isinstance(name, str):
+            raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
     return {name: each if isinstance(each, Beside) else Beside(as_chain(each), 1) for name, each in chains.items()}
 
 
@@ -85,7 +94,7 @@ def _find(model: nn.Module, wanted: Mapping[str, Beside]) -> dict[nn.Module, tup
     layers = [(name, module) for name, module in named if isinstance(module, nn.Linear) or _is_conv1d(module)]
     for key in wanted:
         if not any(_fits(key, name) for name, _ in layers):
-            raise SpecError(f"rule {key!r} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
+            raise SpecError(f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
     found: dict[nn.Module, tuple[list[str], str]] = {}
     for name, layer in layers:
         if key := next((key for key in wanted if _fits(key, name)), ""):

@@ -1,6 +1,6 @@
 """`factorize`: a dense matrix as a product of Kronecker-sparse factors. Which method, how near it came, how long it took."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import frexp, inf, sqrt
 from time import perf_counter
 
@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ksgen.errors import LaunchError
-from ksgen.pattern import Chain, excerpt
+from ksgen.pattern import Chain
+from ksgen.torch.checks import check_flags, check_tensors
 from ksgen.torch.layer import Patterns, as_chain
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.projection import balance, block_ranks, on_support, project
 from ksgen.torch.refinement import refined, relative_error, start
+from ksgen.values import excerpt, whole_number
 
 LEAST_STEPS = 100  # of refinement, where there is nothing else
 
@@ -22,7 +24,7 @@ class Factorization:
     """The weights (a, b, c, d) of each factor, from the one that meets x first, and how near their product is."""
 
     chain: Chain
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = field(repr=False)
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
     least_error: float  # no product of these factors has a smaller one; 0 where that is all that is known
     bound: float  # relative_error is proven to be at most this many times the smallest one; inf where nothing is proven
@@ -44,6 +46,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     """
     chain = as_chain(chain)
     matrix = _checked(weight, chain, refine)
+    check_flags(progress=progress)
     method, guarantee, bound = _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     errors: list[float] = []
@@ -82,13 +85,13 @@ def _method(chain: Chain) -> tuple[str, str, float]:
 
 def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
     """The matrix in the type that is computed in."""
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        got = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise LaunchError(f"weight is {got}; accepted: a torch.Tensor of real floating-point numbers")
+    check_tensors("factorize", weight=weight)
+    if not weight.is_floating_point():
+        raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")
     wanted = (chain.out_features, chain.in_features)
     if tuple(weight.shape) != wanted:
         raise LaunchError(f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}")
-    if type(refine) is not int or refine < 0:
+    if (steps := whole_number(refine)) is None or steps < 0:
         raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
     matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if not (finite := matrix.isfinite()).all():

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, PatternError
-from ksgen.pattern import Chain, Pattern, excerpt
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen
 from ksgen.torch.backends import NAMES, explain, multiply_all_by
-from ksgen.torch.checks import check_backend, check_precision, check_words, dtype_name
+from ksgen.torch.checks import check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
+from ksgen.values import excerpt, listed
 
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
@@ -39,9 +41,11 @@ class KSLinear(nn.Module):
         self.chain = as_chain(patterns)
         check_words(backend=(backend, NAMES))
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
-            KernelSpec(pattern, precision or "float32", layout, Epilogue(bias, activation))
+            KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
+        check_device(device)
         if dtype is None:
             dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
+        check_dtype(dtype)
         check_precision(precision, dtype_name(dtype))
         check_backend(backend, precision, dtype)
         self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
@@ -52,17 +56,17 @@ class KSLinear(nn.Module):
     @classmethod
     def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
         """A layer of these weights, one (a, b, c, d) for each factor from the one that meets x first. They are copied."""
-        weights = list(weights)
-        if not weights:
-            raise PatternError("weights=[]; accepted: one tensor of shape (a, b, c, d) or more")
-        options = {"device": weights[0].device, "dtype": weights[0].dtype} | options
-        layer = cls([tuple(each.shape) for each in weights], bias=bias is not None, **options)
+        if not (given := listed(weights)):
+            raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
+        check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
+        options = {"device": given[0].device, "dtype": given[0].dtype} | options
+        layer = cls([tuple(each.shape) for each in given], bias=bias is not None, **options)
         if bias is not None and bias.shape != layer.bias.shape:
             raise LaunchError(f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed")
         with torch.no_grad():
-            for parameter, given in zip([*layer.weights, layer.bias], [*weights, bias], strict=True):
-                if given is not None:
-                    parameter.copy_(given)
+            for parameter, value in zip([*layer.weights, layer.bias], [*given, bias], strict=True):
+                if value is not None:
+                    parameter.copy_(value)
         return layer
 
     @property
@@ -81,6 +85,7 @@ class KSLinear(nn.Module):
             nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        check_tensors(self._name(), x=x, residual=residual)
         if not torch.compiler.is_compiling():
             frozen.look_after(self, self._own_weights)
         y_shape = self._y_shape(x)
@@ -129,7 +134,7 @@ class KSLinear(nn.Module):
 
     def explain(self, batch: int = 1024) -> str:
         """Who multiplies each factor at a batch of so many rows, on the device where the weights lie, and why."""
-        lines = []
+        batch, lines = checked_batch(batch), []
         for number, (pattern, weights) in enumerate(zip(self.chain, self.weights, strict=True), start=1):
             is_last = number == len(self.chain)
             epilogue = Epilogue(self.bias is not None, self.activation) if is_last else Epilogue()
@@ -144,8 +149,6 @@ class KSLinear(nn.Module):
         return ", ".join(words)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
-        if not isinstance(x, Tensor):
-            raise LaunchError(f"{self._name()}: x is {type(x).__name__}; accepted: a torch.Tensor")
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
         if x.dim() == 0 or x.shape[axis] != self.in_features:
             wanted = f"(..., {self.in_features})" if self.layout == "bsf" else f"({self.in_features}, ...)"

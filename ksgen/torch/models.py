@@ -15,11 +15,12 @@ from torch.nn import functional
 from ksgen.errors import SpecError, ToolchainError
 from ksgen.paths import resource
 from ksgen.spec import load
-from ksgen.spec.kernel import hint
+from ksgen.spec.kernel import hint, is_word
 from ksgen.torch.convert import Beside, KSLinears, convert
 from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.report import Report
+from ksgen.values import excerpt
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,9 @@ def build(name: str, library: str = "torch") -> nn.Module:
 
 def rule(name: str, library: str = "torch") -> dict[str, Beside]:
     """The chains of the shipped spec for the model's layers, as `convert` takes them."""
-    chains = load(resource("specs") / SPECS[name]).layers if name in SPECS else {}
-    return {key: Beside(chains[layer], count) for key, (layer, count) in _source(name, library).layers.items()}
+    source = _source(name, library)
+    chains = load(resource("specs") / SPECS[name]).layers
+    return {key: Beside(chains[layer], count) for key, (layer, count) in source.layers.items()}
 
 
 def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) -> Report:
@@ -221,8 +223,8 @@ def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) ->
 
 
 def _source(name: str, library: str) -> Source:
-    if name not in MODELS:
-        raise SpecError(f"model {name!r}; {hint(name, MODELS)}")
-    if library not in MODELS[name]:
-        raise SpecError(f"library {library!r} for {name}; {hint(library, MODELS[name])}")
+    if not is_word(name, MODELS):
+        raise SpecError(f"model {excerpt(name)}; {hint(name, MODELS)}")
+    if not is_word(library, MODELS[name]):
+        raise SpecError(f"library {excerpt(library)} for {name}; {hint(library, MODELS[name])}")
     return MODELS[name][library]

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from ksgen.spec import LAYOUTS
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_backend, check_words, dtype_name
+from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, launcher, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import made_of
@@ -47,6 +47,7 @@ def multiply(
     `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
     """
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
+    check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)

@@ -1,12 +1,13 @@
 """What `convert` did, as figures and as a table."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from statistics import median
 
 from ksgen.pattern import Chain
 from ksgen.torch.factorize import Factorization
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Replaced:
     chain: Chain
     count: int  # of chains side by side
     parameters: tuple[int, int]  # before and after
-    factorizations: tuple[Factorization, ...]  # empty where the new weights are drawn
+    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty where the new weights are drawn
 
     @property
     def flops(self) -> tuple[int, int]:
@@ -34,6 +35,11 @@ class Report:
 
     layers: tuple[Replaced, ...]
     parameters: tuple[int, int]  # of the whole model, before and after
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        replaced = counted(len(self.layers), "layer")
+        return f"Report({replaced} replaced, {before:,} parameters before and {after:,} after; print it for a table)"
 
     @property
     def flops(self) -> tuple[int, int]:
@@ -57,8 +63,9 @@ class Report:
         text = StringIO()
         Console(file=text, width=200, highlight=False).print(table)
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
+        replaced = counted(len(self.layers), "layer")
         return (
-            f"{text.getvalue()}{len(self.layers)} layers replaced: {before:,} parameters became {after:,} in the whole model, and "
+            f"{text.getvalue()}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
             f"{flops_before:,} operations a row {flops_after:,} in these layers."
         )
 

@@ -43,7 +43,7 @@ def table_of(trials: Sequence[Trial], winner: Trial | None) -> Table:
     return Table(tuple(titles[column] for column in wanted), rows, throughout, len(numbered) - len(rows))
 
 
-def counted(trials: Sequence[Trial]) -> str:
+def by_state(trials: Sequence[Trial]) -> str:
     """`120 measured, 30 pruned`."""
     counts = Counter(trial.state for trial in trials)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])

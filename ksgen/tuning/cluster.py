@@ -35,7 +35,9 @@ class ClusterEngine(Engine):
         try:
             import distributed
         except ImportError as error:
-            raise KsgenError(f"--scheduler needs dask.distributed ({error}); pip install 'ksgen[tune]'") from None
+            from ksgen.install import install_line
+
+            raise KsgenError(f"--scheduler needs dask.distributed ({error}); {install_line('tune')}") from None
         self._device = device
         self._facts: dict[str, Facts] = {}  # by the address of each worker that measures
         self._guard = threading.Lock()

@@ -8,9 +8,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from ksgen.devices.base import Limits
-from ksgen.errors import SpecError
-from ksgen.pattern import excerpt
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import checked_batch
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,7 @@ class Job:
     batch: int
 
     def __post_init__(self) -> None:
-        if type(self.batch) is not int or self.batch < 1:
-            raise SpecError(f"batch={excerpt(self.batch)}; accepted: a whole number from 1 up")
+        object.__setattr__(self, "batch", checked_batch(self.batch))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}, batch {self.batch}"

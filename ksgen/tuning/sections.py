@@ -6,8 +6,9 @@ from functools import cached_property
 from math import inf
 
 from ksgen.spec import KernelSpec
-from ksgen.tuning.candidates import counted, microseconds, share
+from ksgen.tuning.candidates import by_state, microseconds, share
 from ksgen.tuning.trials import Trial
+from ksgen.words import counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Section:
     @property
     def said(self) -> list[str]:
         """Sentences about the winner, and about what became of the candidates."""
-        lines = [f"{len(self.trials)} candidates: {counted(self.trials)}."]
+        lines = [f"{counted(len(self.trials), 'candidate')}: {by_state(self.trials)}."]
         if self.left_out:
             lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
         if not (winner := self.winner):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from ksgen.emit import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_for, family_named, operand_of
-from ksgen.pattern import excerpt
 from ksgen.plan import limits_from
 from ksgen.roofline import Ceilings
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import is_word
 from ksgen.tuning.engine import Engine, LocalEngine
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine
@@ -20,6 +20,7 @@ from ksgen.tuning.pool import list_space, make_pool, served_families
 from ksgen.tuning.search import Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.values import excerpt
 from ksgen.wisdom import Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # that a processor's search looks at, unless it is given a budget
@@ -65,7 +66,7 @@ class Tuner:
     """Searches on one engine; keeps trials in `store` and winners as wisdom."""
 
     def __init__(self, engine: Engine, store: TrialStore, options: Options = Options()) -> None:
-        if options.strategy not in STRATEGIES:
+        if not is_word(options.strategy, STRATEGIES):
             raise KsgenError(f"strategy {excerpt(options.strategy)}: accepted: {', '.join(STRATEGIES)}")
         self.engine, self.store, self.options = engine, store, options
         self.stop = threading.Event()

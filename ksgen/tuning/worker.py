@@ -26,6 +26,7 @@ from ksgen.plan import Choice, Plan, load, make_plan
 from ksgen.resources import Binary
 from ksgen.roofline import Ceilings, measure_ceilings
 from ksgen.spec import KernelSpec
+from ksgen.trust import Watch, doubt
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.verify import Bench, make_problem, time_launches, tolerance
@@ -149,10 +150,11 @@ class _Timing:
         self._launches = arrays.benches[-1].launches(ready.plan, ready.packed)
         self._seconds: list[float] = []
         self._notes: set[str] = set()
+        self._others_share: float | None = None
 
     def take_a_turn(self) -> None:
         try:
-            before = Clocks.of(self._device)
+            before, watch = Clocks.of(self._device), Watch()
             first = time_launches(self._device, self._launches, FIRST_RUNS, warmup=1)
             self._seconds += first
             if self._is_worth_more(min(first)):
@@ -162,6 +164,7 @@ class _Timing:
                 if (more := min(max(wanted, least), most) - FIRST_RUNS) > 0:
                     self._seconds += time_launches(self._device, self._launches, more, warmup=0)
             self._notes |= Clocks.of(self._device).moved_since(before)
+            self._others_share = max(filter(None, (self._others_share, watch.others_share())), default=None)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
 
@@ -169,7 +172,9 @@ class _Timing:
         return self._runs.give_up_us is None or second * 1e6 <= self._runs.give_up_us
 
     def outcome(self) -> Outcome:
-        return Outcome("measured", "", tuple(second * 1e6 for second in self._seconds), ", ".join(sorted(self._notes)))
+        measured_us = tuple(second * 1e6 for second in self._seconds)
+        why = doubt(measured_us, self._others_share if self._device.limits.is_cpu else None)
+        return Outcome("measured", "", measured_us, ", ".join(filter(None, (*sorted(self._notes), why))))
 
 
 def serve(connection: Connection, device: str | None, limit_s: float) -> None:

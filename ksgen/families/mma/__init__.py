@@ -11,7 +11,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
@@ -67,7 +67,7 @@ class Mma(Addressed):
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+        return kernel.job == "multiply" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED and is_precise(kernel)
 
     def rules(self) -> tuple[Rule[MmaConstants], ...]:
         return _RULES

@@ -12,10 +12,11 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 236  # by the estimate, of 255
-PROMOTE = {  # inputs after which cut-off sums would be more than twice as far off as plain float32 ones, at any c
-    "tf32x3": 32,
-    "fp16x3": 64,
+PROMOTE = {  # inputs after which cut-off sums would be more than twice as far off as plain float32 ones: of FEW_IN in all, and of more
+    "tf32x3": (16, 32),
+    "fp16x3": (32, 64),
 }
+FEW_IN = 47
 
 
 def planes(kernel: KernelSpec) -> int:
@@ -33,8 +34,10 @@ def planes(kernel: KernelSpec) -> int:
 
 
 def promotion(kernel: KernelSpec) -> int:
-    most = PROMOTE.get(kernel.precision, 0)
-    return most if kernel.pattern.c > most else 0
+    c = kernel.pattern.c
+    few, many = PROMOTE.get(kernel.precision, (0, 0))
+    most = few if c <= FEW_IN else many
+    return most if c > most else 0
 
 
 def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:

@@ -12,7 +12,7 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, Rule
 from ksgen.families.mma.defaults import promotion
-from ksgen.families.operands import CHUNK
+from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
@@ -142,7 +142,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return super().serves(kernel, limits) and self._start(kernel, limits) is not None
+        return super().serves(kernel, limits) and is_precise(kernel) and self._start(kernel, limits) is not None
 
     def rules(self) -> tuple[Rule[RegistersConstants], ...]:
         of = self.block

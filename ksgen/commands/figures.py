@@ -1,0 +1,49 @@
+"""What `--json` prints of kernels and their times: the one schema, which docs/json.md writes down. Prints nothing."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ksgen.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from ksgen.wisdom import Entry
+
+TIME_DIGITS = 3  # after the point, of microseconds: a nanosecond
+DIGITS = 6  # of every other number
+
+
+def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
+    """Which kernel it is, and the batch that was taken; None: any."""
+    return {
+        "kernel": kernel.name,
+        "job": kernel.job,
+        "pattern": list(kernel.pattern.shape),
+        "precision": kernel.precision,
+        "layout": kernel.layout,
+        "epilogue": asdict(kernel.epilogue),
+        "batch": batch,
+    }
+
+
+def choice_figures(family: str, constants: Any) -> dict[str, Any]:
+    """What serves it."""
+    return {"family": family, "constants": asdict(constants)}
+
+
+def entry_figures(entry: "Entry") -> dict[str, Any]:
+    """What wisdom holds of it."""
+    measured = dict(entry.measured)
+    times = {name: measured.pop(name, None) for name in ("median_us", "floor_us")}
+    which = kernel_figures(entry.kernel, entry.batch) | {"specialised": entry.kernel.batch is not None}
+    return {**which, **choice_figures(entry.family, entry.constants), **times, "measured": measured}
+
+
+def tidy(content: Any, name: str = "") -> Any:
+    """The same with numbers rounded: times, which are named `*_us` or stand below such a name, to a nanosecond."""
+    if isinstance(content, dict):
+        return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [tidy(value, name) for value in content]
+    if isinstance(content, float):
+        return round(content, TIME_DIGITS) if name.endswith("_us") else float(f"{content:.{DIGITS}g}")
+    return content

@@ -1,0 +1,39 @@
+"""Values that users give: taken where it is clear what they mean, and shown in messages in one line, and short."""
+
+from operator import index
+from typing import Any
+
+MOST_SHOWN = 400  # characters of a path
+
+
+def whole_number(value: Any) -> int | None:
+    """An integer of any library, such as NumPy, as Python's own; None for anything else. True is no number."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except Exception:  # an array of several numbers, or whatever a stranger's object answers
+        return None
+
+
+def listed(values: Any) -> tuple[Any, ...] | None:
+    """What can be gone through, as a tuple; None for anything else."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return None
+
+
+def excerpt(value: object) -> str:
+    """The value as a message shows it: in one line, and short."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # it cannot say what it is
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def shown(path: Any) -> str:
+    """A path as a message shows it: in one line, with what is no text escaped, and the middle of one beyond any folder left out."""
+    text = str(path) if str(path).isprintable() else ascii(str(path))[1:-1]
+    return text if len(text) <= MOST_SHOWN else f"{text[:57]}...{text[-57:]}"
