@@ -20,6 +20,7 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Geometry, Limits, Pass, TensorMap, check, cuda_limits, families_for, family_for, family_named
 from ksgen.resources import Binary
 from ksgen.spec import KernelSpec
+from ksgen.threads import groups_for
 from ksgen.wisdom import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
@@ -74,6 +75,7 @@ class Plan:
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
+    walks: bool = False  # whether its blocks share out the work among them, however many there are
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
 
     def __repr__(self) -> str:
@@ -99,12 +101,17 @@ class Plan:
             return
         if self.maps:
             arguments = (*self._encode(arguments), *arguments)
-        self.device.launch(self.multiply, self.grid, self.block, self.shared_bytes, arguments, stream)
+        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, arguments, stream)
 
     def _launch_steps(self, arguments: tuple[Any, ...], stream: Stream) -> None:
         for step in self.steps:
             maps = self._encode(arguments) if step.handle is self.multiply else ()
-            self.device.launch(*step, (*maps, *arguments), stream)
+            grid = self._blocks() if step.handle is self.multiply else step.grid
+            self.device.launch(step.handle, grid, step.block, step.shared_bytes, (*maps, *arguments), stream)
+
+    def _blocks(self) -> int:
+        """Of the launch that multiplies: on a processor, no more than it may take threads."""
+        return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
 
     def workspace(self, stream: Stream = None) -> tuple[Buffer, ...]:
         """Memory to give launches on that stream: one buffer, or none. Freeing it waits for all launches."""
@@ -218,7 +225,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         loaded.handles.get(source.pack_entry), packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
         f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
         family.maps(kernel, choice.constants, batch), geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
-        (*before, multiply, *after) if before or after else (),
+        (*before, multiply, *after) if before or after else (), bool(geometry.at_once),
     )  # fmt: skip
 
 

@@ -105,9 +105,12 @@ class OpenCLDevice:
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
         queue = self._queue if stream is None else stream
-        with kernel.lock, self._explained(f"launching {kernel.entry}"):
-            kernel.set_args(args, shared_bytes)
-            event = self._cl.enqueue_nd_range_kernel(queue, kernel.kernel, (grid * block,), (block,))
+        try:
+            with kernel.lock:
+                kernel.set_args(args, shared_bytes)
+                event = self._cl.enqueue_nd_range_kernel(queue, kernel.kernel, (grid * block,), (block,))
+        except self._cl.Error as error:
+            raise self._failure(f"launching {kernel.entry}", error) from error
         if (events := getattr(self._timed, "events", None)) is not None:
             events.append(event)
 
@@ -140,8 +143,10 @@ class OpenCLDevice:
                 self._cl.enqueue_copy(stream or self._queue, destination, source, is_blocking=True)
 
     def synchronize(self, stream: Stream = None) -> None:
-        with self._explained("waiting for the queue"):
+        try:
             (stream or self._queue).finish()
+        except self._cl.Error as error:
+            raise self._failure("waiting for the queue", error) from error
 
     def is_capturing(self, stream: Stream) -> bool:
         return False
@@ -173,7 +178,10 @@ class OpenCLDevice:
         try:
             yield
         except self._cl.Error as error:
-            raise DeviceError(f"OpenCL on {self.name}, {doing}: {error}") from error
+            raise self._failure(doing, error) from error
+
+    def _failure(self, doing: str, error: Exception) -> DeviceError:
+        return DeviceError(f"OpenCL on {self.name}, {doing}: {error}")
 
 
 class _Kernel:
