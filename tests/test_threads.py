@@ -29,5 +29,5 @@ def test_pytorch_s_number_counts_where_nothing_is_said(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("said", ["0", "-1", "two", "1.5", "²", "9" * 40])
 def test_what_is_no_number_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_THREADS", said)
-    with pytest.raises(DeviceError, match="KSGEN_THREADS=.*; accepted: a whole number from 1 up"):
+    with pytest.raises(DeviceError, match=r"KSGEN_THREADS=.*; accepted: a whole number from 1 up"):
         wanted_threads()

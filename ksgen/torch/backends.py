@@ -22,7 +22,7 @@ from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import made_of
 from ksgen.torch.ops import autocast, is_plain, multiply, multiply_chain
-from ksgen.torch.products import permuted, permuted_back, permuted_multiply
+from ksgen.torch.products import permuted, permuted_back, permuted_multiply, to_dense
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,6 @@ def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) 
     if layout == "bsf":
         return torch.einsum("sicj,ikcj->sikj", x.unflatten(1, (a, c, d)), weights).flatten(1)
     return torch.einsum("icjs,ikcj->ikjs", x.unflatten(0, (a, c, d)), weights).flatten(0, 2)
-
-
-def to_dense(weights: Tensor) -> Tensor:
-    """K, as a matrix of out_features x in_features."""
-    a, b, c, d = weights.shape
-    along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
-    whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
-    return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
 
 
 def _as_csr(weights: Tensor) -> Tensor:
@@ -144,7 +136,7 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     if not has_kernels(device):
         return f"bmm, as there are no kernels for tensors on {device.type}: {BACKENDS['bmm'].why}"
     choice = choose(kernel, batch, device) if backend == "auto" else Choice("ksgen", "as asked for")
-    if choice.backend == "strided":
-        return f"strided: {choice.why}; {BACKENDS['strided'].why}"
+    if choice.backend != "ksgen":
+        return f"{choice.backend}: {choice.why}; {BACKENDS[choice.backend].why}"
     told = launcher(*kernel.pattern.shape).explain(batch, precision=kernel.precision, layout=kernel.layout, epilogue=kernel.epilogue)
     return f"ksgen: {choice.why}; {told}"

@@ -30,7 +30,7 @@ _measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job 
 
 @dataclass(frozen=True)
 class Choice:
-    backend: str  # "ksgen" or "strided"
+    backend: str  # "ksgen", "strided" or "dense"
     why: str
 
 
@@ -66,7 +66,7 @@ def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend:
         return ways[backend]()
     kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
-        return ways[faster((kernel, size_of(batch)), ways)]()
+        return ways[faster((kernel, size_of(batch), *ways), ways)]()
     return ways[choose(kernel, batch, x.device).backend]()
 
 
@@ -123,10 +123,12 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
     On a processor the faster one, once both were timed.
     """
     if is_measured_here(kernel, device):
-        if not (seconds := measured((kernel, size_of(batch)))):
-            return Choice("ksgen", "both are timed when it is met first, and the faster one is taken")
-        first, second = sorted(seconds, key=seconds.__getitem__)
-        return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {second} {seconds[second] * 1e6:.0f} us")
+        found = [measured((kernel, size_of(batch), *ways)) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
+        if not (seconds := found[0] or found[1]):
+            return Choice("ksgen", "it is timed beside PyTorch's products when it is met first, and the fastest is taken")
+        first, *others = sorted(seconds, key=seconds.__getitem__)
+        told = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
+        return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {told}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
 
 

@@ -73,6 +73,12 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
     return kept.form(make, unkept)
 
 
+def is_kept(weights: Tensor) -> bool:
+    """Whether what is made of them is kept: they are a frozen layer's."""
+    kept = _kept.get(id(weights)) if _kept else None
+    return kept is not None and bool(kept.layers) and not _is_transformed()
+
+
 def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
     """Keep what is made of a layer's weights, from now on. They must be its own, and plain."""
     if is_frozen(layer, weights):

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
 from ksgen.spec import LAYOUTS
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, launcher, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
-from ksgen.torch.frozen import made_of
+from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
 
 Product = Callable[..., Tensor]
@@ -133,7 +133,15 @@ def _compute(
         y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
 
-    return serve(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, epilogue=epilogue)
+    def by_whole_matrix() -> Tensor:
+        matrix = made_of(weights, products.to_dense)
+        y = functional.linear(x, matrix) if layout == "bsf" else matrix @ x
+        return finish(y, bias, activation, residual, layout)
+
+    ways = {"ksgen": by_kernels, "strided": on_views}
+    if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
+        ways["dense"] = by_whole_matrix  # a processor's matrix tiles may multiply by zeros faster than others leave them out
+    return serve(own, x, layout, precision, backend, ways, epilogue=epilogue)
 
 
 _multiply = torch.library.custom_op(

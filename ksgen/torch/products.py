@@ -22,6 +22,14 @@ def blocks_of(weights: Tensor) -> Tensor:
     return weights.permute(0, 3, 1, 2).flatten(0, 1)
 
 
+def to_dense(weights: Tensor) -> Tensor:
+    """K, as a matrix of out_features x in_features."""
+    a, b, c, d = weights.shape
+    along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
+    whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
+    return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
+
+
 def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
     """Y = X K^T. The last two axes of `matrices` may be transposed."""
     a, d, b, _ = matrices.shape
