@@ -13,7 +13,7 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
-from ksgen.families.vector.defaults import MANY, alike
+from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
 from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words
 from ksgen.families.vector.planes import round_up
@@ -131,7 +131,7 @@ class VectorChain(Addressed):
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
         features = max(pattern.in_features + pattern.out_features for pattern in kernel.factors)
         unit = lcm(*(Shape(factor, own).unit for factor, own in zip(factor_kernels(kernel), alone, strict=True)))
-        wanted = min(BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
+        wanted = min(MOST_ROWS, BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
         block = max(unit, wanted // unit * unit)
         return ChainConstants(block, tiles_of(alone))
 

@@ -62,7 +62,7 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[fl
     """The share of a tile's work that is for nothing, and its loads for each multiply-add."""
     height, width = size
     padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
-    loads = (height + width) / (height * width)
+    loads = (height + 1.5 * width) / (height * width)  # vectors come from farther away than what is repeated for all lanes
     return (padded * max(1.0, 0.75 + loads, most / (height * width) / 2), loads)
 
 
@@ -74,7 +74,7 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
     height, width = min(sizes, key=lambda size: cost((size[0], size[1]), min(vectors, 12), b, most))
     features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
     tile = lanes * width
-    block = max(tile, BLOCK_BYTES // (features * 4) // tile * tile)
+    block = max(tile, (BLOCK_BYTES // 8 if kernel.layout == "bsf" else BLOCK_BYTES) // (features * 4) // tile * tile)
     block = min(block, 7 * tile, round_up(batch, tile))
     return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1), limits, batch)
 
