@@ -9,6 +9,7 @@ from ksgen.spec import KernelSpec
 BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
 FEW, MANY = 16, 1 << 20  # batch entries
+FIRST_LEVEL_BYTES = 40 * 1024  # that a chunk of inputs may have of the first-level cache
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -71,6 +72,8 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(batch, lanes)
     sizes = [(height, width) for height, width in tile_sizes(limits) if width <= vectors]
+    chunk_bytes = kernel.pattern.c * lanes * max(4, kernel.item_bytes)  # of one vector's inputs
+    sizes = [size for size in sizes if chunk_bytes * size[1] <= FIRST_LEVEL_BYTES] or sizes
     height, width = min(sizes, key=lambda size: cost((size[0], size[1]), min(vectors, 12), b, most))
     features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
     tile = lanes * width

@@ -159,7 +159,7 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         ]
     return [
         *always,
-        Constexpr("PITCH", shape.pitch, "reals from one feature of a plane to the next"),
+        Constexpr("CHUNK", shape.tile_lanes, "batch entries whose inputs lie together"),
         Constexpr("SCOPE", shape.scope if is_bsf else 1, "blocks on the diagonal of a plane"),
         Constexpr("PLANE_COLUMNS", shape.column_unit if is_bsf else shape.tiles, "tiles of a plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),

@@ -74,9 +74,9 @@ class Shape(Planes):
         return spaced(round_up(row, self.constants.lanes), self)
 
     @property
-    def pitch(self) -> int:
-        """From one input of a plane to the next one, where lanes lie along the batch."""
-        return spaced(round_up(self.constants.block, self.tile_lanes), self)
+    def entries(self) -> int:
+        """Of the batch, that a panel has room for: whole chunks, each as wide as a tile."""
+        return round_up(self.constants.block, self.tile_lanes)
 
     @property
     def x_step(self) -> int:
@@ -84,7 +84,7 @@ class Shape(Planes):
         d = self.kernel.pattern.d
         if self.is_along_outputs:
             return self.constants.lanes if self.constants.panel and not self.is_short else d
-        return self.pitch * (d if self.kernel.layout == "bsf" else 1)
+        return self.tile_lanes * (d if self.kernel.layout == "bsf" else 1)
 
     @property
     def unit(self) -> int:
@@ -96,7 +96,7 @@ class Shape(Planes):
     @property
     def turned(self) -> int:
         """Where the outputs of a plane begin that are still to be turned."""
-        return self.scope * self.kernel.pattern.c * self.kernel.pattern.d * self.pitch
+        return self.scope * self.kernel.pattern.c * self.kernel.pattern.d * self.entries
 
     @property
     def slot(self) -> int:
@@ -105,9 +105,9 @@ class Shape(Planes):
             rows = max(self.constants.block, self.constants.height) if self.constants.panel else self.constants.height
             used = rows * self.x_row + self.constants.lanes
         elif self.kernel.layout == "bsf":
-            used = self.turned + round_up(self.scope * b * d, self.constants.lanes) * self.pitch
+            used = self.turned + round_up(self.scope * b * d, self.constants.lanes) * self.tile_lanes
         else:
-            used = c * self.pitch
+            used = c * self.entries
         return round_up(used, LINE_BYTES)
 
 
