@@ -13,6 +13,7 @@ from tests.simt.build import is_installed
 @pytest.mark.parametrize("missing", ["cuda", "cuda.bindings"])
 def test_without_cuda_bindings_that_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KSGEN_DRIVER_REGISTRY", raising=False)
+    monkeypatch.delitem(sys.modules, "cuda.bindings", raising=False)  # which another test may have left there
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(NotHereError, match=r"^cuda-bindings is not installed$"):
         environment("driver")
