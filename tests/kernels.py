@@ -17,6 +17,7 @@ from ksgen.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.families.operands import LEAST_IN
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
@@ -86,16 +87,19 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
     return FAMILIES[family].serves(job_of(family, kernel), limits)
 
 
-def patterns_of(family: str) -> dict[str, tuple[int, ...]]:
+def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
+    """Those of a family; with 16 inputs more where operands in parts want more."""
     if family == "wgmma_permuted":
         return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
-    return PATTERNS if takes_anything else ALIGNED
+    least = LEAST_IN.get(precision, 1) if JOB_OF[family] == "multiply" else 1
+    found = PATTERNS if takes_anything else ALIGNED
+    return {name: (a, b, c if c >= least else c + 16, d) for name, (a, b, c, d) in found.items()}
 
 
 def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
     """A pattern of which nothing divides its tile."""
-    found = (patterns_of(family)[name] for name in ("flat", "dense"))
+    found = (patterns_of(family, precision)[name] for name in ("flat", "dense"))
     return next(pattern for pattern in found if serves(family, kernel_of(pattern, precision, layout)))
 
 
@@ -126,7 +130,7 @@ def _served() -> list[tuple[str, str, str]]:
     """Every (family, precision, layout), once for each text."""
     found: dict[str, tuple[str, str, str]] = {}
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
-        kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family).values())
+        kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
         if kernel := next((each for each in kernels if serves(family, each)), None):
             found.setdefault(_body(source_of(family, kernel)), (family, precision, layout))
     return list(found.values())
@@ -134,7 +138,7 @@ def _served() -> list[tuple[str, str, str]]:
 
 SERVED = _served()
 MATRIX = [
-    (*each, name) for each in SERVED for name, pattern in patterns_of(each[0]).items() if serves(each[0], kernel_of(pattern, *each[1:]))
+    (*each, name) for each in SERVED for name, pattern in patterns_of(*each[:2]).items() if serves(each[0], kernel_of(pattern, *each[1:]))
 ]
 
 

@@ -52,7 +52,7 @@ def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
 
 @pytest.mark.parametrize(("family", "precision", "layout", "name"), [in_rings(*each) for each in MATRIX])
 def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
-    source, run = source_of(family, kernel_of(patterns_of(family)[name], precision, layout)), in_emulator()
+    source, run = source_of(family, kernel_of(patterns_of(family, precision)[name], precision, layout)), in_emulator()
     batches = batches_for(source)
     for batch in batches:
         kernels.check(source, batch, run)
@@ -77,7 +77,7 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
 @pytest.mark.parametrize(("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8) if JOB_OF[each[0]] == "multiply"])
 def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout: str) -> None:
     """In Y's own place; and off the boundaries that wide reads keep to, where Y is not."""
-    pattern = patterns_of(family)["blocks" if family == "wgmma_shared" else "aligned"]
+    pattern = patterns_of(family, precision)["blocks" if family == "wgmma_shared" else "aligned"]
     source = source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "relu", True)))
     kernels.check(source, 72, in_emulator(), in_place=True)
     kernels.check(source, 77, in_emulator(), in_place=True)
@@ -114,7 +114,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, 
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> None:
     for name in ("flat", "rest", "blocks"):
-        kernel = kernel_of(patterns_of(family)[name], precision, layout)
+        kernel = kernel_of(patterns_of(family, precision)[name], precision, layout)
         if serves(family, kernel):
             kernels.check_leaks(source_of(family, kernel), 65, in_emulator())
 

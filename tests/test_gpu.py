@@ -36,7 +36,7 @@ def gpu() -> Any:
     """The device of the first runtime: `driver` where cuda-bindings is there."""
     device = find_device(RUNTIMES[0])
     limits = limits_of(device)
-    matrix = [(family, kernel_of(patterns_of(family)[name], precision, layout)) for family, precision, layout, name in MATRIX]
+    matrix = [(family, kernel_of(patterns_of(family, precision)[name], precision, layout)) for family, precision, layout, name in MATRIX]
     texts = [source_of(*each, limits=limits) for each in matrix if serves(*each, limits)]
     build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())  # all cores at once
     return device
@@ -48,7 +48,7 @@ def source_for(device: Any, family: str, kernel: KernelSpec) -> Source:
 
 @pytest.mark.parametrize(("family", "precision", "layout", "name"), MATRIX)
 def test_the_emulators_matrix(family: str, precision: str, layout: str, name: str, gpu: Any, record_property: Record) -> None:
-    source, run, most = source_for(gpu, family, kernel_of(patterns_of(family)[name], precision, layout)), on_device(gpu), 0
+    source, run, most = source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)), on_device(gpu), 0
     batches = batches_for(source)
     for batch in batches:
         y = kernels.check(source, batch, run)
@@ -70,7 +70,7 @@ def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: A
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
     for name in ("flat", "rest", "blocks"):
-        kernels.check_leaks(source_for(gpu, family, kernel_of(patterns_of(family)[name], precision, layout)), 65, on_device(gpu))
+        kernels.check_leaks(source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)), 65, on_device(gpu))
 
 
 @pytest.mark.skipif("driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings")

@@ -43,7 +43,15 @@ def run_item(item: pytest.Item) -> list[pytest.TestReport]:
     if told is None:
         words = f"the process on the stand-in machine ended, or took more than {MOST_SECONDS} s\n{child.words()}"
         return [pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "call")]
-    return [item.config.hook.pytest_report_from_serializable(config=item.config, data=data) for data in told]
+    return [restored(item.config, data) for data in told]
+
+
+def restored(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
+    """A report as pytest has it: the reason of a skip is a tuple, of which JSON makes a list."""
+    report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
+    if isinstance(report.longrepr, list):
+        report.longrepr = tuple(report.longrepr)
+    return report
 
 
 class Child:
