@@ -47,6 +47,7 @@ SLOW = {  # files and tests, beyond a minute together on two cores
     "test_any_pattern_constants_and_batch",
     "test_compiled_by_inductor",
     "test_inf_and_nan_do_not_leak",
+    "test_many_patterns_batches_and_constants",
     "test_nvcc_takes_the_text",
     "test_the_space_holds_only_what_fits_and_is_right",
     "test_those_that_misbehave_are_named_and_the_others_are_measured",

@@ -67,7 +67,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch", "job"}
+    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch", "job", "before"}
     digests = {}
     for name, kernel, constants in variants():
         source = render(kernel, constants)
@@ -76,6 +76,16 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
         digests[digest] = name
         assert kernel == KERNEL or kernel.digest != KERNEL.digest
         assert render(kernel, constants, dialect="opencl").digest != source.digest
+
+
+def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
+    chains = [KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=before) for before in ((Pattern(2, 16, 6, 1),), (Pattern(1, 32, 6, 1),))]
+    sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
+    assert (
+        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 2
+    )
+    alone = KernelSpec(Pattern(2, 8, 8, 2))
+    assert alone.digest not in {each.digest for each in chains}
 
 
 def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:

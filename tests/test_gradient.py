@@ -227,7 +227,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         ("out", {"out": out[:1].copy()}, r"got out of shape \(1, 9, 5, 3\); \(2, 9, 5, 3\) is needed"),
         ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
         ("overlap", {"x": x, "out": x.reshape(-1)[: out.size].reshape(SHAPE)}, "out shares memory with x"),
-        ("list", {"grad_y": grad_y.tolist()}, "grad_y is a list; give a NumPy array"),
+        ("list", {"grad_y": grad_y.tolist()}, "grad_y is a list; give np.asarray"),
     ]
 
 

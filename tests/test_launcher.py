@@ -251,7 +251,7 @@ def test_explain_names_family_constants_and_reason(ks: Launcher) -> None:
     told = ks.explain(100)
     assert told.startswith("ks_2x9x5x3_float32_bsf at batch 100 on ")
     assert "vector (vector registers full of sums" in told
-    assert ", tile_batch=" in told
+    assert ", block=" in told
     assert told.endswith("the family's default: no search has been run for this kernel on this device")
     with pytest.raises(SpecError, match="batch=0; accepted: a whole number from 1 up"):
         ks.explain(0)

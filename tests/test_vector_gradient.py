@@ -1,13 +1,10 @@
 """The gradient family for processors, run through OpenCL on host memory as it lies: right, within its arrays, the same bits always."""
 
-import ctypes
-import mmap
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen import reference
-from ksgen.devices import find_device
 from ksgen.devices.base import Device
-from ksgen.errors import ConstantsError, DeviceError
+from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.vector_gradient import Shape, VectorGradient, VectorGradientConstants
 from ksgen.launcher import Launcher
-from ksgen.memory import numpy_dtype
 from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, Choice, Plan
 from ksgen.spec import LAYOUTS, KernelSpec
 from ksgen.verify import make_problem, tolerance
+from tests.host_memory import NOTHING, Array, Fenced, placed, processor, workspace_of
 from tests.test_verify import needs_opencl
 
 FAMILY = VectorGradient()
-NOTHING = 0xFF  # in every byte: a NaN in every type
-GAP = 129  # elements between arrays: odd, so that none begins at a vector's boundary
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
 PATTERNS = {
     "short d": (2, 20, 7, 2),
@@ -41,7 +35,6 @@ PATTERNS = {
     "one": (1, 1, 1, 1),
 }
 BATCHES = (1, 7, 64, 131)
-Array = np.ndarray[Any, Any]
 
 
 def kernel_of(shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", batch: int | None = None) -> KernelSpec:
@@ -59,41 +52,13 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
     return along == "batch" or lanes % kernel.pattern.d == 0 or kernel.pattern.d > lanes
 
 
-def processor() -> Device:
-    try:
-        device = find_device("opencl")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    if not device.shares_host:
-        pytest.skip(f"{device.name} does not use host memory where it lies")
-    return device
-
-
-def nothing(nbytes: int) -> Array:
-    """Bytes that begin at a multiple of what buffers of devices begin at."""
-    whole = np.full(nbytes + 256, NOTHING, np.uint8)
-    begin = -whole.ctypes.data % 256
-    return whole[begin : begin + nbytes]
-
-
-def launch(device: Device, plan: Plan, arrays: tuple[Array, ...]) -> None:
+def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
     """On these arrays, in a workspace in which nothing was ever written; what lies behind it stays as it is."""
-    workspace = nothing(plan.workspace_bytes + 256)
+    workspace = workspace_of(plan)
     pointers = (each.ctypes.data for each in (*arrays, workspace))
     plan.launch((*(device.shared(pointer) for pointer in pointers), plan.batch), None)
     device.synchronize(None)
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()
-
-
-def placed(kernel: KernelSpec, arrays: tuple[Array, Array]) -> tuple[Array, tuple[Array, ...]]:
-    """X, dY and dW in one memory, with nothing before, between and behind them."""
-    item_bytes, sizes = kernel.item_bytes, (*(each.size for each in arrays), kernel.pattern.weight_count)
-    memory = nothing((sum(sizes) + 4 * GAP) * item_bytes)
-    begins = [(GAP * (number + 1) + sum(sizes[:number])) * item_bytes for number in range(3)]
-    places = [memory[begin : begin + size * item_bytes].view(numpy_dtype(kernel.dtype)) for begin, size in zip(begins, sizes, strict=True)]
-    for place, array in zip(places, arrays, strict=False):
-        place[:] = array.reshape(-1)
-    return memory, tuple(places)
 
 
 def planned(device: Device, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Plan:
@@ -108,7 +73,8 @@ def gradient(kernel: KernelSpec, constants: VectorGradientConstants, x: Array, g
     plan = planned(device, kernel, constants, batch)
     if groups:
         plan = replace(plan, steps=(plan.steps[0]._replace(grid=groups), *plan.steps[1:]))
-    memory, places = placed(kernel, (x, grad_y))
+    memory, places = placed([x, grad_y, np.zeros(kernel.pattern.shape, x.dtype)], kernel.dtype)
+    places[2].view(np.uint8)[:] = NOTHING
     before = memory.copy()
     launch(device, plan, places)
     result = places[2].reshape(kernel.pattern.shape).copy()
@@ -237,27 +203,6 @@ def test_what_is_not_finite_reaches_its_own_weights_alone(layout: str, along: st
 # ---- nothing beside the arrays is touched
 
 
-@dataclass(frozen=True)
-class Fenced:
-    """Memory whose neighbours on both sides may not be touched: the process would end."""
-
-    memory: mmap.mmap
-
-    @classmethod
-    def of(cls, nbytes: int) -> "Fenced":
-        memory = mmap.mmap(-1, (-(-nbytes // mmap.PAGESIZE) + 2) * mmap.PAGESIZE)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for page in (begin, begin + len(memory) - mmap.PAGESIZE):
-            assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
-        return cls(memory)
-
-    def place(self, array: Array, at_end: bool) -> Array:
-        begin = len(self.memory) - mmap.PAGESIZE - array.nbytes if at_end else mmap.PAGESIZE
-        place = np.frombuffer(self.memory, np.uint8, array.nbytes, begin).view(array.dtype)
-        place[:] = array.reshape(-1)
-        return place
-
-
 FENCED = [  # every way to copy, and edges of every kind
     ((2, 20, 7, 2), "float32", "bsf", "outputs"),
     ((2, 5, 7, 20), "bfloat16", "bsf", "outputs"),
@@ -277,7 +222,7 @@ def run_fenced() -> None:
             plan = planned(device, kernel, constants_of(kernel, along, 8), batch)
             for at_end in (False, True):
                 arrays = (x, grad_y, np.zeros(shape, x.dtype))
-                places = tuple(Fenced.of(each.nbytes).place(each, at_end) for each in arrays)
+                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays]
                 launch(device, plan, places)
                 error = np.linalg.norm(places[2].reshape(shape).astype(np.float64) - truth)
                 assert error <= tolerance(precision, batch) * np.linalg.norm(truth)

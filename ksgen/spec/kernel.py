@@ -35,7 +35,8 @@ ALIASES = {  # what other libraries call them
 }  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
-JOBS = ("multiply", "gradient", "chain")  # Y = X K^T; the gradient of its weights, from X and that of Y; several factors in one launch
+JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
+CHAIN = "chain"  # the job of several factors in one launch, which no spec names: launchers ask for it
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -107,13 +108,9 @@ class KernelSpec:
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
-        check_word("job", self.job, JOBS)
+        check_word("job", self.job, (CHAIN,) if self.before else JOBS)
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
-        if (self.job == "chain") != bool(self.before):
-            raise SpecError(
-                f"job={self.job} with before={excerpt(self.before)}; accepted: factors before the last one for a chain, and for it alone"
-            )
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,

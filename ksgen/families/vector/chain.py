@@ -15,7 +15,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words
+from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, tile_registers
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
@@ -142,7 +142,7 @@ class VectorChain(Addressed):
             yield replace(usual, block=block)
 
     def registers(self, kernel: KernelSpec, constants: ChainConstants) -> int:
-        return max(each.height * each.width + each.width + 1 for each in constants.parsed)
+        return max(map(tile_registers, constants.parsed))
 
     def shared_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
         return 0

@@ -25,6 +25,7 @@ def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
 
 
 RULES: tuple[Rule[VectorConstants], ...] = (
+    Rule("the job is multiply", lambda k, c: k.job == "multiply"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
     Rule("every constant but panel is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
@@ -72,7 +73,7 @@ class Vector(Addressed):
                     yield constants
 
     def registers(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return constants.height * constants.width + constants.width + 1
+        return tile_registers(constants)
 
     def shared_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
         return 0
@@ -126,6 +127,11 @@ class Vector(Addressed):
             ),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]
+
+
+def tile_registers(constants: VectorConstants) -> int:
+    """Sums, the shorter side of what they are multiplied from, and one of the longer side."""
+    return constants.height * constants.width + min(constants.height, constants.width) + 1
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:
