@@ -111,6 +111,7 @@ class Probe:
 
     text: str
     entry: str
+    multiply_adds: int = 0  # of a processor's work group in one round
 
 
 def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:
@@ -125,6 +126,17 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
         product=wgmma.along_inputs if wgmma else "", **words,
     )  # fmt: skip
     return Probe(text, entry)
+
+
+def render_processor_probe(precision: str, vector_bytes: int) -> Probe:
+    """The same for a processor with so wide vector registers: 32 of them where they are 64 bytes wide, else 16."""
+    entry, is_wide = f"ks_probe_{precision}", precision == "float64"
+    lanes, sums = vector_bytes // (8 if is_wide else 4), 24 if vector_bytes >= 64 else 12
+    text = _environment().get_template("probe_processor.cl.j2").render(
+        entry=entry, precision=precision, version=__version__, arithmetic="float64" if is_wide else "float32",
+        word="double" if is_wide else "float", lanes=lanes, sums=sums,
+    )  # fmt: skip
+    return Probe(text, entry, lanes * sums)
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ksgen.families import Limits, family_for
 from ksgen.reference import ELEMENTS_AT_ONCE
 from ksgen.spec import KernelSpec
-from ksgen.verify import CPU_CACHE_BYTES, MOST_REFERENCE_FLOPS
+from ksgen.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)
         constants = family.default(kernel, limits)
-        device = item * (given + results) + CPU_CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
+        device = item * (given + results) + CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
         device += 0 if is_gradient else item * weights
         device += family.geometry(kernel, constants, batch).workspace_bytes + (0 if is_gradient else family.packed_bytes(kernel, constants))
     return Footprint(item * (given + weights + 2 * results), reference, device)

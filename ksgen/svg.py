@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769aa", "#c2410c", "#1f7a45"
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}  # on a dark page
 _NAMESPACE = "http://www.w3.org/2000/svg"
-_LOOK: Any = {
+LOOK: Any = {  # matplotlib's settings
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, which measures texts by it
@@ -83,7 +83,7 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever the user's own are
-        matplotlib.rcParams.update(_LOOK | {"svg.hashsalt": f"{title} {content!r}"})
+        matplotlib.rcParams.update(LOOK | {"svg.hashsalt": f"{title} {content!r}"})
         width, height = size.width, size.height
         drawing = Figure(figsize=(width, height))
         drawing.subplots_adjust(size.left / width, size.bottom / height, 1 - size.right / width, 1 - size.top / height)

@@ -30,7 +30,7 @@ UNIT_ROUNDOFF = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-GPU_CACHE_BYTES, CPU_CACHE_BYTES = 256 * 2**20, 64 * 2**20  # more than a last-level cache holds
+CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
 
@@ -184,9 +184,8 @@ class Bench:
 
     def _rotated(self) -> list[list[Buffer]]:
         """More sets of arrays than a cache holds."""
-        is_cpu = self.device.limits.is_cpu
-        cache_bytes, most = (CPU_CACHE_BYTES, CPU_ROTATED) if is_cpu else (GPU_CACHE_BYTES, GPU_ROTATED)
-        wanted = min(1 + cache_bytes // sum(array.nbytes for array in self._inputs), most)
+        most = CPU_ROTATED if self.device.limits.is_cpu else GPU_ROTATED
+        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._inputs), most)
         while len(self._sets) < wanted:
             self._sets.append(self._new_set())
         return self._sets

@@ -15,6 +15,8 @@ SPEEDS = {
     "three_passes": 1.2,
     "densified": 1.1,
     "compiled": 0.9,
+    "scipy": 0.05,
+    "lazylinop": 0.02,
 }
 
 

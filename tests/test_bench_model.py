@@ -87,6 +87,39 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("model", ["vit-s16", "gpt2-medium"])
+def test_training_steps_move_every_weight(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dense and sparse parts alike, with nothing frozen; and what a layer within hands back is computed too."""
+    seen: list[tuple[bool, bool, bool]] = []
+    before: dict[int, object] = {}
+    make = torch.optim.SGD
+
+    def watched(parameters: object, lr: float) -> object:
+        own = make(parameters, lr=1.0)
+        before[id(own)] = [each.clone() for each in own.param_groups[0]["params"]]
+        took = own.step
+
+        def step() -> None:
+            took()
+            pairs = zip(before[id(own)], own.param_groups[0]["params"], strict=True)
+            moved = [bool((old != new).any()) for old, new in pairs]
+            seen.append((sum(moved) >= len(moved) - 1, torch.is_grad_enabled(), not moved))
+
+        own.step = step
+        return own
+
+    monkeypatch.setattr(torch.optim, "SGD", watched)
+    job = Job(model, ("float32",), ("auto", "einsum"), torch.device("cpu"), batch=1, tokens=5, repeats=1, steps=("forward", "training"))
+    rows = list(measure(job))
+    assert [(row.step, row.module) for row in rows] == [(step, each) for step in job.steps for each in MODULES for _ in job.backends]
+    assert set(seen) == {(True, True, False)}
+    assert len(seen) == len(MODULES) * 3 * (1 + WARMUP_RUNS)
+    assert {row.paper_ratio for row in rows if row.step == "training"} == {None}
+    told = bench(model, "--backend", "einsum", "--batch", "1", "--repeats", "1", "--steps", "training")
+    assert "float32, training steps" in told.stdout
+
+
+@pytest.mark.usefixtures("_small")
 def test_gpt2_has_the_same_rows_and_no_paper() -> None:
     job = Job("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=1, tokens=5, repeats=1)
     rows = list(measure(job))
@@ -152,6 +185,7 @@ def test_spread_is_the_quartiles() -> None:
         (["vit"], "model 'vit'; did you mean vit-s16? accepted: vit-s16, gpt2-medium"),
         (["vit-s16", "--precision", "float32,fp16"], "--precision 'fp16'; did you mean float16? accepted: float32, float16"),
         (["vit-s16", "--backend", "bmn"], "--backend 'bmn'; did you mean bmm? accepted: auto, ksgen"),
+        (["vit-s16", "--steps", "train"], "--steps 'train'; did you mean training? accepted: forward, training"),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),

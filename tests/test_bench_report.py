@@ -3,6 +3,7 @@
 import builtins
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -313,3 +314,36 @@ def test_the_page_is_of_the_file_that_bench_paper_writes_unless_named(tmp_path: 
     monkeypatch.chdir(tmp_path)
     done = invoke()
     assert str(done.exception) == "paper.jsonl: cannot be read (No such file or directory)"
+
+
+# A processor's results.
+
+
+def processor_rows() -> list[Row]:
+    found = rows_of(stratified(12), ("float32", "bfloat16"))
+    return [replace(each, runtime="opencl", batch=6272) for each in found]
+
+
+def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
+    times = {OURS: 50.0, "bmm": 100.0, "strided": 80.0, "scipy": 10.0}  # SciPy is none of PyTorch's ways
+    first = [row("1,48,48,2", name, median_us=us, runtime="opencl", share_of_floor=0.5) for name, us in times.items()]
+    second = [row("1,64,64,4", name, median_us=us, runtime="opencl", share_of_floor=0.7) for name, us in ((OURS, 100.0), ("bmm", 90.0))]
+    wrong = [row("1,64,64,4", "strided", median_us=1.0, error=0.5, runtime="opencl")]
+    table = tables.processors([*first, *second, *wrong, *FOUR])
+    assert table.rows == (("25088", "float32", "bsl", "2", "x1.20", "x0.90", "x1.60", "50 %", "60 %", "50 %"),)
+    assert tables.processors(FOUR).rows == ()
+    whole = processor_rows()
+    assert tables.processors(whole).title in report.markdown(whole)
+    assert tables.processors(whole).title in report.page(whole)
+
+
+def test_a_processors_picture(tmp_path: Path) -> None:
+    written = tmp_path / "rows.csv"
+    write_csv(processor_rows(), written)
+    done = CliRunner().invoke(bench.command, ["report", str(written), "--png", str(tmp_path / "a.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "rows.html").exists()
+    assert report.picture(processor_rows()) == report.picture(processor_rows())
+    with pytest.raises(KsgenError, match="no speed-up on a processor that can be trusted: there is nothing to draw"):
+        report.picture(FOUR)

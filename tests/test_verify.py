@@ -9,9 +9,11 @@ import pytest
 
 from ksgen import reference, verify
 from ksgen.devices import Found, find_device, list_devices
+from ksgen.devices.base import uploaded
+from ksgen.emit import render_processor_probe
 from ksgen.pattern import Pattern
 from ksgen.plan import Choice, Plan, Planner, choice_by_name, limits_of
-from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.verify import Bench, compare, make_problem, measure, numpy_way, tolerance
 from tests.fake_gpu import FakeGpu, TextCompiler
@@ -151,3 +153,26 @@ def test_measuring_a_kernel_and_a_device() -> None:
         assert ceilings.products == 1  # there are no tensor cores, whose products would stand for one in threes
         assert 1e8 < ceilings.bytes_per_s < 1e14
         assert 1e8 < ceilings.flops_per_s < 1e16
+
+
+@needs_opencl
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+def test_a_processors_probes_do_what_is_counted(precision: str, vector_bytes: int) -> None:
+    device, probe = find_device("opencl"), render_processor_probe(precision, vector_bytes)
+    item_bytes = 8 if precision == "float64" else 4
+    assert probe.multiply_adds == vector_bytes // item_bytes * (24 if vector_bytes == 64 else 12)
+    copy, multiply = load_probe(device, probe)
+    real = np.dtype(f"f{item_bytes}")
+    x = np.arange(37 * vector_bytes // item_bytes, dtype=real)
+    sent, taken = uploaded(device, x), uploaded(device, np.full_like(x, np.nan))
+    device.launch(copy, 5, 1, 0, (sent, taken, 36), None)  # 36 vectors, and no more
+    device.launch(multiply, 5, 1, 0, (sent, 3), None)
+    for buffer, expected in ((taken, np.append(x[: -vector_bytes // item_bytes], [np.nan] * (vector_bytes // item_bytes))), (sent, x)):
+        found = np.empty_like(x)
+        device.download(found, buffer)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_processors_probe_copies_more_than_a_cache_holds() -> None:
+    assert PROCESSOR_COPIED_BYTES >= 256 * 2**20

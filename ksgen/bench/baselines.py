@@ -1,12 +1,15 @@
 """What our kernels are compared with: each baseline puts weights of shape (a, b, c, d) into its own format, ahead of time, and gives a
-function of X. Never timed here.
+function of X. Never timed here. All give Y without gaps, in the layout of X.
 
 The paper's five (appendix D.1) and `strided` are `ksgen.torch`'s backends. Besides, what an expert would write with the same library
-where `strided` has no views to work on, torch.compile, and the part of `bmm` that only moves memory.
+where `strided` has no views to work on, torch.compile, and the part of `bmm` that only moves memory;
+and, on processors, two other libraries where they are installed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -35,6 +38,7 @@ class Baseline:
     prepare: Prepare
     elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # of its own weight format
     multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # for each batch entry
+    library: str = "torch"
 
 
 def backend(name: str) -> Prepare:
@@ -111,6 +115,58 @@ def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return product
 
 
+def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    _check_library("scipy", weights, (torch.float32, torch.float64))
+    from scipy.sparse import csr_array
+
+    rows = BACKENDS["sparse"].prepare
+    assert rows is not None
+    made = rows(weights)
+    parts = (made.values().numpy(), made.col_indices().int().numpy(), made.crow_indices().int().numpy())
+    matrix = csr_array(parts, (pattern.out_features, pattern.in_features))
+    if layout == "bsl":
+        return lambda x: torch.from_numpy(matrix @ x.numpy())
+    return lambda x: torch.from_numpy((matrix @ x.numpy().T).T)
+
+
+def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Its own kernels, by OpenCL on the processor: it copies arrays there and back."""
+    _check_library("lazylinop", weights, (torch.float32, torch.float64))
+    if layout != "bsl":
+        raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
+    try:
+        from lazylinop.butterfly import ksm
+
+        operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
+    except Exception as error:  # it has no errors of its own
+        raise UnsupportedError(f"lazylinop cannot make it: {type(error).__name__}: {error}") from error
+
+    def product(x: Tensor) -> Tensor:
+        try:
+            return torch.from_numpy(operator @ x.numpy())
+        except Exception as error:
+            raise UnsupportedError(f"lazylinop cannot multiply it: {type(error).__name__}: {error}") from error
+
+    return product
+
+
+def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    if weights.is_cuda:
+        raise UnsupportedError(f"{name} is measured on processors alone")
+    if weights.dtype not in dtypes:
+        raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
+    if find_spec(name) is None:
+        raise UnsupportedError(f"{name} is not installed: pip install {name}")
+
+
+def library_version(name: str) -> str:
+    """As part of what a measurement is of."""
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return f"{name} is missing"
+
+
 def _densified_count(pattern: Pattern) -> int:
     return pattern.d * pattern.weight_count
 
@@ -131,6 +187,10 @@ BASELINES = {
         Baseline("three_passes", "permute, one batched product, permute back, into memory that is there already", three_passes),
         Baseline("densified", "one batched product on views, with zeros in between", densified, _densified_count, _densified_count),
         Baseline("compiled", "torch.compile of the einsum", compiled),
+        Baseline(
+            "scipy", "SciPy's product with compressed sparse rows", scipy_sparse, lambda pattern: 3 * pattern.weight_count, library="scipy"
+        ),
+        Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", lazylinop_kernels, library="lazylinop"),
         Baseline("rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0),
     )
 }

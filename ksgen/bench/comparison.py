@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ksgen.bench.roster import OURS, PYTORCH
 from ksgen.bench.rows import OK, Row
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -122,6 +123,32 @@ class Results:
                 if known is None or (row.median_us or 0) < (known.median_us or 0):
                     found[row.pattern] = row
         return found
+
+
+@dataclass(frozen=True)
+class Gains:
+    """On a processor, in one batch, precision and layout: by pattern, the best of PyTorch's times over ours, and our share of the floor."""
+
+    batch: int
+    precision: str
+    layout: str
+    pairs: tuple[tuple[float, float | None], ...]
+
+
+def gains(rows: Sequence[Row]) -> list[Gains]:
+    """Those of the processors' rows that have any."""
+    found = []
+    ours = [row for row in rows if row.runtime == "opencl"]
+    for batch in sorted({row.batch for row in ours}):
+        some = [row for row in ours if row.batch == batch]
+        for precision in precisions_of(some):
+            results = Results(some, precision)
+            for layout in LAYOUTS:
+                best = results.best_rows(OURS, layout)
+                pairs = tuple((ratio, best[str(pattern)].share_of_floor) for pattern, ratio in results.ratios(OURS, PYTORCH, layout))
+                if pairs:
+                    found.append(Gains(batch, precision, layout, pairs))
+    return found
 
 
 def precisions_of(rows: Iterable[Row]) -> list[str]:

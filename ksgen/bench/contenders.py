@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import inf
 from time import monotonic
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Baseline
-from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
+from ksgen.bench.baselines import BASELINES, Baseline, library_version
+from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock, rest
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build import build
@@ -21,6 +22,7 @@ from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import families_for, family_named, operand_of
+from ksgen.launcher import Call
 from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import load_wisdom
@@ -34,6 +36,7 @@ class Ready:
     y: Callable[[Any], Tensor]  # what a run gave
     clock: Clock
     wait: Callable[[], None]  # until all that was run is done
+    rest: Callable[[], None] = lambda: None  # before it is timed
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,12 @@ def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contend
 
 
 def ours(job: Job, device: Device) -> Iterator[Contender]:
-    """Every family's default, and what wisdom says is better: "tuned"."""
+    """Every family's default, and what wisdom says is better: "tuned". On a processor, of the families the one that launchers take."""
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
-        able = families_for(kernel, limits, job.batch)
-        defaults = [Choice(family.name, family.default(kernel, limits), "the family's default") for family in able]
+        able = islice(families_for(kernel, limits, job.batch), 1 if limits.is_cpu else None)
+        defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
             on_cores = [each for each in defaults if operand_of(kernel, each.constants)]
             defaults = on_cores if on_cores or arithmetic != job.precision else defaults
@@ -152,10 +155,12 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
         text = source()
         binary = build(text.text, text.entry, device.target, compiler)
         plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
-        return _on_tensors(plan, problem) if device.kind == "cuda" else _on_buffers(plan, problem)
+        if device.kind == "cuda":
+            return _on_tensors(plan, problem)
+        return _on_host(plan, problem) if device.shares_host else _on_buffers(plan, problem)
 
     identity = f"ksgen {__version__} {template_digest(choice.family)}"
-    copies = 0 if device.kind == "cuda" else job.bytes
+    copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
     workspace_bytes = family_named(choice.family).geometry(kernel, choice.constants, job.batch).workspace_bytes
     return Contender(
         job, OURS, variant, arithmetic, identity, prepare, copies + workspace_bytes, job.pattern.weight_count,
@@ -182,16 +187,28 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
     return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
 
 
+def _on_host(plan: Plan, problem: Problem) -> Ready:
+    """Prepared calls on PyTorch's own memory, where it lies."""
+    device = plan.device
+    packed, workspace = plan.pack(device.shared(problem.weights.data_ptr()), None), plan.workspace()
+    calls = []
+    for x in problem.sets:
+        y = problem.weights.new_full(problem.y_shape, float("nan"))
+        arguments = (device.shared(x.data_ptr()), packed, device.shared(y.data_ptr()), *workspace, plan.batch)
+        calls.append(Call(plan, arguments, None, y, None, device.synchronize, (x, problem.weights)))
+    return Ready(lambda number: calls[number](), lambda y: y, host_clock, device.synchronize, rest)
+
+
 def _on_buffers(plan: Plan, problem: Problem) -> Ready:
     """On memory of an OpenCL device, which gets copies."""
     device = plan.device
     poisoned = problem.weights.new_full(problem.y_shape, float("nan"))
-    packed = plan.pack(_uploaded(device, problem.weights), None)
+    packed, workspace = plan.pack(_uploaded(device, problem.weights), None), plan.workspace()
     outputs = [_uploaded(device, poisoned) for _ in problem.sets]
     inputs = [_uploaded(device, x) for x in problem.sets]
 
     def run(number: int) -> Buffer:
-        plan.launch((inputs[number], packed, outputs[number], plan.batch), None)
+        plan.launch((inputs[number], packed, outputs[number], *workspace, plan.batch), None)
         return outputs[number]
 
     def y(buffer: Buffer) -> Tensor:
@@ -209,11 +226,16 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(problem: Problem) -> Ready:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
-        clock, wait = (BusyCudaClock(), torch.cuda.synchronize) if where.type == "cuda" else (host_clock, lambda: None)
-        return Ready(lambda number: product(problem.sets[number]), lambda y: y, clock, wait)
+
+        def run(number: int) -> Tensor:
+            return product(problem.sets[number]).contiguous()  # as ours is, if it is not by itself
+
+        if where.type == "cuda":
+            return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+        return Ready(run, lambda y: y, host_clock, lambda: None, rest)
 
     extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
     return Contender(
-        job, baseline.name, "", job.comparison.baselines, f"torch {torch.__version__}", prepare, extra,
+        job, baseline.name, "", job.comparison.baselines, library_version(baseline.library), prepare, extra,
         baseline.multiplications(job.pattern), why=baseline.says,
     )  # fmt: skip

@@ -1,9 +1,12 @@
 """The report's figures as the paper draws them: boxes by a number of the patterns, whiskers at 5 and 95 %; and scatter plots."""
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING
 
 from ksgen import svg
+from ksgen.bench.comparison import Gains
 from ksgen.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -43,6 +46,44 @@ def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Patte
         axes.set_xlabel(label)
         _value_axis(axes, unit, [value for _, value in pairs], 1.0)
     return drawn.svg
+
+
+def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
+    """A PNG of a processor's results: speed-ups, and shares of the floor, each sorted; a row for each batch and precision."""
+    svg.check_matplotlib(EXTRA)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    kinds = list(dict.fromkeys((each.batch, each.precision) for each in found))
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(svg.LOOK)
+        drawing = Figure(figsize=(9, 0.9 + 2.6 * len(kinds)), layout="constrained", dpi=130)
+        drawing.suptitle(f"Kronecker-sparse products on {device}", fontsize=10)
+        for (batch, precision), (speeds, shares) in zip(kinds, drawing.subplots(len(kinds), 2, squeeze=False), strict=True):
+            some = [each for each in found if (each.batch, each.precision) == (batch, precision)]
+            for each, colour in zip(some, (svg.LINE, svg.ACCENT), strict=False):
+                ratios = [ratio for ratio, _ in each.pairs]
+                label = f"{each.layout}: mean x{geometric_mean(ratios):.2f}, least x{min(ratios):.2f}"
+                _sorted_line(speeds, ratios, colour, label)
+                reached = [100 * share for _, share in each.pairs if share]
+                if reached:
+                    _sorted_line(shares, reached, colour, f"{each.layout}: median {median(reached):.0f} %, least {min(reached):.0f} %")
+            _value_axis(speeds, "times as fast", [ratio for each in some for ratio, _ in each.pairs], 1.0)
+            speeds.set_title(f"{precision}, batch {batch}: beside the best of PyTorch")
+            shares.set_title(f"{precision}, batch {batch}: % of the floor reached")
+            shares.set_ylim(0, max([105, *(105 * share for each in some for _, share in each.pairs if share)]))
+            for axes, corner in ((speeds, "upper left"), (shares, "lower right")):
+                axes.set_xlabel("patterns, sorted")
+                if axes.lines:
+                    axes.legend(frameon=False, loc=corner)
+        written = io.BytesIO()
+        drawing.savefig(written, format="png", metadata={"Software": None})
+    return written.getvalue()
+
+
+def _sorted_line(axes: "Axes", values: Sequence[float], colour: str, label: str) -> None:
+    axes.plot(range(1, len(values) + 1), sorted(values), "o-", color=colour, markersize=2.6, linewidth=1.2, label=label)
 
 
 def _value_axis(axes: "Axes", unit: str, values: Sequence[float], reference: float | None) -> None:

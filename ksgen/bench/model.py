@@ -1,15 +1,20 @@
-"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: the rows of the paper's Tables 4 and 7, as ratios to the dense module."""
+"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: the rows of the paper's Tables 4 and 7, as ratios to the dense module.
+
+Forward with frozen sparse layers; and training steps: forward, backward, and an update by stochastic gradient descent.
+"""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
 from ksgen.bench.clock import Spread, seconds_in_turn
+from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.torch import models
-from ksgen.torch.layer import KSLinear, freeze
+from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.trust import Watch, doubt_of_ratio
 
 
@@ -22,6 +27,8 @@ class Module:
     has_bias: bool | None = None  # of a linear layer
 
 
+FORWARD, TRAINING = STEPS = ("forward", "training")
+RATE = 1e-6  # of learning, so that nothing overflows
 WHOLE = "whole"
 DENSE = "nn.Linear"  # beside the names of backends, of which "dense" is one
 MODULES = {  # a linear layer is named as its matrix, outputs x inputs
@@ -49,6 +56,7 @@ class Job:
     batch: int
     tokens: int
     repeats: int
+    steps: tuple[str, ...] = (FORWARD,)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Row:
     """One module: seconds of the dense one and of the sparse one, and the ratios of the rounds."""
 
     module: str
+    step: str
     precision: str
     backend: str
     dense_s: Spread
@@ -67,24 +76,26 @@ class Row:
 
 
 def measure(job: Job) -> Iterator[Row]:
-    """A row for every precision, module and backend. Dense and sparse take turns; nothing is trained or recorded, so that sparse
+    """A row for every precision, step, module and backend. Dense and sparse take turns. Forward nothing is recorded, and sparse
     layers are frozen: their weights are prepared once."""
     watch, on_processors = Watch(), job.device.type == "cpu"
-    for precision in job.precisions:
-        variants = _variants(job, getattr(torch, precision))
+    if on_processors:
+        keep_freed_memory()
+    for precision, step in product(job.precisions, job.steps):
+        variants = _variants(job, getattr(torch, precision), step)
         for name, module in MODULES.items():
-            calls = {variant: _call(job, name, model) for variant, model in variants.items()}
-            with torch.no_grad():  # PyTorch's sparse products fail in inference mode
+            calls = {variant: _call(job, name, model, step) for variant, model in variants.items()}
+            with torch.set_grad_enabled(step == TRAINING):  # PyTorch's sparse products fail in inference mode
                 seconds = seconds_in_turn(calls, job.repeats, job.device)
-            paper = module.paper_ratio if (job.model, precision) == ("vit-s16", "float32") else None
+            paper = module.paper_ratio if (job.model, precision, step) == ("vit-s16", "float32", FORWARD) else None
             dense, others = seconds.pop(DENSE), watch.others_share()
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
                 why = doubt_of_ratio(ratios, others if on_processors else None)
-                yield Row(name, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
+                yield Row(name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
 
 
-def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:
+def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
     """The dense model, and a sparse one for each backend, with the same weights."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
@@ -96,17 +107,36 @@ def _variants(job: Job, dtype: torch.dtype) -> dict[str, nn.Module]:
         for layer in variants[backend].modules():
             if isinstance(layer, KSLinear):
                 layer.backend = backend
-        freeze(variants[backend])
-    return variants
+        if step == FORWARD:
+            freeze(variants[backend])
+    return variants if step == FORWARD else {name: model.train() for name, model in variants.items()}
 
 
-def _call(job: Job, name: str, model: nn.Module) -> Callable[[], Tensor]:
+def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], object]:
     """A run of one module of a model, on the same random inputs for every model."""
     torch.manual_seed(0)
+    part, inputs = _part(job, name, model)
+    if step == FORWARD:
+        return lambda: part(*inputs)
+    thaw(part)
+    optimizer = torch.optim.SGD(part.parameters(), lr=RATE)
+    recorded = [each.requires_grad_() for each in inputs if each.is_floating_point() and part is not model]  # those of a layer within
+
+    def train() -> None:
+        optimizer.zero_grad()
+        for each in recorded:
+            each.grad = None
+        part(*inputs).float().square().mean().backward()
+        optimizer.step()
+
+    return train
+
+
+def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A module of a model, and what it is called with."""
     is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:
-        inputs = model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens)
-        return lambda: model(inputs)
+        return model, (model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens),)
     module = MODULES[name]
     block = model.get_submodule("blocks.0")
     part = block.get_submodule(module.path)
@@ -115,8 +145,7 @@ def _call(job: Job, name: str, model: nn.Module) -> Callable[[], Tensor]:
     scale = block.get_submodule("attention_norm").weight
     tokens = model.positions.shape[1] if is_vision else job.tokens
     x = torch.randn(job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device)
-    takes_residual = isinstance(part, models.Attention | models.FeedForward)
-    return (lambda: part(x, x)) if takes_residual else (lambda: part(x))
+    return part, (x, x) if isinstance(part, models.Attention | models.FeedForward) else (x,)
 
 
 def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:

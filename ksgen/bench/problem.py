@@ -13,7 +13,7 @@ from ksgen.bench.roster import COMPARISONS, Comparison
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.verify import CPU_CACHE_BYTES, GPU_CACHE_BYTES
+from ksgen.verify import CACHE_BYTES
 
 MOST_SETS = 64  # of X and Y that runs take in turn
 _ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between
@@ -55,8 +55,7 @@ class Problem:
         shape = (job.batch, inputs) if job.layout == "bsf" else (inputs, job.batch)
         self.weights = ((torch.rand(pattern.shape, generator=draw, device=where) * 2 - 1) / pattern.c**0.5).to(dtype)
         first = torch.randn(shape, generator=draw, device=where).to(dtype)
-        cache_bytes = CPU_CACHE_BYTES if where.type == "cpu" else GPU_CACHE_BYTES
-        self.sets = [first, *(first.clone() for _ in range(min(cache_bytes // job.bytes, MOST_SETS - 1)))]
+        self.sets = [first, *(first.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
 
     @property
     def y_shape(self) -> tuple[int, int]:

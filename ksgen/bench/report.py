@@ -13,12 +13,13 @@ from markupsafe import Markup
 
 from ksgen import __version__, svg
 from ksgen.bench import figures, tables
-from ksgen.bench.comparison import BEST, Results, group_by, precisions_of
+from ksgen.bench.comparison import BEST, Results, gains, group_by, precisions_of
 from ksgen.bench.heuristic import judge
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
+from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted
@@ -79,8 +80,16 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
+def picture(rows: Sequence[Row]) -> bytes:
+    """Of a processor's results, as a PNG."""
+    if not (found := gains(rows)):
+        raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
+    return figures.sorted_gains(found, ", ".join(_once(row.device for row in rows)))
+
+
 def _overview(rows: Sequence[Row]) -> Section:
-    return Section("Overview", "", [tables.overview(rows), tables.setting(rows)])
+    shown = [tables.overview(rows), tables.processors(rows), tables.setting(rows)]
+    return Section("Overview", "", [table for table in shown if table.rows])
 
 
 def _tables(rows: Sequence[Row], precision: str) -> Section:

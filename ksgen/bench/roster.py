@@ -5,8 +5,10 @@ from dataclasses import dataclass
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
 EXPERTS = ("strided", "three_passes", "densified", "compiled")
+LIBRARIES = ("scipy", "lazylinop")  # that may be installed: on processors
 PARTS = ("rewriting",)  # no products: neither checked nor compared
-OTHERS = PAPERS + EXPERTS
+PYTORCH = PAPERS + EXPERTS
+OTHERS = PYTORCH + LIBRARIES
 NAMES = (OURS, *OTHERS, *PARTS)
 
 

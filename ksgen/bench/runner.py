@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
+from math import inf
 from time import monotonic
 
 import torch
 
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
+from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, Comparison
@@ -29,6 +31,8 @@ from ksgen.verify import tolerance
 from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
+HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, which a pattern may yet have
+MATRIX_UNITS = 16  # times float32's multiply-adds, that a processor's may do in 16 bits
 _BUILT_AHEAD = 32  # jobs whose kernels are compiled together
 
 
@@ -49,8 +53,11 @@ class Runner:
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
         self._longest: dict[str, float] = {}  # seconds that a contender's check took, by implementation
+        self._paces: dict[tuple[str, str, str], float] = {}  # seconds a multiplication at best, by implementation, arithmetic and layout
         if self.where.type == "cuda":
             torch.cuda.set_device(self.where)  # for events, and what keeps it busy
+        else:
+            keep_freed_memory()
         before = log.content.run.get("device", device.name)
         if before != device.name:
             raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
@@ -58,6 +65,7 @@ class Runner:
 
     def run(self, jobs: Sequence[Job]) -> int:
         """How many jobs are complete: all of them, or those that fit into the time."""
+        self._check_batch(jobs)
         waiting = iter(jobs)
         done = 0
         while chunk := list(islice(waiting, 1 if self.protocol.tune else _BUILT_AHEAD)):
@@ -72,6 +80,12 @@ class Runner:
                     return done
                 done += 1
         return done
+
+    def _check_batch(self, jobs: Sequence[Job]) -> None:
+        """A pattern's times at two batches are no two times of one product."""
+        known = {each.facts["batch"] for each in self.log.content.contenders.values()}
+        if other := next((job.batch for job in jobs if known and job.batch not in known), 0):
+            raise KsgenError(f"{self.log.path} holds measurements of batch {min(known)}, and this is {other}; name another file with -o")
 
     def _in_time(self) -> bool:
         return monotonic() < self.deadline
@@ -112,6 +126,8 @@ class Runner:
         """Whether it was done to the end."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # what the job before left
+        else:
+            return_freed_memory()
         ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
         with _allowing(job.comparison), torch.no_grad():
             try:
@@ -120,12 +136,13 @@ class Runner:
                 for each in todo:
                     self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
                 return True
-            ready = []
+            ready: list[tuple[Contender, Timed]] = []
             for each in todo:
                 if not self._is_time_for(each):
                     return False
                 begin = monotonic()
-                if found := self._prepare(each, problem, ceilings[each.arithmetic]):
+                fastest_s = min((timed.once_s for known, timed in ready if not known.is_part), default=inf)
+                if found := self._prepare(each, problem, ceilings[each.arithmetic], fastest_s):
                     ready.append((each, found))
                 self._longest[each.implementation] = max(monotonic() - begin, self._longest.get(each.implementation, 0.0))
             return self._in_turn(ready, ceilings)
@@ -150,19 +167,22 @@ class Runner:
                         self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
-    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> Timed | None:
+    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> Timed | None:
         """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
-        timed, facts = self._attempt(contender, problem, ceilings)
+        timed, facts = self._attempt(contender, problem, ceilings, fastest_s)
         self._say(contender, ceilings, facts)
         return timed
 
-    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings) -> tuple[Timed | None, Facts]:
+    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
         job = problem.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
-        least_s = 2 * contender.multiplications * job.batch / ceilings.flops_per_s
+        units = MATRIX_UNITS if self.device.limits.is_cpu and job.kernel(contender.arithmetic).item_bytes == 2 else 1
+        least_s = 2 * contender.multiplications * job.batch / (ceilings.flops_per_s * units)
         if least_s > self.protocol.most_seconds:
             return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
+        if why := self._hopeless(contender, fastest_s):
+            return None, _refusal("too slow", why)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # PyTorch calls its sparse formats a beta
@@ -173,6 +193,7 @@ class Runner:
             return None, _refusal("unsupported", str(refused))
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
+        self._note_pace(contender, timed.once_s)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
         if not contender.is_part:
             facts |= {
@@ -182,6 +203,20 @@ class Runner:
                 "floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6,
             }
         return timed, facts
+
+    def _hopeless(self, contender: Contender, fastest_s: float) -> str:
+        """Why it is not run at all on a processor, where a run may take minutes: at a pace far better than it ever had it would take too
+        long, and much longer than another."""
+        pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
+        expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
+        if contender.implementation == OURS or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
+            return ""
+        return f"{expected_s:.1f} s a run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
+
+    def _note_pace(self, contender: Contender, once_s: float) -> None:
+        if multiplications := contender.multiplications * contender.job.batch:
+            key, pace = _pace_key(contender), once_s / multiplications
+            self._paces[key] = min(pace, self._paces.get(key, pace))
 
     def _say(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
         told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
@@ -254,6 +289,10 @@ def _free_memory() -> int:
     except OSError:
         found = None
     return int(found[1]) * 1024 if found else 2**63
+
+
+def _pace_key(contender: Contender) -> tuple[str, str, str]:
+    return contender.implementation, contender.arithmetic, contender.job.layout
 
 
 def _refusal(status: str, reason: str) -> Facts:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 
-from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, group_by, precisions_of
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, gains, group_by, precisions_of
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
@@ -45,6 +45,20 @@ def overview(rows: Sequence[Row]) -> Table:
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
     note += f" {said}" if (said := in_doubt(rows)) else ""
     return Table("Ours beside the others", columns, tuple(lines), note)
+
+
+def processors(rows: Sequence[Row]) -> Table:
+    """What a processor's results come to: a line for each batch, precision and layout."""
+    lines = []
+    for found in gains(rows):
+        ratios, shares = [ratio for ratio, _ in found.pairs], [share for _, share in found.pairs if share]
+        floor = (percent(median(shares)), percent(min(shares))) if shares else ("-", "-")
+        speeds = (geometric_mean(ratios), min(ratios), max(ratios))
+        wins = percent(sum(ratio > 1 for ratio in ratios) / len(ratios))
+        lines.append((str(found.batch), found.precision, found.layout, str(len(ratios)), *map(_times, speeds), wins, *floor))
+    columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
+    note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
+    return Table("On a processor: ours beside the best of PyTorch", columns, tuple(lines), note)
 
 
 def setting(rows: Sequence[Row]) -> Table:

@@ -59,6 +59,7 @@ class Timed:
 
     def seconds(self) -> float:
         """Of one run, on average over a measurement's."""
+        self._ready.rest()
         return self._ready.clock(self._run) / self.runs
 
     def run(self, runs: int) -> None:

@@ -1,8 +1,8 @@
 """`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from ksgen.bench.model import Job, Row
 
 PRECISIONS = ("float32", "float16", "bfloat16", "float64")
-GPU_SEQUENCES, CPU_SEQUENCES = 128, 2
+GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
 GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
-GPU_REPEATS, CPU_REPEATS = 30, 5
+GPU_REPEATS, CPU_REPEATS = 30, 7
+STEPS = ("forward", "training")
 
 
 @click.group("bench", short_help="Measure beside other libraries, and report what was found.")
@@ -38,6 +39,7 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.argument("model", metavar="vit-s16|gpt2-medium")
 @click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}.")
 @click.option("--backend", default="auto", show_default=True, help="One or more of KSLinear's backends, such as ksgen,bmm.")
+@click.option("--steps", default="forward", show_default=True, help="One or both of forward, training.")
 @click.option("--device", help="cpu, cuda or cuda:1; a GPU where there is one.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Sequences; {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor.")
 @click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
@@ -46,19 +48,22 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 )
 @json_option
 def model_command(
-    model: str, precision: str, backend: str, device: str | None, batch: int | None, repeats: int | None, output: Path | None,
-    as_json: bool,
+    model: str, precision: str, backend: str, steps: str, device: str | None, batch: int | None, repeats: int | None,
+    output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time a model and its modules with dense and with Kronecker-sparse layers, in turn, and show the ratios.
+    """Time a model and its modules with dense and with Kronecker-sparse layers, in turn, and show the ratios: forward with frozen sparse
+    layers, and training steps.
 
     \b
     Examples:
       ksgen bench model vit-s16
+      ksgen bench model vit-s16 --device cpu --precision float32,bfloat16 --steps forward,training
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
     if output:
         check_writable(output)
-    job = _job(model, _listed("--precision", precision, PRECISIONS), backend, device, batch, repeats)
+    precisions = _listed("--precision", precision, PRECISIONS)
+    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS))
     say_if_busy()
     rows = _measure_all(job)
     if as_json:
@@ -109,11 +114,13 @@ def _measure_all(job: "Job") -> list["Row"]:
 
     rows = []
     with progress() as bar:
-        task = bar.add_task("timing", total=len(job.precisions) * len(MODULES) * len(job.backends), now="building the models")
+        task = bar.add_task(
+            "timing", total=len(job.precisions) * len(job.steps) * len(MODULES) * len(job.backends), now="building the models"
+        )
         try:
             for row in measure(job):
                 rows.append(row)
-                bar.update(task, advance=1, now=f"{row.precision} {row.module}")
+                bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
         except NotImplementedError as error:
             raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
         except RuntimeError as error:
@@ -130,11 +137,12 @@ def _print(job: "Job", rows: list["Row"]) -> None:
         f"{job.model} on {_facts(job)['device']}, batch {job.batch}: the median of {job.repeats} rounds, sparse over dense (quartiles)."
     )
     is_papers = any(row.paper_ratio for row in rows)
-    for precision in job.precisions:
-        table = Table(title=precision, title_justify="left")
+    for precision, step in product(job.precisions, job.steps):
+        table = Table(title=precision if step == "forward" else f"{precision}, training steps", title_justify="left")
         for title in ("module", "dense, ms", *job.backends, *(["paper"] if is_papers else [])):
             table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
-        for module, alike in groupby((row for row in rows if row.precision == precision), lambda row: row.module):
+        shown = (row for row in rows if (row.precision, row.step) == (precision, step))
+        for module, alike in groupby(shown, lambda row: row.module):
             found = list(alike)
             ratios = (f"{row.ratio.median:.2f}{'?' * bool(row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []

@@ -67,6 +67,7 @@ _OPTIONS = (
         help=f"A log to go on with; its rows go to a .csv, where {REPLACED}.",
     ),
     click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
+    click.option("--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns of more operations a run."),
     click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
     click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor."),
     click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"{','.join(USUAL)} unless named; also fp16x3."),
@@ -91,6 +92,7 @@ class Selection:
 
     output: Path
     subset: int | None
+    most_gflop: float | None
     named: str | None
     batch: int | None
     precisions: tuple[str, ...] | None
@@ -112,7 +114,11 @@ class Selection:
         """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
         from ksgen.bench.problem import Job
 
-        patterns, batch = patterns_named(self.named, self.subset, most_d), self.batch or default_batch(device.limits)
+        batch = self.batch or default_batch(device.limits)
+        most_weights = None if self.most_gflop is None else int(self.most_gflop * 1e9 / (2 * batch))
+        patterns = patterns_named(self.named, self.subset, most_d, most_weights)
+        if not patterns:
+            raise SpecError(f"--most-gflop {self.most_gflop:g} at batch {batch}: no pattern is left; the smallest of the paper's need more")
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
         return [Job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
 
@@ -206,14 +212,14 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
         raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
 
-def patterns_named(named: str | None, subset: int | None, most_d: int | None = None) -> list[Pattern]:
-    """Without a name: `subset` of the paper's patterns, those of no larger d, in the order that tells most first."""
+def patterns_named(named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None) -> list[Pattern]:
+    """Those of no more weights. Without a name: `subset` of the paper's, of no larger d, in the order that tells most first."""
     from ksgen.bench.published import published_patterns
     from ksgen.spec import load, paper_patterns, stratified
 
     if named is None or named == "paper":
-        return [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)][:subset]
-    if named == "published":
+        found = [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)]
+    elif named == "published":
         found = published_patterns()
     elif named.endswith((".yaml", ".yml")):
         found = list(dict.fromkeys(kernel.pattern for kernel in load(find_spec(Path(named))).kernels))
@@ -221,7 +227,7 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
         found = [Pattern.parse(word) for word in named.split()]
         if not found:
             raise PatternError(f"--patterns {excerpt(named)}; accepted: paper, published, a spec, or patterns such as 1,192,48,2")
-    return found[:subset]
+    return [pattern for pattern in found if most_weights is None or pattern.weight_count <= most_weights][:subset]
 
 
 def write_rows(log: Path) -> list[Path]:

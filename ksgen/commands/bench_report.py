@@ -17,7 +17,8 @@ from ksgen.files import write
     type=click.Path(path_type=Path, allow_dash=True),
     help=f"Write the tables there, - for the screen; no page then unless -o names one; {REPLACED}.",
 )
-def command(file: Path, output: Path | None, markdown: Path | None) -> None:
+@click.option("--png", type=click.Path(path_type=Path), help=f"Draw a processor's speed-ups and shares of the floor there; {REPLACED}.")
+def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None) -> None:
     """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file,
     theirs (paper.jsonl) unless named.
 
@@ -26,6 +27,7 @@ def command(file: Path, output: Path | None, markdown: Path | None) -> None:
       ksgen bench report
       ksgen bench report h200.jsonl
       ksgen bench report h200.csv --markdown -
+      ksgen bench report processor.jsonl --png processor.png
     """
     from ksgen.bench import report
     from ksgen.bench.rows import read_rows
@@ -33,7 +35,10 @@ def command(file: Path, output: Path | None, markdown: Path | None) -> None:
     rows = read_rows(file)
     if markdown:
         _write(markdown, report.markdown(rows))
-    if output or not markdown:
+    if png:
+        write(png, report.picture(rows))
+        click.echo(f"{png}: {png.stat().st_size / 1e3:.0f} kB")
+    if output or not (markdown or png):
         _write(output or file.with_suffix(".html"), report.page(rows))
 
 

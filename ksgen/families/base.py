@@ -128,6 +128,7 @@ class Work:
     shared_bytes: int  # written to and read from shared memory; what a warp's lanes share, once
     multiply_adds: int  # padding and the parts of split operands included
     waits: float = 0  # for stages, by all blocks one after the other: as many as are on their way at a time are one wait
+    cycles: float = 0  # of a processor's cores, by all work groups: their instructions, and what they wait for their caches
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 

@@ -1,6 +1,7 @@
 """How long a candidate will take, before anything is compiled: a family's work over what the device was seen to do.
 
-Good for an order, not for a figure: there are no terms for barriers or what a compiler makes of a text. Measures nothing.
+Good for an order, not for a figure: there are no terms for barriers or what a compiler makes of a text. A processor's cycles are
+`families/vector/cycles.py`. Measures nothing.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ ENOUGH_WARPS = 8  # of a multiprocessor, for one to multiply while another waits
 MANY_WAVES = 8  # beyond, blocks that end late hardly count
 WAIT_S = 1e-6  # from asking for a stage until it is there, on a busy GPU
 LAUNCH_US = 1.2
+FLOPS_A_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
+EXPOSED = 0.3  # of the shorter of memory's and the cores' time, which the longer one does not hide
 CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
 
 WARP = 32
@@ -59,6 +62,11 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     work = family.work(kernel, constants, batch)
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     flops = 2 * work.multiply_adds
+    if work.cycles:
+        lanes = machine.limits.vector_bytes // max(4, kernel.item_bytes)
+        busy_s = work.cycles * lanes * FLOPS_A_CYCLE / ceilings.flops_per_s * _unevenness(work.blocks / machine.multiprocessors)
+        memory_s += work.passed_bytes / ceilings.bytes_per_s
+        return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6
     if machine.limits.is_cpu:  # its shared memory is its cache, which the same instructions read
         crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
         return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6

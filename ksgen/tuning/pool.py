@@ -65,8 +65,10 @@ def make_pool(
 
 
 def served_families(job: Job, limits: Limits) -> list[str]:
-    """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them."""
-    return [family.name for family in families_for(job.kernel, limits, job.batch)]
+    """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them: on a processor the
+    one that is made for it, where there is one."""
+    found = [family.name for family in families_for(job.kernel, limits, job.batch)]
+    return found[:1] if limits.is_cpu else found
 
 
 def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:

@@ -160,8 +160,9 @@ class VectorChain(Addressed):
         alone = Vector()
         each = [alone.work(factor, own, batch) for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True)]
         return Work(
-            divide_up(batch, constants.block), kernel.bytes(batch), kernel.bytes(batch), 0, sum(work.multiply_adds for work in each)
-        )
+            divide_up(batch, constants.block), kernel.bytes(batch), kernel.bytes(batch), 0, sum(work.multiply_adds for work in each),
+            cycles=sum(work.cycles for work in each),
+        )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: ChainConstants) -> Geometry:
         return Geometry(0, 1, 0)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
 from ksgen.families.vector.planes import lanes_of
 from ksgen.families.vector.shape import Shape, VectorConstants
@@ -95,7 +96,10 @@ class Vector(Addressed):
             else divide_up(batch, constants.lanes) * constants.lanes
         )
         lanes = shape.columns * shape.column_weights
-        return Work(divide_up(batch, constants.block) * constants.parts, kernel.bytes(batch), kernel.bytes(batch), 0, entries * lanes)
+        return Work(
+            divide_up(batch, constants.block) * constants.parts, kernel.bytes(batch), kernel.bytes(batch), 0, entries * lanes,
+            cycles=multiply_cycles(shape, batch),
+        )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: VectorConstants) -> Geometry:
         return Geometry(Shape(kernel, constants).columns, 1, 0)

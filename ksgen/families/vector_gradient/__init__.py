@@ -11,6 +11,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Rule, Work
 from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
 from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
 from ksgen.spec import KernelSpec
@@ -34,6 +35,9 @@ _RULES: tuple[Rule[VectorGradientConstants], ...] = (
     ),
     Rule("pieces is at most the columns, or planes, that work groups take apart", lambda k, c: c.pieces <= Shape(k, c).units),
 )
+
+
+SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]  # among work groups
 
 
 class VectorGradient(Addressed):
@@ -61,7 +65,7 @@ class VectorGradient(Addressed):
             sizes = tile_sizes(kernel, along, lanes, limits)
             least = min(LEAST_VECTORS, max(height * width for height, width in sizes))
             wide = [(height, width) for height, width in sizes if height * width >= least]
-            for (height, width), block, parts, pieces in product(wide, (64, 96, 192, 384, 768), (1, 4, 16, 64), (1, 4, 16, 64)):
+            for (height, width), block, (parts, pieces) in product(wide, (96, 192, 384), SHARED_OUT):
                 constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces)
                 if all(rule.holds(kernel, constants) for rule in _RULES):
                     yield constants
@@ -98,6 +102,7 @@ class VectorGradient(Addressed):
             kernel.bytes(batch) + 2 * divide_up(batch, constants.block) * shape.part_bytes,
             0,
             tiles * (batch * constants.lanes if shape.is_along_outputs else round_up(batch, constants.lanes)),
+            cycles=gradient_cycles(shape, batch),
             passed_bytes=parts * shape.part_bytes,
         )
 

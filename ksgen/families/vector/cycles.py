@@ -1,0 +1,130 @@
+"""How many cycles of a processor's cores a vector kernel takes, by what its tiles multiply, load and miss: terms of the cost model.
+
+A core as they are since 2015: two vector operations and two loads a cycle, results after four, 64 bytes a cycle from its second-level
+cache. Good for an order among constants of one kernel. Never measured here.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.planes import Planes
+from ksgen.families.vector.shape import LINE_BYTES, Shape
+
+LATENCY = 4  # cycles until a sum can be added to again
+AT_ONCE = 2  # vector operations, and loads, a cycle
+FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096  # of a cache; lines so many bytes apart meet in one set
+SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # a cycle, from the second-level cache, and from what lies behind it
+SECOND_LEVEL = 1024 * 1024  # bytes that it holds, beside outputs and weights
+TILE, TASK, LAUNCH = 12, 300, 5000  # cycles besides: to begin a tile, a block of the batch, a launch
+COPY, TURN = 4, 80  # cycles a vector that is copied in a cache, or turned with its neighbours
+RAGGED = 200  # cycles a vector that is stored element by element, where a block ends within a tile
+ELEMENT = 8  # cycles an element that is moved by itself, to another line than its neighbours
+HIDDEN = 0.75  # of a multiply-add's time, that loads do not hide
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one step along l, or along the batch, of a tile does."""
+
+    height: int
+    width: int
+    registers: int  # of the processor
+    shuffles: int = 0  # of operands that are spread over the lanes
+
+    @property
+    def step(self) -> float:
+        """Cycles of one step."""
+        operations = (self.height * self.width + self.shuffles) / AT_ONCE
+        loads = (self.height + self.width) / AT_ONCE
+        spilled = max(0, self.height * self.width + min(self.height, self.width) + 1 - self.registers)
+        return max(operations, HIDDEN * operations + loads, LATENCY) + 2 * spilled
+
+    @property
+    def sums(self) -> int:
+        return self.height * self.width
+
+
+def tile_of(shape: Planes) -> Tile:
+    constants = shape.constants
+    is_spread = shape.is_along_outputs and 1 < shape.run < constants.lanes
+    return Tile(constants.height, constants.width, registers(shape), constants.height if is_spread else 0)
+
+
+def registers(shape: Planes) -> int:
+    return 32 if shape.constants.lanes * shape.real_bytes >= 64 else 16
+
+
+def multiply_cycles(shape: Shape, batch: int) -> float:
+    """Of all cores together, for one launch of a factor."""
+    blocks = divide_up(batch, shape.constants.block)
+    block = min(divide_up(divide_up(batch, shape.unit), blocks) * shape.unit, batch)  # as the kernel shares them out
+    tasks = blocks * shape.constants.parts
+    return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
+
+
+def _tiles(shape: Shape, block: int) -> float:
+    """The multiply-adds and stores of a block."""
+    tile, c = tile_of(shape), shape.kernel.pattern.c
+    ragged = 0 if shape.is_along_outputs else divide_up(block % shape.tile_lanes, shape.constants.lanes) * tile.height
+    return shape.columns * (_across(shape, block) * (c * tile.step + tile.sums + TILE) + RAGGED * ragged)
+
+
+def _across(shape: Shape, block: int) -> int:
+    """Tiles of a column in a block."""
+    return divide_up(block, shape.constants.height if shape.is_along_outputs else shape.tile_lanes)
+
+
+def _missed(shape: Shape, block: int) -> float:
+    """Cycles of reading what the first-level cache does not hold from tile to tile."""
+    weights = shape.column_weights * shape.real_bytes  # of a column
+    tiles = _across(shape, block)
+    if not shape.is_along_outputs:
+        inputs = shape.kernel.pattern.c * block * shape.real_bytes
+        planes = divide_up(shape.columns, shape.tiles)
+        again = 1 if inputs + weights <= FIRST_LEVEL_BYTES else shape.tiles
+        return shape.columns * weights / SECOND_LEVEL_BYTES + planes * inputs * again / _rate(inputs)
+    row = row_bytes(shape)
+    tile_rows = shape.constants.height * row
+    weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles
+    held = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
+    rows_again = 1 if held else shape.tiles
+    planes = divide_up(shape.columns, shape.tiles)
+    lost = shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES if conflicts(shape) else 0
+    rate = _rate(block * (row if shape.constants.panel else shape.kernel.in_features * shape.real_bytes))
+    return shape.columns * weights * weights_again / SECOND_LEVEL_BYTES + (planes * block * row * rows_again + lost) / rate
+
+
+def _rate(held_bytes: int) -> int:
+    """Bytes a cycle, of what is read again and again."""
+    return SECOND_LEVEL_BYTES if held_bytes <= SECOND_LEVEL else BEYOND_BYTES
+
+
+def row_bytes(shape: Shape) -> int:
+    """Of the cache lines that a batch entry's inputs of a plane lie in."""
+    _, _, c, d = shape.kernel.pattern.shape
+    if shape.constants.panel:
+        return shape.x_row * shape.real_bytes
+    apart = d * shape.real_bytes
+    return c * (apart if apart < LINE_BYTES else max(LINE_BYTES, shape.run * shape.real_bytes))
+
+
+def conflicts(shape: Shape) -> bool:
+    """Whether a tile's rows lie so far apart that they drive each other out of the first-level cache."""
+    if shape.constants.panel or not shape.is_along_outputs:
+        return False
+    sets = SET_BYTES // gcd(SET_BYTES, shape.x_row * shape.real_bytes)
+    return shape.constants.height > WAYS * sets // 2
+
+
+def _moved(shape: Shape, block: int) -> float:
+    """Copies of a block's inputs and outputs, which parts that share a plane each make."""
+    kernel, constants = shape.kernel, shape.constants
+    inputs, outputs = kernel.pattern.in_features * block, kernel.pattern.out_features * block
+    inputs = int(inputs * max(1.0, constants.parts / shape.planes))
+    if shape.is_along_outputs and kernel.layout == "bsl":
+        return ELEMENT * (inputs + outputs)
+    vector = constants.lanes
+    if not shape.is_along_outputs:
+        return (TURN * (inputs + outputs) if kernel.layout == "bsf" else COPY * inputs) / vector
+    return COPY * inputs / vector if constants.panel else 0.0

@@ -1,0 +1,29 @@
+"""How many cycles of a processor's cores a gradient takes: as `vector/cycles.py`, for sums over the batch."""
+
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.cycles import COPY, ELEMENT, FIRST_LEVEL_BYTES, LAUNCH, SECOND_LEVEL_BYTES, TASK, TILE, TURN, tile_of
+from ksgen.families.vector_gradient.shape import Shape
+
+ACROSS = 6  # cycles to add up the lanes of a sum
+
+
+def gradient_cycles(shape: Shape, batch: int) -> float:
+    """Of all cores together, for one launch."""
+    constants, pattern = shape.constants, shape.kernel.pattern
+    block = min(constants.block, batch)
+    blocks, tiles = divide_up(batch, block), shape.columns * shape.rows
+    tile, lanes = tile_of(shape), constants.lanes
+    steps = block if shape.is_along_outputs else divide_up(block, lanes)
+    after = 2 if shape.is_along_outputs else ACROSS  # sums are read and written, or added up first
+    outputs = steps * constants.width * lanes * shape.real_bytes  # of a column, which its tiles share
+    inputs = steps * constants.height * (1 if shape.is_along_outputs else lanes) * shape.real_bytes
+    again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else shape.rows
+    missed = shape.columns * outputs * again + tiles * inputs
+    sharing = max(1.0, constants.pieces / divide_up(shape.columns, shape.plane_columns))  # pieces that each copy a plane's inputs
+    moved = block * (sharing * pattern.in_features + pattern.out_features)
+    is_scattered = shape.is_along_outputs and shape.kernel.layout == "bsl"
+    copied = moved * (ELEMENT if is_scattered else (TURN if shape.is_turned else COPY) / lanes)
+    parts = shape.parts(batch)
+    added = parts * shape.part / lanes * 2
+    each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_BYTES + copied
+    return blocks * each + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
