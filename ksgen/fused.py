@@ -9,6 +9,7 @@ from ksgen.families.vector import factor_kernels
 from ksgen.pattern import Chain, Pattern
 from ksgen.plan import PLANNER, Choice, Plan
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 REMEMBERED = 1024  # plans: one for each layer and batch
@@ -41,7 +42,7 @@ def _plan(
     generation: int,
 ) -> FusedPlan | None:
     *before, last = patterns
-    kernel = KernelSpec(last, precision, layout, Epilogue(*epilogue), job="chain", before=tuple(before))
+    kernel = KernelSpec(last, precision, layout, Epilogue(*epilogue), job=CHAIN, before=tuple(before))
     whole = PLANNER.plan(device, kernel, batch)
     constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]

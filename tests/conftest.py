@@ -38,6 +38,7 @@ SLOW = {  # files and tests, beyond a minute together on two cores
     "test_fuzz_files.py",
     "test_numerics.py",
     "test_oclgrind.py",
+    "test_portable.py",
     "test_sass.py",
     "test_tuning_cluster.py",
     "test_wgmma_clusters.py",

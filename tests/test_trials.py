@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ksgen.families.simt import SimtConstants
+from ksgen.families.vector import ChainConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.trials import Trial, TrialStore
@@ -32,6 +33,20 @@ def test_a_trial_comes_back_as_it_was_added_also_to_another_process_view(tmp_pat
         store.add(trial)
     assert store.trials() == [TRIAL, pruned]
     assert TrialStore(tmp_path / "deep" / "trials.sqlite").trials() == [TRIAL, pruned]
+
+
+def test_a_chains_trial_comes_back_and_others_are_kept_as_before_there_were_chains(tmp_path: Path) -> None:
+    chain = KernelSpec(Pattern(1, 8, 6, 1), job="chain", before=(Pattern(2, 3, 4, 1),))
+    trials = [replace(TRIAL, kernel=chain, family="vector_chain", constants=ChainConstants(48, "batch 8 3 2 1, batch 8 3 2 1")), TRIAL]
+    store = TrialStore(tmp_path / "trials.sqlite")
+    for trial in trials:
+        store.add(trial)
+    assert store.trials() == trials
+    assert len({trial.kernel for trial in store.trials()}) == 2
+    with sqlite3.connect(tmp_path / "trials.sqlite") as database:
+        texts = [text for (text,) in database.execute("select kernel from trials order by id")]
+    database.close()
+    assert ["before" in text for text in texts] == [True, False]
 
 
 def test_trials_are_those_of_a_job_in_the_order_of_their_first_look(tmp_path: Path) -> None:

@@ -141,12 +141,13 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
 
 def test_the_matrix_holds_all_there_is() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
-    for along, layout in product(WAYS, LAYOUTS):
-        found = [(kernel, constants) for kernel, constants in rows if (kernel.layout, constants.along) == (layout, along)]
+    for along in WAYS:
+        found = [(kernel, constants) for kernel, constants in rows if constants.along == along]
         assert {kernel.precision for kernel, _ in found} == {"float32", "float64", "float16", "bfloat16"}
-        assert {constants.lanes for _, constants in found} == {2, 4, 8, 16}
+        assert {constants.lanes for _, constants in found} >= {4, 8, 16}
         assert {constants.parts > 1 for _, constants in found} == {True, False}
-        assert {each.activation for kernel, _ in found if (each := kernel.epilogue)} >= {"none", "relu", "gelu"}
+        assert {kernel.layout for kernel, _ in found} == set(LAYOUTS)
+        assert {kernel.epilogue.activation for kernel, _ in found} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
     assert {constants.panel for _, constants in rows} == {0, 1}
 
 
@@ -335,7 +336,7 @@ def test_rules_of_the_job_of_d_and_of_panels() -> None:
 def test_which_devices_it_serves() -> None:
     kernel = kernel_of((2, 9, 5, 3))
     assert family_for(kernel, CPU).name == "vector"
-    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "simt"
+    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "vector"
     assert family_for(kernel, replace(CPU, is_cpu=False)).name == "simt"
     assert family_for(kernel, cuda_limits("sm_90a")).name == "simt"
 

@@ -143,7 +143,9 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
-    return json.dumps(asdict(kernel), sort_keys=True)
+    """A kernel's fields; one factor goes without saying, as it was written before there were chains."""
+    told = {name: value for name, value in asdict(kernel).items() if value or name != "before"}
+    return json.dumps(told, sort_keys=True)
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -155,7 +157,8 @@ def _trial(row: dict[str, Any]) -> Trial | None:
     try:
         told = json.loads(row["kernel"])
         pattern, epilogue = Pattern(**told.pop("pattern")), Epilogue(**told.pop("epilogue"))
+        before = tuple(Pattern(**each) for each in told.pop("before", ()))
         constants = family_named(row["family"]).constants(json.loads(row["constants"]))
-        return Trial(**row | {"kernel": KernelSpec(pattern, epilogue=epilogue, **told), "constants": constants})
+        return Trial(**row | {"kernel": KernelSpec(pattern, epilogue=epilogue, before=before, **told), "constants": constants})
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

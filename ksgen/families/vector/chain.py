@@ -19,6 +19,7 @@ from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_c
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 BLOCK_BYTES = 512 * 1024  # of what a block of the batch has before and behind its widest factor
 
@@ -102,8 +103,8 @@ def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
 
 
 _RULES: tuple[Rule[ChainConstants], ...] = (
+    Rule("the job is a chain", lambda k, c: k.job == CHAIN),
     Rule("tiles holds what each factor's own rules allow", _fits),
-    Rule("block is made of whole units of all factors", lambda k, c: c.block % ChainShape(k, c).unit == 0),
     Rule("all factors have the same lanes", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
 )
 
@@ -117,7 +118,7 @@ class VectorChain(Addressed):
     packs = False  # weights are packed as for each factor alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and kernel.job == "chain" and kernel.precision == kernel.dtype
+        return limits.is_cpu and kernel.job == CHAIN
 
     def rules(self) -> tuple[Rule[ChainConstants], ...]:
         return _RULES

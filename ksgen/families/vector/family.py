@@ -53,7 +53,7 @@ class Vector(Addressed):
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and kernel.job == "multiply" and kernel.precision == kernel.dtype
+        return limits.is_cpu and kernel.job == "multiply"
 
     def rules(self) -> tuple[Rule[VectorConstants], ...]:
         return RULES
