@@ -1,4 +1,4 @@
-"""What a call costs on the host, by part, through both CUDA runtimes: `python -m benchmarks.launch_cost`.
+"""What a call costs on the host, by part, through both CUDA runtimes, and on a processor: `python -m benchmarks.launch_cost`.
 
 On a machine without a GPU it runs over the stand-in driver (tests/driver), whose launches are checked and then dropped.
 """
@@ -18,7 +18,8 @@ import numpy as np
 
 from ksgen.arguments import check_context, check_memory, device_and_stream
 from ksgen.arrays import view
-from ksgen.devices import find_device
+from ksgen.devices import Found, find_device, list_devices
+from ksgen.errors import DeviceError
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, choice_by_name, limits_of
@@ -45,6 +46,8 @@ def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float
 def measure(rounds: int) -> dict[str, float]:
     """The parts, in microseconds, on the device that KSGEN_DEVICE names."""
     device, ks = find_device(), Launcher(1, 192, 48, 2)
+    if device.kind == "opencl":
+        return _measure_processor(device, ks, rounds)
     arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
     x, weights, out = (CudaArray(device, array) for array in arrays)
     kept = ks.pack(weights)
@@ -65,6 +68,35 @@ def measure(rounds: int) -> dict[str, float]:
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
         **_hopper_calls(device, ks.pattern, x, weights, out),
+    }
+    return {name: microseconds(part, rounds) for name, part in parts.items()}
+
+
+def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, float]:
+    """On host arrays where they lie: every call waits for its kernel, so what is above the kernel alone is the launcher's."""
+    x, weights, out = (np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384)))
+    kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
+    call = ks.prepare(x, kept, out=out)
+    views = {"x": view(x, "x"), "out": view(out, "out")}
+    plan, fit = call.plan, ks._fits.find(ks, "bsf", "none", views, None)
+    enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel
+    call()  # which leaves its arguments in the kernel
+
+    def alone() -> None:
+        enqueue(queue, kernel, (plan.grid * plan.block,), (plan.block,))
+        queue.finish()
+
+    parts = {
+        "a prepared call": call,
+        "  the kernel, and what its binding takes": alone,
+        "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
+        "  reading an array, each": lambda: view(x, "x"),
+        "  what fits shapes like these": lambda: ks._fits.find(ks, "bsf", "none", views, None),
+        "  checking the memory": lambda: check_memory(ks, views),
+        "  selecting the binary": lambda: ks._fits.plan(fit, device, None),
+        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
+        "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
 
@@ -97,8 +129,8 @@ def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArra
 def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
     """In a process of the runtime's own; or why it is not here."""
     try:
-        variables = dict(os.environ) | {"KSGEN_DEVICE": runtime} if is_on_machine() else environment(runtime) | {"KSGEN_DRIVER_IDLE": "1"}
-    except NotHereError as error:
+        variables = _variables(runtime)
+    except (NotHereError, DeviceError) as error:
         return str(error)
     command = [sys.executable, "-m", "benchmarks.launch_cost", "--apart", "--rounds", str(rounds)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
@@ -106,6 +138,23 @@ def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
         raise click.ClickException(f"{runtime}: {done.stderr.strip()}")
     parts: dict[str, float] = json.loads(done.stdout)
     return parts
+
+
+def _variables(runtime: str) -> dict[str, str]:
+    if runtime == "opencl":
+        return dict(os.environ) | {"KSGEN_DEVICE": _processor()}
+    if is_on_machine():
+        return dict(os.environ) | {"KSGEN_DEVICE": runtime}
+    return environment(runtime) | {"KSGEN_DRIVER_IDLE": "1"}
+
+
+def _processor() -> str:
+    """The first OpenCL device that takes the host's memory where it lies."""
+    listed = [each.selector for each in list_devices() if isinstance(each, Found) and each.runtime == "opencl"]
+    found = next((each for each in listed if find_device(each).shares_host), None)
+    if found is None:
+        raise DeviceError("no OpenCL device takes the host's memory where it lies")
+    return found
 
 
 @click.command()
@@ -117,7 +166,7 @@ def main(as_json: bool, rounds: int, apart: bool) -> None:
     if apart:
         click.echo(json.dumps(measure(rounds)))
         return
-    found = {runtime: measure_apart(runtime, rounds) for runtime in RUNTIMES}
+    found = {runtime: measure_apart(runtime, rounds) for runtime in (*RUNTIMES, "opencl")}
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return

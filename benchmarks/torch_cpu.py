@@ -1,20 +1,24 @@
 """What `ksgen.torch` does with tensors on the processor, beside torch.einsum: `python benchmarks/torch_cpu.py [--json]`.
 
-Forward, and forward with backward for x and the weights, in both layouts, interleaved on one thread; medians of --runs, in time
-of the processor, which a shared machine blurs less. Two ways through PyTorch: it says nothing about ksgen's kernels.
+Forward, and forward with backward for x and the weights, in both layouts, in turn on all cores, with a pause before each run;
+medians of --runs, on memory that was used before. "auto" is the faster of ksgen's kernels and PyTorch's products on views, as it was
+timed when the product was first met; a row says which. Weights are packed at each call.
 """
 
 import json
 from collections.abc import Callable
 from statistics import median
-from time import process_time_ns
+from time import perf_counter_ns
 
 import click
 import torch
 
+from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS
+from ksgen.pause import rest
+from ksgen.spec import LAYOUTS, KernelSpec
 from ksgen.torch.backends import BACKENDS
+from ksgen.torch.choice import choose
 from ksgen.torch.ops import multiply
 
 PATTERNS = [
@@ -44,10 +48,11 @@ def median_ms(jobs: dict[str, Callable[[], object]], runs: int) -> dict[str, flo
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for run in range(-2, runs):  # two to warm up
         for name, job in jobs.items():
-            begin = process_time_ns()
+            rest()
+            begin = perf_counter_ns()
             job()
             if run >= 0:
-                times[name].append((process_time_ns() - begin) / 1e6)
+                times[name].append((perf_counter_ns() - begin) / 1e6)
     return {name: median(each) for name, each in times.items()}
 
 
@@ -58,7 +63,7 @@ def median_ms(jobs: dict[str, Callable[[], object]], runs: int) -> dict[str, flo
 def main(batches: tuple[int, ...], runs: int, as_json: bool) -> None:
     """Time both ways on every pattern."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    keep_freed_memory()
     ratios: dict[str, list[float]] = {}
     for shape in PATTERNS:
         pattern, weights = Pattern(*shape), (torch.rand(shape) * 2 - 1) / shape[2] ** 0.5
@@ -73,8 +78,17 @@ def main(batches: tuple[int, ...], runs: int, as_json: bool) -> None:
                     took = median_ms({name: made(way, x, weights) for name, way in ways.items()}, runs)
                     ratio = took["einsum"] / took["ksgen"]
                     ratios.setdefault(f"{kind} {layout}", []).append(ratio)
-                    row = {"pattern": shape, "batch": batch, "layout": layout, "kind": kind, **took, "einsum_over_ksgen": ratio}
-                    words = f"{pattern!s:12} batch {batch:5} {layout} {kind:8}  ksgen {took['ksgen']:8.3f} ms"
+                    chosen = choose(KernelSpec(pattern, "float32", layout), batch, x.device).backend
+                    row = {
+                        "pattern": shape,
+                        "batch": batch,
+                        "layout": layout,
+                        "kind": kind,
+                        "auto": chosen,
+                        **took,
+                        "einsum_over_ksgen": ratio,
+                    }
+                    words = f"{pattern!s:12} batch {batch:5} {layout} {kind:8}  ksgen ({chosen:7}) {took['ksgen']:8.3f} ms"
                     click.echo(json.dumps(row) if as_json else f"{words}  einsum {took['einsum']:8.3f} ms  {ratio:5.2f}")
     for kind, each in ratios.items():
         summary = {"kind": kind, "einsum_over_ksgen_median": median(each), "least": min(each), "most": max(each)}

@@ -19,6 +19,8 @@ from ksgen.plan import PLANNER, Plan, choice_by_name, limits_of
 from ksgen.spec import PRECISIONS, KernelSpec
 
 if TYPE_CHECKING:
+    from ksgen.launcher import Call
+
     Array = np.ndarray[Any, Any]
 
 UNIT_ROUNDOFF = {
@@ -247,6 +249,18 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     error, checked = bench.check(plan, packed)
     seconds = time_launches(device, bench.launches(plan, packed), runs) if runs else []
     return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
+
+
+def host_call(device: Device, problem: Problem) -> "Call":
+    """The product as a user has it on NumPy arrays: prepared, with packed weights and an output that is there already."""
+    from ksgen.launcher import Launcher
+
+    own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
+    packed = own.pack(problem.weights, device=f"{device.runtime}:{device.index}")
+    return own.prepare(
+        problem.x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
+        residual=problem.residual, precision=kernel.precision, out=np.zeros_like(problem.x, shape=problem.y_shape),
+    )  # fmt: skip
 
 
 def compare(problem: Problem, result: "Array") -> tuple[float, int]:

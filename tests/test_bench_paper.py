@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen import pause
 from ksgen.bench.log import Log, read_log
 from ksgen.bench.roster import COMPARISONS, LIBRARIES, NAMES, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, Row, read_rows, write_csv, write_parquet
@@ -32,7 +33,7 @@ from tests.simt import is_installed
 
 torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
 
-from ksgen.bench import clock, runner  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, Baseline, UnsupportedError, library_version  # noqa: E402
 from ksgen.bench.contenders import Ready, _on_tensors, contenders, tune  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
@@ -202,16 +203,16 @@ def test_before_a_time_is_taken_the_threads_of_others_come_to_rest(monkeypatch: 
     spent = [0.0]
 
     def process_time() -> float:
-        spent[0] += clock.NAP_S if awake[0] > 0 else 0.0
+        spent[0] += pause.NAP_S if awake[0] > 0 else 0.0
         return spent[0]
 
-    monkeypatch.setattr(clock, "sleep", nap)
-    monkeypatch.setattr(clock, "process_time", process_time)
-    clock.rest()
+    monkeypatch.setattr(pause, "sleep", nap)
+    monkeypatch.setattr(pause, "process_time", process_time)
+    pause.rest()
     assert awake[1] == 3
     awake[0] = 10**6
-    clock.rest()  # others never do
-    assert awake[1] == 3 + clock.MOST_NAPS
+    pause.rest()  # others never do
+    assert awake[1] == 3 + pause.MOST_NAPS
 
 
 def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ksgen.pattern import Pattern
 from ksgen.plan import Choice, Plan, Planner, choice_by_name, limits_of
 from ksgen.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import Bench, compare, make_problem, measure, numpy_way, tolerance
+from ksgen.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
 from tests.fake_gpu import FakeGpu, TextCompiler
 from tests.simt import is_installed
 
@@ -140,6 +140,14 @@ def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
     gpu.download(result, y)
     assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
     assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace[0].pointer].nbytes
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "precision"), [("bsf", "float32"), ("bsl", "tf32")])
+def test_a_call_on_the_hosts_arrays_is_the_problems_own(layout: str, precision: str) -> None:
+    problem = make_problem(replace(KERNEL, layout=layout, precision=precision), 70)
+    result = host_call(find_device("opencl"), problem)()
+    assert compare(problem, result)[0] <= tolerance("float32", problem.terms)
 
 
 @needs_opencl

@@ -4,28 +4,18 @@ disturbs all."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
-from time import perf_counter, process_time, sleep
+from time import perf_counter
 
 import torch
 
 from ksgen.devices.base import Device
+from ksgen.pause import rest
 
 Clock = Callable[[Callable[[], None]], float]
 
 WARMUP_RUNS = 2
-NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 25, 0.1
 _CYCLES_PER_S = 2e9  # of a GPU's clock, about
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
-
-
-def rest() -> None:
-    """Until this process's threads sleep: PyTorch's, and OpenCL's, spin for milliseconds after an operation, in wait for the next one,
-    and take the cores from whoever comes next."""
-    for _ in range(MOST_NAPS):
-        spent = process_time()
-        sleep(NAP_S)
-        if process_time() - spent < AWAKE_SHARE * NAP_S:
-            return
 
 
 def host_clock(call: Callable[[], object]) -> float:

@@ -33,7 +33,7 @@ from ksgen.words import counted
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, which a pattern may yet have
 MATRIX_UNITS = 16  # times float32's multiply-adds, that a processor's may do in 16 bits
-_BUILT_AHEAD = 32  # jobs whose kernels are compiled together
+_BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on a processor the time is its own
 
 
 class _TimeIsUpError(Exception):
@@ -66,9 +66,9 @@ class Runner:
     def run(self, jobs: Sequence[Job]) -> int:
         """How many jobs are complete: all of them, or those that fit into the time."""
         self._check_batch(jobs)
-        waiting = iter(jobs)
+        waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
-        while chunk := list(islice(waiting, 1 if self.protocol.tune else _BUILT_AHEAD)):
+        while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
             if self.protocol.tune and OURS in self.protocol.names and self._in_time():
                 self.report(done, len(jobs), f"searching for {chunk[0].key}")
                 tune(chunk[0], self.device, self.protocol.tune, self.deadline)
