@@ -48,7 +48,8 @@ def test_it_is_what_a_check_holds(kernel: KernelSpec, batch: int) -> None:
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     found = footprint(kernel, batch, limits_of(device))
-    assert 0.97 * held <= found.arrays + found.reference <= 1.7 * held
+    assert 0.97 * held <= found.total  # the sets of arrays that timing takes in turn are the host's too
+    assert found.arrays + found.reference <= 1.7 * held
     limits = limits_of(device)
     family = family_for(kernel, limits, batch)
     if kernel.job == "multiply":
@@ -57,12 +58,12 @@ def test_it_is_what_a_check_holds(kernel: KernelSpec, batch: int) -> None:
 
 @pytest.mark.parametrize("command", [["run"], ["tune"]])
 def test_more_than_there_is_is_refused_in_words(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are packed in blocks of eight inputs take eight times their own size, which is on the device: 68.7 GB."""
+    """With the sets of arrays that timing takes in turn, and packed weights."""
     told = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 2**22 if name == "SC_PHYS_PAGES" else told(name))  # whatever this machine has
     arguments = [*command, "--device", "opencl", "--pattern", "1,2147483647,1,1", "--batch", "1"]
     refused = CliRunner().invoke(cli, arguments)
     assert isinstance(refused.exception, SpecError)
     assert str(refused.exception).startswith("--batch 1: checking ks_1x2147483647x1x1_float32_bsf takes 1")
-    assert "the float64 reference 68.7, the device's own 86.0)" in str(refused.exception)
+    assert "the float64 reference 68.7, the device's own 26.0)" in str(refused.exception)
     assert str(refused.exception).endswith("GB; take a smaller pattern")

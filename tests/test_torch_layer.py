@@ -250,6 +250,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0].startswith("2,8,4,3: ksgen: as asked for; ks_2x8x4x3_float32_bsf at batch 77 on ")
     assert "ks_4x6x12x1_float32_bsf_bias_gelu at batch 77" in told[1]
     assert "vector" in told[1]
+    monkeypatch.setattr(choice, "_measured", {})
     layer = KSLinear([(2, 8, 4, 3)], bias=False)
     assert layer.explain(batch=7).startswith("2,8,4,3: ksgen: it is timed beside PyTorch's products when it is met first")
     with torch.no_grad():

@@ -64,7 +64,7 @@ def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list
 
 
 def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
-    (found,) = Tuner(engine, store, Options(**options)).run([JOB], say)
+    (found,) = Tuner(engine, store, Options(**{"family": "simt", **options})).run([JOB], say)
     if isinstance(found, KsgenError):
         raise found
     return found
@@ -145,7 +145,7 @@ def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialS
 def test_a_job_of_which_nothing_can_be_measured_says_why(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(CONSTANTS, min_blocks=broken.WRONG)
     space_of(monkeypatch, wrong)
-    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits: wrong)
+    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: wrong)
     with pytest.raises(KsgenError, match="no candidate could be measured; wrong: relative error "):
         search(engine, store)
     assert not load_wisdom(engine.facts.name).entries()
@@ -238,14 +238,14 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     chosen = replace(CONSTANTS, tile_in=4)
     space_of(monkeypatch, chosen)
-    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits: chosen)
+    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: chosen)
     PLANNER.forget()  # the wisdom of other tests
     launcher = ksgen.Launcher(2, 24, 9, 3)
     assert "the family's default: no search has been run" in launcher.explain(70)
     generation, told = PLANNER.generation, []
-    found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, progress=told.append)
+    found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
     assert isinstance(found, ksgen.tuning.Tuned)
-    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "gradient"
+    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
     assert found.best.constants == chosen
     assert told[-1].phase == "done"
     assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")

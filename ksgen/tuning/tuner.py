@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ksgen.emit import template_digest
 from ksgen.errors import KsgenError
-from ksgen.families import family_for, family_named, operand_of
+from ksgen.families import families_for, family_for, family_named, operand_of
 from ksgen.plan import limits_from
 from ksgen.roofline import Ceilings
 from ksgen.spec import KernelSpec
@@ -89,11 +89,10 @@ class Tuner:
 
     def families(self, job: Job) -> list[str]:
         """Those that are looked at for a job."""
-        served = served_families(job, self.limits)
         if self.options.family is None:
-            return served
+            return served_families(job, self.limits)
         family = family_named(self.options.family)
-        if family.name not in served:
+        if family not in families_for(job.kernel, self.limits, job.batch):
             raise KsgenError(f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})")
         return [family.name]
 
@@ -105,8 +104,9 @@ class Tuner:
 
     def default(self, job: Job) -> Candidate:
         """What launchers take where nothing was measured."""
-        family = family_for(job.kernel, self.limits, job.batch)
-        return Candidate(family.name, family.default(job.kernel, self.limits))
+        named = self.options.family
+        family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
+        return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
 
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
         try:
@@ -118,7 +118,7 @@ class Tuner:
             raise NotBegunError(f"{job}: the search was stopped before it came to this one")
         default = self.default(job)
         guesses = ([Candidate(incumbent.family, incumbent.constants)] if incumbent else []) + [default]
-        guesses += [Candidate(name, family_named(name).default(job.kernel, self.limits)) for name in machine.ceilings]
+        guesses += [Candidate(name, family_named(name).default(job.kernel, self.limits, job.batch)) for name in machine.ceilings]
         pool = make_pool(job, machine, list_space(job, machine), guesses, self._trials_of_others())
         strategy = STRATEGIES[self.options.strategy](pool)
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
