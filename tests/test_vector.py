@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ksgen import reference
 from ksgen.devices.base import Device
-from ksgen.errors import ConstantsError
+from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.vector import Shape, Vector, VectorConstants
 from ksgen.launcher import Launcher
@@ -22,6 +22,7 @@ from ksgen.pattern import Pattern
 from ksgen.plan import PLANNER, Choice, Plan
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.verify import Problem, compare, make_problem, tolerance
+from ksgen.wisdom import Entry, save
 from tests.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
 from tests.test_verify import needs_opencl
 
@@ -296,6 +297,65 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
         cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- what a user can cause
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing cached, loaded or found by a search."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield monkeypatch
+    monkeypatch.undo()
+    PLANNER.forget()
+
+
+SHAPE = (2, 9, 5, 2)  # of launchers that users call
+
+
+def call() -> tuple[Array, Array]:
+    """What a launcher gives, and what is right."""
+    problem = make_problem(kernel_of(SHAPE), 40)
+    return Launcher(*SHAPE)(problem.x, problem.weights), problem.truth
+
+
+@needs_opencl
+def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    device = processor()
+    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0), {"median_us": 1.0})])
+    found, truth = call()
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+    assert "wisdom that cannot be read is passed over: " in caplog.text
+    assert "entry 1: ks_2x9x5x2_float32_bsf: block is made of whole units" in caplog.text
+    assert "delete that line and tune again" in caplog.text
+
+
+@needs_opencl
+def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -> None:
+    processor()
+    anew.setenv("KSGEN_NO_COMPILE", "1")
+    kernel = kernel_of((2, 9, 5, 2), batch=41)
+    ks, problem = Launcher(*SHAPE, batches=[41]), make_problem(kernel, 41)
+    with pytest.raises(ToolchainError, match=r"ks_2x9x5x2_float32_bsf_batch41\w*: no cache holds it for .*, and KSGEN_NO_COMPILE forbids"):
+        ks(problem.x, problem.weights)
+
+
+@needs_opencl
+def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
+    device = processor()
+    call()
+
+    def fails(*_: object) -> None:
+        raise device._cl.LogicError("enqueue", -5, "out of resources")  # type: ignore[attr-defined]
+
+    anew.setattr(device._cl, "enqueue_nd_range_kernel", fails)  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError, match=r"OpenCL on .*, launching ks_2x9x5x2_float32_bsf\w*_pack: enqueue"):
+        call()
+    anew.undo()
+    np.testing.assert_allclose(*call(), rtol=1e-4, atol=1e-5)
 
 
 # ---- constants
