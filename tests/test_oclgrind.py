@@ -111,12 +111,12 @@ BROKEN_GRADIENTS = {
 SLOT = "workspace + block_index() * (extent)SLOT"
 BROKEN_VECTORS = {  # no check knows that a workspace was never written, as it is full of NaN: "wrong" is what the result is then
     "X beyond the batch": (VECTOR[0], EVERYTHING, "min(row, count - HEIGHT)", "row", "Invalid read"),
-    "Y beyond the batch": (VECTOR[3], EVERYTHING, "r < LANES && row + r < count", "r < LANES", "Invalid write"),
-    "X that is not there": (VECTOR[4], EVERYTHING, "for (; at < count; ++at) to[at] = widen(from[at]);", "", "wrong"),
+    "Y beyond the batch": (VECTOR[3], EVERYTHING, "r < LANES && entry + row + r < count", "r < LANES", "Invalid write"),
+    "X that is not there": (VECTOR[4], EVERYTHING, "for (; at < end; ++at) line[at] = widen(from[at]);", "", "wrong"),
     "sums that start anywhere": (VECTOR[1], EVERYTHING, "sums[m][n] = (lanes)0;", ";", "ninitialized"),
     "groups that keep one place": (VECTOR[3], RACES, SLOT, "workspace", "data race at global memory"),
     "a chain's groups that keep one place": (CHAIN[0], RACES, SLOT, "workspace", "data race at global memory"),
-    "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "; at < count; ++at)", "; at <= count; ++at)", "Invalid read"),
+    "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "; at < end; ++at)", "; at <= end; ++at)", "Invalid read"),
     "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "y + at, count - entry - n * LANES", "y + at, LANES", "Invalid write"),
     "a gradient's groups that keep one place": (
         VECTOR_GRADIENT[0], RACES, "parts * PART + block_index() * SLOT", "parts * PART", "data race at global memory"
