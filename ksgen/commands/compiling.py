@@ -40,8 +40,9 @@ class Compiled:
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
     """Every kernel of the spec for every target, with what a device of that name knows by wisdom."""
     compiler = find_compiler()
-    wisdom = _wisdom(device_name) if device_name else Wisdom()
-    wanted = [(source, target) for target in parse_targets(arch, compiler) for source in _sources(spec.kernels, target, wisdom)]
+    targets = parse_targets(arch, compiler)
+    wisdom = _wisdom(device_name) if device_name else Wisdom()  # not before: a mistake is one line
+    wanted = [(source, target) for target in targets for source in _sources(spec.kernels, target, wisdom)]
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
         results = build_many(
