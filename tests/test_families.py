@@ -119,7 +119,7 @@ def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> No
             kernels.check_leaks(source_of(family, kernel), 65, in_emulator())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JOB_OF)
 def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
     kernels_of_all = (job_of(family, kernel_of((1, 64, 64, 4), precision, layout)) for precision, layout in product(PRECISIONS, LAYOUTS))
     kernel = next(each for each in kernels_of_all if serves(family, each))
@@ -217,7 +217,7 @@ def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
     return kernel, constants, draw(st.integers(1, 140) if kernel.job == "multiply" else st.integers(1, 400))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", JOB_OF)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_any_pattern_constants_and_batch(family: str, data: st.DataObject) -> None:

@@ -210,7 +210,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
 
 
 def test_every_family_has_rows_for_every_target() -> None:
-    promised = {(family, target) for family in FAMILIES for target in PROMISES[family].targets}
+    promised = {(family, target) for family, promise in PROMISES.items() for target in promise.targets}
     assert {(row.family, target) for row in ROWS for target in row.targets} == promised
 
 
