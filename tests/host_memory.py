@@ -36,12 +36,13 @@ def nothing(nbytes: int) -> Array:
     return whole[begin : begin + nbytes]
 
 
-def placed(arrays: list[Array], dtype: str) -> tuple[Array, list[Array]]:
-    """One memory that holds copies of the arrays, flat, with nothing before, between and behind them."""
+def placed(arrays: list[Array], dtype: str, boundary: int = 1) -> tuple[Array, list[Array]]:
+    """One memory that holds copies of the arrays, flat, each from such a boundary on, with nothing before, between and behind them."""
     kind = numpy_dtype(dtype)
-    memory = nothing((sum(each.size for each in arrays) + GAP * (len(arrays) + 1)) * kind.itemsize)
+    memory = nothing((sum(each.size for each in arrays) + GAP * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
     places, begin = [], GAP * kind.itemsize
     for array in arrays:
+        begin += -begin % boundary
         places.append(place := memory[begin : begin + array.nbytes].view(kind))
         place[:] = array.reshape(-1)
         begin += array.nbytes + GAP * kind.itemsize

@@ -1,5 +1,6 @@
 """The family for processors, run through OpenCL on host memory as it lies: right, within its arrays, nothing else written."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def constants_of(
     kernel: KernelSpec, along: str, lanes: int, size: tuple[int, int] = (3, 2), parts: int = 3, units: int = 2
 ) -> VectorConstants:
     """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read there."""
-    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0)
+    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2)
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
         found = replace(found, panel=1)
     shape = Shape(kernel, found)
@@ -97,13 +98,13 @@ def arrays_of(problem: Problem) -> list[Array]:
     return [problem.x, problem.weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
 
 
-def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None) -> Array:
-    """The kernel's result; nothing else was written to. `groups`: how many are launched."""
+def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None, boundary: int = 1) -> Array:
+    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin."""
     kernel, device = problem.kernel, processor()
     plan = planned(device, kernel, constants, problem.batch)
     if groups:
         plan = replace(plan, grid=groups, workspace_bytes=plan.workspace_bytes // plan.grid * groups)
-    memory, places = placed(arrays_of(problem), kernel.dtype)
+    memory, places = placed(arrays_of(problem), kernel.dtype, boundary)
     places[2].view(np.uint8)[:] = NOTHING
     before = memory.copy()
     launch(device, plan, places)
@@ -138,6 +139,40 @@ def matrix() -> Iterator[object]:
 def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
     for batch in BATCHES:
         agrees(kernel, constants, batch)
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", "float64", "float16", "bfloat16"])
+def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, along: str) -> None:
+    """Where vectors of outputs lie on their own boundary, where only some do, and where none do."""
+    for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
+        kernel = kernel_of(shape, precision, layout, epilogue)
+        constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), past=0)
+        for batch in (64, 51):
+            problem = make_problem(kernel, batch)
+            wanted = multiplied(problem, constants, boundary=64)
+            error, _ = compare(problem, wanted)
+            assert error <= tolerance(kernel.precision, kernel.pattern.c)
+            for boundary in (64, 1):
+                found = multiplied(problem, replace(constants, past=1), boundary=boundary)
+                np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@needs_opencl
+def test_outputs_past_the_caches_are_stored_by_instructions_for_that(tmp_path: Path) -> None:
+    if not shutil.which("objdump"):
+        pytest.skip("no objdump: apt-get install binutils")
+    device, kernel = processor(), kernel_of((1, 32, 8, 4))
+    for past in (0, 1):
+        data = planned(device, kernel, replace(constants_of(kernel, "outputs", 16), past=past), 64).binary.data
+        begin = data.find(b"\x7fELF", 4)  # the object within the driver's own container
+        if begin < 0:
+            pytest.skip(f"{device.name}: its driver's binaries hold no object file")
+        (tmp_path / "kernel.o").write_bytes(data[begin:])
+        listed = subprocess.run(["objdump", "-d", tmp_path / "kernel.o"], capture_output=True, text=True, check=True).stdout
+        assert ("vmovnt" in listed or "movnt" in listed) == bool(past)
 
 
 def test_the_matrix_holds_all_there_is() -> None:
@@ -216,7 +251,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     along = data.draw(st.sampled_from([each for each in WAYS if allows(kernel, each, lanes)]))
     height, width = data.draw(number(1, 8)), data.draw(number(1, 4))
     block = data.draw(number(1, 6)) * (height if along == "outputs" else lanes)
-    panels = [VectorConstants(along, lanes, height, width, block, 1, panel) for panel in (0, 1)]
+    panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
     constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
     shape = Shape(kernel, constants)
     return replace(constants, parts=data.draw(number(1, min(9, shape.columns // shape.column_unit))))
@@ -325,7 +360,7 @@ def call() -> tuple[Array, Array]:
 @needs_opencl
 def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     device = processor()
-    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0), {"median_us": 1.0})])
+    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0, 0), {"median_us": 1.0})])
     found, truth = call()
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
     assert "wisdom that cannot be read is passed over: " in caplog.text
@@ -360,12 +395,13 @@ def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
 
 # ---- constants
 
-GOOD = VectorConstants("outputs", 8, 3, 2, 24, 2, 0)
+GOOD = VectorConstants("outputs", 8, 3, 2, 24, 2, 0, 0)
 BAD = {
     "along is outputs or batch": replace(GOOD, along="inputs"),
     "lanes is 2, 4, 8 or 16": replace(GOOD, lanes=6),
-    "every constant but panel is at least 1": replace(GOOD, parts=0),
+    "every constant but panel and past is at least 1": replace(GOOD, parts=0),
     "panel is 0 or 1": replace(GOOD, panel=2),
+    "past is 0 or 1": replace(GOOD, past=-1),
     "a tile has at most 64 vectors": replace(GOOD, height=12, width=6),
     "block is made of whole units: tile rows, or vectors along the batch": replace(GOOD, block=25),
     "panel=1 where inputs are not reals in rows, and along the batch": replace(GOOD, along="batch", parts=1),
@@ -435,7 +471,7 @@ def test_the_space_keeps_the_rules() -> None:
 
 def test_work_counts_tiles_and_padding() -> None:
     kernel = kernel_of((2, 24, 6, 2), layout="bsl")
-    whole = VectorConstants("batch", 8, 3, 4, 64, 2, 1)
+    whole = VectorConstants("batch", 8, 3, 4, 64, 2, 1, 0)
     assert 2 * FAMILY.work(kernel, whole, 128).multiply_adds == kernel.flops(128)
     assert FAMILY.work(kernel, whole, 129).multiply_adds == FAMILY.work(kernel, whole, 136).multiply_adds
     along = replace(whole, along="outputs", block=63)

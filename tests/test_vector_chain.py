@@ -46,7 +46,7 @@ def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8) -> ChainConstant
         along, height, width = ("outputs", 3, 2) if way == "o" else ("batch", 2, 1)
         panel = int(way == "b" or kernel.layout == "bsl" or factor.item_bytes < 4 or factor.pattern.d > lanes)
         tiles.append(f"{along} {lanes} {height} {width} {panel}")
-    return ChainConstants(2 * 3 * lanes, ", ".join(tiles))
+    return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2)
 
 
 def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
@@ -289,7 +289,7 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_runs(few_cores: Devi
 
 # ---- constants
 
-GOOD = ChainConstants(24, "batch 8 2 1 1, outputs 8 3 2 1")
+GOOD = ChainConstants(24, "batch 8 2 1 1, outputs 8 3 2 1", 0)
 BAD = {
     "tiles holds what each factor's own rules allow": (
         "batch 8 2 1 1", "batch 8 2 1 1, outputs 8 3 2 1, batch 8 2 1 1", "batch 8 2 1 0, batch 8 2 1 1",
@@ -336,4 +336,4 @@ def test_the_factors_alone_are_the_layers_own() -> None:
     alone = factor_kernels(kernel)
     assert [each.pattern for each in alone] == list(THREE)
     assert [each.epilogue for each in alone] == [Epilogue(), Epilogue(), ALL]
-    assert constants_of(kernel, "bob").parsed[1] == VectorConstants("outputs", 8, 3, 2, 48, 1, 0)
+    assert constants_of(kernel, "bob").parsed[1] == VectorConstants("outputs", 8, 3, 2, 48, 1, 0, 1)

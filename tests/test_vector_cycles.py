@@ -23,8 +23,8 @@ CEILINGS = Ceilings(1e10, 2e11)
 # Least microseconds of random candidates and, last, the default, in turn, on two cores with registers of 64 bytes.
 RECORDED = json.loads((Path(__file__).parent / "recorded_vector_times.json").read_text())
 KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
-OUTPUTS = VectorConstants("outputs", 16, 6, 4, 48, 1, 0)
-BATCHWISE = VectorConstants("batch", 16, 8, 3, 384, 1, 1)
+OUTPUTS = VectorConstants("outputs", 16, 6, 4, 48, 1, 0, 0)
+BATCHWISE = VectorConstants("batch", 16, 8, 3, 384, 1, 1, 0)
 BATCH = 384 * 16
 
 
@@ -57,7 +57,7 @@ def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:
         assert len(list(families_for(kernel, LIMITS, BATCH))) > 1  # others serve too, and are never better
         machine = Machine("a processor", LIMITS, 2, {name: CEILINGS})
         pool = make_pool(wanted, machine, list_space(wanted, machine))
-        assert 300 < len(pool) < 1200
+        assert 300 < len(pool) < 2000
         assert pool.predicted_us[0] >= CEILINGS.floor_s(kernel, BATCH) * 1e6
         assert pool.predicted_us[-1] > 4 * pool.predicted_us[0]  # so that there is something to prune
 

@@ -15,7 +15,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, tile_registers
+from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads, tile_registers
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
@@ -30,6 +30,7 @@ class ChainConstants(Constants):
 
     block: int  # batch entries that a work group takes at a time
     tiles: str  # of each factor: along, lanes, height, width, panel
+    past: int  # 1: the layer's outputs are stored past the caches; 0: into them
 
     @property
     def parsed(self) -> list[VectorConstants]:
@@ -38,7 +39,7 @@ class ChainConstants(Constants):
         for words in self.tiles.split(", "):
             try:
                 along, lanes, height, width, panel = words.split()
-                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel)))
+                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), self.past))
             except ValueError:
                 raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
         return found
@@ -134,13 +135,13 @@ class VectorChain(Addressed):
         unit = lcm(*(Shape(factor, own).unit for factor, own in zip(factor_kernels(kernel), alone, strict=True)))
         wanted = min(MOST_ROWS, BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
         block = max(unit, wanted // unit * unit)
-        return ChainConstants(block, tiles_of(alone))
+        return ChainConstants(block, tiles_of(alone), alone[-1].past)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
         usual = self.default(kernel, limits)
         unit = ChainShape(kernel, usual).unit
         for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
-            yield replace(usual, block=block)
+            yield from (replace(usual, block=block, past=past) for past in (0, 1))
 
     def registers(self, kernel: KernelSpec, constants: ChainConstants) -> int:
         return max(map(tile_registers, constants.parsed))
@@ -160,8 +161,9 @@ class VectorChain(Addressed):
     def work(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Work:
         alone = Vector()
         each = [alone.work(factor, own, batch) for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True)]
+        moved = kernel.bytes(batch) + output_reads(kernel, constants.past, batch)
         return Work(
-            divide_up(batch, constants.block), kernel.bytes(batch), kernel.bytes(batch), 0, sum(work.multiply_adds for work in each),
+            divide_up(batch, constants.block), moved, moved, 0, sum(work.multiply_adds for work in each),
             cycles=sum(work.cycles for work in each),
         )  # fmt: skip
 
@@ -202,6 +204,7 @@ class VectorChain(Addressed):
             Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
             Constexpr("LANES", shape.factors[0].constants.lanes, "of a vector register"),
+            Constexpr("IS_PAST", constants.past, "whether the layer's outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
             Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
             Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),

@@ -7,9 +7,10 @@ from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstant
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
+HELD_BYTES = 384 * 1024  # of a turned plane's inputs and outputs
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
 FEW, MANY = 16, 1 << 20  # batch entries
-FIRST_LEVEL_BYTES = 40 * 1024  # that a chunk of inputs may have of the first-level cache
+PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -56,7 +57,11 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
         panel = 1
     rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // 2 // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
-    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel), limits, batch)
+    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, past(kernel, batch)), limits, batch)
+
+
+def past(kernel: KernelSpec, batch: int) -> int:
+    return int(batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
@@ -68,27 +73,29 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[fl
 
 
 def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
-    b = kernel.pattern.b
+    _, b, c, d = kernel.pattern.shape
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(batch, lanes)
-    sizes = [(height, width) for height, width in tile_sizes(limits) if width <= vectors]
-    chunk_bytes = kernel.pattern.c * lanes * max(4, kernel.item_bytes)  # of one vector's inputs
-    sizes = [size for size in sizes if chunk_bytes * size[1] <= FIRST_LEVEL_BYTES] or sizes
+    held = (b + c) * d * limits.vector_bytes if kernel.layout == "bsf" else 0  # of a plane that is turned, for one vector of entries
+    widest = max(1, min(vectors, HELD_BYTES // held if held else vectors))
+    sizes = [(height, width) for height, width in tile_sizes(limits) if width <= widest]
     height, width = min(sizes, key=lambda size: cost((size[0], size[1]), min(vectors, 12), b, most))
     features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
     tile = lanes * width
-    block = max(tile, (BLOCK_BYTES // 8 if kernel.layout == "bsf" else BLOCK_BYTES) // (features * 4) // tile * tile)
-    block = min(block, 7 * tile, round_up(batch, tile))
-    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1), limits, batch)
+    wanted = (BLOCK_BYTES // 8 if kernel.layout == "bsf" else BLOCK_BYTES) // (features * 4) // tile
+    least = 1 if kernel.layout == "bsf" else 4  # tiles
+    block = min(max(least, min(wanted, 7)) * tile, round_up(batch, tile))
+    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, past(kernel, batch)), limits, batch)
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
-    """Columns shared out among work groups where blocks of the batch are too few for all cores."""
+    """Columns shared out among work groups, where blocks of the batch are too few for all cores or planes lie far apart."""
     from dataclasses import replace
 
     blocks = divide_up(batch, constants.block)
     shape = Shape(kernel, constants)
-    parts = (
-        min(divide_up(limits.multiprocessors * 4, blocks), shape.columns // shape.column_unit) if blocks < 4 * limits.multiprocessors else 1
-    )
-    return replace(constants, parts=max(1, parts))
+    few = limits.multiprocessors * 4
+    parts = min(divide_up(few, blocks), shape.columns // shape.column_unit) if blocks < few else 1
+    if kernel.layout == "bsl" and not shape.is_along_outputs:  # its planes lie far apart: each is gone through from end to end
+        parts = max(parts, shape.planes)
+    return replace(constants, parts=parts)

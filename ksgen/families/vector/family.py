@@ -29,8 +29,9 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("the job is multiply", lambda k, c: k.job == "multiply"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
-    Rule("every constant but panel is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
+    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
+    Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
     Rule("block is made of whole units: tile rows, or vectors along the batch", lambda k, c: c.block % Shape(k, c).unit == 0),
     Rule(
@@ -66,10 +67,13 @@ class Vector(Addressed):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorConstants]:
         lanes = lanes_of(kernel, limits)
-        for along, panel, parts, block in product(("outputs", "batch"), (0, 1), (1, 2, 4, 8, 16), (24, 48, 96, 192, 384, 768)):
+        planes = kernel.pattern.a * kernel.pattern.d
+        for along, panel, past, parts, block in product(
+            ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
+        ):
             for height, width in tile_sizes(limits):
                 unit = height if along == "outputs" else lanes
-                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel)
+                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past)
                 if all(rule.holds(kernel, constants) for rule in RULES):
                     yield constants
 
@@ -96,8 +100,9 @@ class Vector(Addressed):
             else divide_up(batch, constants.lanes) * constants.lanes
         )
         lanes = shape.columns * shape.column_weights
+        moved = kernel.bytes(batch) + output_reads(kernel, constants.past, batch)
         return Work(
-            divide_up(batch, constants.block) * constants.parts, kernel.bytes(batch), kernel.bytes(batch), 0, entries * lanes,
+            divide_up(batch, constants.block) * constants.parts, moved, moved, 0, entries * lanes,
             cycles=multiply_cycles(shape, batch),
         )  # fmt: skip
 
@@ -123,6 +128,7 @@ class Vector(Addressed):
             Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
             Constexpr("LANES", constants.lanes, "of a vector register"),
+            Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
             Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
             Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
@@ -131,6 +137,11 @@ class Vector(Addressed):
             ),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]
+
+
+def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
+    """Bytes: a store into the caches first reads the line that it replaces."""
+    return 0 if past else batch * kernel.pattern.out_features * kernel.item_bytes
 
 
 def tile_registers(constants: VectorConstants) -> int:
@@ -162,6 +173,7 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
     if shape.is_along_outputs:
         return [
             *always,
+            Constexpr("PLANES", shape.planes, "what shares its inputs: an i with its neighbouring j"),
             Constexpr("RUN", shape.run, "neighbouring j of a plane"),
             Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
             Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),

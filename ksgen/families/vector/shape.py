@@ -21,6 +21,7 @@ class VectorConstants(Constants):
     block: int  # batch entries that a work group takes at a time
     parts: int  # of a block's columns, each a work group's
     panel: int  # 1: inputs are copied beside each other first; 0: they are read where they lie
+    past: int  # 1: outputs are stored past the caches; 0: into them
 
 
 @dataclass(frozen=True)
