@@ -20,12 +20,12 @@ from ksgen.devices import Device, find_device
 from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import TensorMap, families_for
-from ksgen.instructions import Wgmma
+from ksgen.families.ptx import Wgmma
+from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
+from ksgen.measure.roofline import measure_ceilings
 from ksgen.pattern import Pattern
-from ksgen.plan import PLANNER, choice_by_name, limits_of
-from ksgen.roofline import measure_ceilings
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import file_name
+from ksgen.wisdom.store import file_name
 from tests.ptx import on_gpu, render
 from tests.ptx.cases import Case, all_cases, mma, normal, wgmma_registers, words
 

@@ -16,18 +16,18 @@ from typing import Any
 import click
 import numpy as np
 
-from ksgen.arguments import check_context, check_memory, device_and_stream
-from ksgen.arrays import view
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.errors import DeviceError
+from ksgen.launch.arguments import check_context, check_memory, device_and_stream
+from ksgen.launch.arrays import view
+from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
-from ksgen.plan import PLANNER, choice_by_name, limits_of
 from ksgen.spec import KernelSpec
-from tests.device_arrays import CudaArray
 from tests.driver import NotHereError, environment
 from tests.driver.items import is_on_machine
 from tests.driver.machine import RUNTIMES
+from tests.support.device_arrays import CudaArray
 
 BATCH = 64
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from ksgen.devices import Device, find_device
 from ksgen.devices.base import uploaded
-from ksgen.memory import numpy_dtype
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import PLANNER, Plan
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
-from ksgen.plan import PLANNER, Plan
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load
 
 BATCHES = (1, 16, 1568, 25088)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ksgen.families import FAMILIES, cuda_limits
-from ksgen.roofline import PRODUCTS, Ceilings
+from ksgen.measure.roofline import PRODUCTS, Ceilings
 from ksgen.spec import KernelSpec, stratified
 from ksgen.tuning.model import Machine, predict_us
 

@@ -14,8 +14,8 @@ import click
 import torch
 
 from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.measure.pause import rest
 from ksgen.pattern import Pattern
-from ksgen.pause import rest
 from ksgen.spec import LAYOUTS, KernelSpec
 from ksgen.torch.backends import BACKENDS
 from ksgen.torch.choice import choose

@@ -18,11 +18,11 @@ from typing import Any
 
 import click
 
+from ksgen.build.request import Binary
 from ksgen.families import family_for, family_named
+from ksgen.launch.plan import limits_from
+from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
-from ksgen.plan import limits_from
-from ksgen.resources import Binary
-from ksgen.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Runs

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from ksgen.arguments import (
+from ksgen.devices import find_device
+from ksgen.devices.base import Stream
+from ksgen.errors import LaunchError
+from ksgen.families import family_named
+from ksgen.launch.arguments import (
     check_arrays,
     check_context,
     check_memory,
@@ -23,23 +27,19 @@ from ksgen.arguments import (
     where_to_work,
     y_shape,
 )
-from ksgen.arrays import ArrayView, common_device, stream_handle, view
-from ksgen.devices import find_device
-from ksgen.devices.base import Stream
-from ksgen.errors import LaunchError
-from ksgen.families import family_named
-from ksgen.fits import Fits, are_aligned
-from ksgen.fused import fused_plan
-from ksgen.gradient import weight_gradient
-from ksgen.memory import host_array, is_whole, new_array
+from ksgen.launch.arrays import ArrayView, common_device, stream_handle, view
+from ksgen.launch.fits import Fits, are_aligned
+from ksgen.launch.fused import fused_plan
+from ksgen.launch.gradient import weight_gradient
+from ksgen.launch.memory import host_array, is_whole, new_array
+from ksgen.launch.plan import PLANNER, Plan
+from ksgen.launch.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.launch.workspace import new_workspace
 from ksgen.pattern import Chain, Pattern
-from ksgen.plan import PLANNER, Plan
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.values import excerpt, listed
-from ksgen.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
 from ksgen.words import counted
-from ksgen.workspace import new_workspace
 
 __all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
 

@@ -16,15 +16,15 @@ from statistics import mean
 
 import click
 
-from ksgen.build import Request, build_many
+from ksgen.build.build import Request, build_many
+from ksgen.build.request import Binary
+from ksgen.build.toolchain import find_compiler
 from ksgen.commands.common import progress
-from ksgen.emit import Source, render
+from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
-from ksgen.resources import Binary
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, load, stratified
-from ksgen.toolchain import find_compiler
 
 FEW, MANY = 6, 40
 MAIN_TARGETS = ("sm_80", "sm_90a")

@@ -31,36 +31,11 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-SLOW = {  # files and tests, beyond a minute together on two cores
-    "test_faults.py",
-    "test_fuzz.py",
-    "test_fuzz_cli.py",
-    "test_fuzz_files.py",
-    "test_numerics.py",
-    "test_oclgrind.py",
-    "test_portable.py",
-    "test_sass.py",
-    "test_tuning_cluster.py",
-    "test_wgmma_clusters.py",
-    "test_wgmma_resident.py",
-    "test_a_search_that_is_killed_loses_at_most_what_is_under_way",
-    "test_a_terminal_gets_a_live_table",
-    "test_any_pattern_constants_and_batch",
-    "test_compiled_by_inductor",
-    "test_inf_and_nan_do_not_leak",
-    "test_many_patterns_batches_and_constants",
-    "test_nvcc_takes_the_text",
-    "test_the_space_holds_only_what_fits_and_is_right",
-    "test_those_that_misbehave_are_named_and_the_others_are_measured",
-    "test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing",
-}
 # The emulator plays a warpgroup's instructions slowly: of the families' matrix, these rows of theirs are quick enough.
 QUICK_WGMMA = ("float16-bsf-aligned]", "tf32x3-bsf-rest]", "tf32x3-bsl-aligned]", "float16-bsl-aligned]", "bsf-race]", "bsf-relu]")
 
 
 def is_slow(item: pytest.Item) -> bool:
-    if not SLOW.isdisjoint((item.path.name, item.name.partition("[")[0])):
-        return True
     return item.path.name == "test_families.py" and "[wgmma" in item.name and not item.name.endswith(QUICK_WGMMA)
 
 

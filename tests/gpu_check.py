@@ -24,14 +24,14 @@ import click
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from ksgen.plan import limits_of
+from ksgen.launch.plan import limits_of
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import file_name
+from ksgen.wisdom.store import file_name
 from tests import gpu_benchmarks
 from tests.gpu_benchmarks import Outcome
-from tests.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
+from tests.support.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
-TESTS = ("tests/test_gpu.py", "tests/test_devices.py", "tests/test_runtimes.py", "tests/test_driver.py")
+TESTS = ("tests/test_gpu.py", "tests/devices/test_devices.py", "tests/launch/test_runtimes.py", "tests/launch/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"

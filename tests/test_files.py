@@ -13,15 +13,15 @@ from click.testing import CliRunner
 
 from ksgen.bench.log import Log
 from ksgen.bench.rows import read_rows, write_csv
-from ksgen.bundle import open_bundle, write_bundle
-from ksgen.cache import Cache
+from ksgen.build.bundle import open_bundle, write_bundle
+from ksgen.build.cache import Cache
+from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
 from ksgen.files import check_writable, read, replaced, write
-from ksgen.resources import Binary, Request, Resources
 from ksgen.spec import load
-from ksgen.wisdom import load_wisdom, wisdom_dir
-from tests.mounts import fill, mounted
+from ksgen.wisdom.store import load_wisdom, wisdom_dir
+from tests.support.mounts import fill, mounted
 
 ROOT = Path(__file__).parents[1]
 ENDLESS = Path("/dev/zero")
@@ -212,7 +212,7 @@ def test_no_bundle_is_read_that_says_it_is_larger_than_memory(tmp_path: Path, mo
     with pytest.raises(KsgenError, match=r"zero is no ksgen bundle"):
         open_bundle(ENDLESS)
     write_bundle(tmp_path / "a.ksb", [(REQUEST, BINARY)])
-    monkeypatch.setattr("ksgen.bundle.MOST_BYTES_OF_MEMBER", 10)
+    monkeypatch.setattr("ksgen.build.bundle.MOST_BYTES_OF_MEMBER", 10)
     with pytest.raises(KsgenError, match=r"a\.ksb is damaged \(index\.json has \d+ bytes, more than 10\)"):
         open_bundle(tmp_path / "a.ksb")
 

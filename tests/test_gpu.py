@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from ksgen import reference
-from ksgen.build import Request, build_many
+from ksgen.build.build import Request, build_many
 from ksgen.devices import Found, find_device, list_devices
-from ksgen.emit import Source
+from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
+from ksgen.launch.plan import limits_of
 from ksgen.launcher import Launcher
+from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
-from ksgen.plan import limits_of
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.verify import measure
-from tests import kernels
-from tests.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
+from tests.emulator import is_installed
 from tests.ptx import on_gpu as ptx
-from tests.simt import is_installed
+from tests.support import kernels
+from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
 
 RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime != "opencl"})
 Record = Callable[[str, object], None]
@@ -67,6 +67,7 @@ def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: A
         np.testing.assert_array_equal(y, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
     for name in ("flat", "rest", "blocks"):

@@ -12,13 +12,14 @@ from click.testing import CliRunner
 
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from tests import gpu_benchmarks, gpu_check, kernels
-from tests.fake_gpu import FakeGpu
+from tests import gpu_benchmarks, gpu_check
+from tests.emulator import is_installed
 from tests.gpu_benchmarks import Stage
 from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good, judge, kernel_for, page, read_report, run_tests, sanitize
-from tests.kernels import JOB_OF, SERVED, kernel_of, on_device, source_of
 from tests.ptx import on_gpu as ptx
-from tests.simt import is_installed
+from tests.support import kernels
+from tests.support.fake_gpu import FakeGpu
+from tests.support.kernels import JOB_OF, SERVED, kernel_of, on_device, source_of
 
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 

@@ -54,5 +54,5 @@ def test_every_hint_goes_through_it() -> None:
 
 
 def test_metadata_is_read_for_a_hint_alone() -> None:
-    program = "import sys, ksgen, ksgen.toolchain; print('ksgen.install' in sys.modules)"
+    program = "import sys, ksgen, ksgen.build.toolchain; print('ksgen.install' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from ksgen.devices.base import Device
-from ksgen.pause import rest
+from ksgen.measure.pause import rest
 
 Clock = Callable[[Callable[[], None]], float]
 

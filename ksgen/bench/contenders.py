@@ -17,16 +17,16 @@ from ksgen.bench.baselines import BASELINES, Baseline, library_version
 from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
 from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, PARTS
-from ksgen.build import build
+from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.emit import Source, render, template_digest
+from ksgen.emit.render import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import families_for, family_named, operand_of
+from ksgen.launch.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
 from ksgen.launcher import Call
-from ksgen.pause import rest
-from ksgen.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
+from ksgen.measure.pause import rest
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import load_wisdom
+from ksgen.wisdom.store import load_wisdom
 
 
 @dataclass(frozen=True)

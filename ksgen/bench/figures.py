@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING
 
-from ksgen import svg
 from ksgen.bench.comparison import Gains
+from ksgen.figures import svg
 from ksgen.pattern import Pattern
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
-from ksgen.ranks import rank_correlation
 from ksgen.words import counted
 
 LEAST_PATTERNS = 30  # fewer say nothing

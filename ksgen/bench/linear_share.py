@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.published import published
+from ksgen.measure.trust import Watch, doubt_of_ratio
 from ksgen.torch.models import VIT_S16, Shape, Vision, VisionTransformer
-from ksgen.trust import Watch, doubt_of_ratio
 
 MODELS = {  # as the paper names them
     "ViT-S/16": (VIT_S16, Vision()),

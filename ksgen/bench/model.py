@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.measure.trust import Watch, doubt_of_ratio
 from ksgen.torch import models
 from ksgen.torch.layer import KSLinear, freeze, thaw
-from ksgen.trust import Watch, doubt_of_ratio
 
 
 @dataclass(frozen=True)

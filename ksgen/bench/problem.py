@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ksgen.bench.roster import COMPARISONS, Comparison
+from ksgen.measure.verify import CACHE_BYTES
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.verify import CACHE_BYTES
 
 MOST_SETS = 64  # of X and Y that runs take in turn
 _ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from ksgen import __version__, svg
+from ksgen import __version__
 from ksgen.bench import figures, tables
 from ksgen.bench.comparison import BEST, Results, gains, group_by, precisions_of
 from ksgen.bench.heuristic import judge
@@ -20,6 +20,7 @@ from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import Table
 from ksgen.errors import KsgenError
+from ksgen.figures import svg
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted

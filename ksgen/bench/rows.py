@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
 from ksgen.errors import KsgenError
 from ksgen.files import read, replaced
+from ksgen.measure.trust import doubt
 from ksgen.pattern import Pattern
-from ksgen.trust import doubt
 from ksgen.values import excerpt
 
 OK = "ok"

@@ -21,13 +21,13 @@ from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
-from ksgen.build import Request, build_many
+from ksgen.build.build import Request, build_many
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
-from ksgen.plan import limits_of
-from ksgen.roofline import Ceilings, measure_ceilings
-from ksgen.verify import tolerance
+from ksgen.launch.plan import limits_of
+from ksgen.measure.roofline import Ceilings, measure_ceilings
+from ksgen.measure.verify import tolerance
 from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels

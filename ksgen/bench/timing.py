@@ -7,7 +7,7 @@ from typing import Protocol as PythonProtocol
 
 from ksgen.bench.contenders import Ready
 from ksgen.bench.log import Facts
-from ksgen.trust import Watch
+from ksgen.measure.trust import Watch
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
       ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
     """
     from ksgen import __version__
-    from ksgen.bundle import write_bundle
+    from ksgen.build.bundle import write_bundle
     from ksgen.commands.compiling import compile_spec
     from ksgen.files import check_writable
     from ksgen.spec import load
-    from ksgen.wisdom import dump, file_name, load_wisdom
+    from ksgen.wisdom.store import dump, file_name, load_wisdom
 
     loaded = load(find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")

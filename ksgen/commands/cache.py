@@ -14,7 +14,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.cache import Cache
+    from ksgen.build.cache import Cache
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 folder_option = click.option("--folder", type=click.Path(path_type=Path), help="Another cache than the user's.")
@@ -130,7 +130,7 @@ def clear(folder: Path | None, yes: bool) -> None:
 
 
 def _cache(folder: Path | None) -> "Cache":
-    from ksgen.cache import Cache
+    from ksgen.build.cache import Cache
     from ksgen.paths import cache_dir
 
     place = folder or cache_dir()

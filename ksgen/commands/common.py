@@ -62,7 +62,7 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
 
 def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
     """Raise `SpecError` where checking a kernel takes more than this machine's memory, before any of it is taken."""
-    from ksgen.footprint import footprint
+    from ksgen.measure.footprint import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     need = footprint(kernel, batch, limits)
@@ -86,7 +86,7 @@ def print_json(content: Any) -> None:
 
 def say_if_busy() -> None:
     """Before times are taken: one line where others keep the machine busy."""
-    from ksgen.trust import look
+    from ksgen.measure.trust import look
 
     if warning := look():
         click.echo(warning, err=True)

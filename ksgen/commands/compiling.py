@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import click
 
-from ksgen.build import Binary, Request, build_many
+from ksgen.build.build import Binary, Request, build_many
+from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.commands.common import progress
-from ksgen.emit import Source, render
+from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
-from ksgen.exchange import known_devices
 from ksgen.families import cuda_limits
-from ksgen.plan import choose
+from ksgen.launch.plan import choose
 from ksgen.spec import KernelSpec, Spec
-from ksgen.toolchain import find_compiler, parse_targets
 from ksgen.values import excerpt
-from ksgen.wisdom import Wisdom, load_wisdom
+from ksgen.wisdom.exchange import known_devices
+from ksgen.wisdom.store import Wisdom, load_wisdom
 
 
 @dataclass(frozen=True)

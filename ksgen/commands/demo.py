@@ -17,7 +17,7 @@ from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
-    from ksgen.verify import Problem
+    from ksgen.measure.verify import Problem
 
 RUNS = 5  # of each; their median counts
 
@@ -37,8 +37,8 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
       ksgen demo specs/gpt2.yaml --batch 512
     """
     from ksgen.devices import find_device
-    from ksgen.emit import emit
-    from ksgen.plan import limits_of
+    from ksgen.emit.render import emit
+    from ksgen.launch.plan import limits_of
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -63,8 +63,8 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
 
 
 def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batch: int) -> list[dict[str, Any]]:
-    from ksgen.trust import Watch, doubt
-    from ksgen.verify import make_problem, measure
+    from ksgen.measure.trust import Watch, doubt
+    from ksgen.measure.verify import make_problem, measure
 
     rows, watch = [], Watch()
     with progress() as bar:
@@ -96,8 +96,8 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
 def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]) -> tuple[Sequence[float], float]:
     """Ours and NumPy's. Where kernels take the host's memory both are calls on the same NumPy arrays, in turn; else ours is the device's
     own time."""
-    from ksgen.pause import rest
-    from ksgen.verify import host_call, numpy_way
+    from ksgen.measure.pause import rest
+    from ksgen.measure.verify import host_call, numpy_way
 
     call = host_call(device, problem) if device.shares_host and problem.kernel.job == "multiply" else None
     ours, theirs = [], []

@@ -87,8 +87,8 @@ def _chosen_device() -> Finding:
 
 
 def _compilers() -> list[Finding]:
+    from ksgen.build.toolchain import find_compiler
     from ksgen.errors import KsgenError
-    from ksgen.toolchain import find_compiler
 
     findings = []
     for name, remedy in (("nvcc", install_line("nvcc")), ("nvrtc", install_line("cuda"))):
@@ -101,7 +101,7 @@ def _compilers() -> list[Finding]:
 
 
 def _folders() -> list[Finding]:
-    from ksgen.cache import Cache
+    from ksgen.build.cache import Cache
     from ksgen.paths import cache_dir, resource, wisdom_dir
 
     folder = cache_dir()

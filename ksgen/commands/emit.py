@@ -24,7 +24,7 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
       ksgen emit specs/vit.yaml --dialect opencl -o /tmp/vit-opencl
       ksgen emit specs/vit.yaml --family wgmma_registers -o /tmp/vit-hopper
     """
-    from ksgen.emit import emit
+    from ksgen.emit.render import emit
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from ksgen.wisdom import Entry
+    from ksgen.wisdom.store import Entry
 
 TIME_DIGITS = 3  # after the point, of microseconds: a nanosecond
 DIGITS = 6  # of every other number

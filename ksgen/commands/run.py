@@ -41,10 +41,10 @@ def command(
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
-    from ksgen.plan import limits_of
-    from ksgen.roofline import measure_ceilings
-    from ksgen.trust import Watch, doubt
-    from ksgen.verify import measure
+    from ksgen.launch.plan import limits_of
+    from ksgen.measure.roofline import measure_ceilings
+    from ksgen.measure.trust import Watch, doubt
+    from ksgen.measure.verify import measure
 
     if len(patterns) != 1:
         raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: one, such as ksgen run 1,192,48,2")

@@ -13,7 +13,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from ksgen.plan import Choice
+    from ksgen.launch.plan import Choice
 
 
 @click.command("show", short_help="Say what a pattern is, with a picture.")
@@ -99,9 +99,9 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
     """By a device's wisdom; without a device, what runs on every GPU since sm_80."""
-    from ksgen.emit import PORTABLE
-    from ksgen.plan import PLANNER, choose
-    from ksgen.wisdom import Wisdom
+    from ksgen.emit.render import PORTABLE
+    from ksgen.launch.plan import PLANNER, choose
+    from ksgen.wisdom.store import Wisdom
 
     if device is None:
         return replace(choose(kernel, batch, PORTABLE["cuda"], Wisdom()), why="the family's default for every GPU since sm_80")
@@ -111,7 +111,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
 
 
 def _device_limits() -> dict[str, Any]:
-    from ksgen.emit import PORTABLE
+    from ksgen.emit.render import PORTABLE
     from ksgen.families import cuda_limits
 
     return {target: cuda_limits(target) for target in ("sm_75", "sm_80", "sm_86", "sm_90a")} | {"opencl": PORTABLE["opencl"]}
@@ -154,8 +154,8 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
     console().print(table)
     if with_picture:
-        from ksgen.picture import can_show
-        from ksgen.picture import text as draw
+        from ksgen.figures.picture import can_show
+        from ksgen.figures.picture import text as draw
 
         screen = console()
         screen.print()
@@ -163,8 +163,8 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
 
 
 def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:
+    from ksgen.figures.picture import png
     from ksgen.files import write
-    from ksgen.picture import png
 
     if len(chosen) != 1:
         raise PatternError(f"--png draws one pattern; got {len(chosen)}")

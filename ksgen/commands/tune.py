@@ -140,7 +140,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
     from ksgen.tuning.tuner import NotBegunError
-    from ksgen.wisdom import file_name
+    from ksgen.wisdom.store import file_name
 
     facts = tuner.engine.facts
     with Watch(len(jobs)) as watch:

@@ -13,8 +13,8 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.exchange import Difference
-    from ksgen.wisdom import Entry, Wisdom
+    from ksgen.wisdom.exchange import Difference
+    from ksgen.wisdom.store import Entry, Wisdom
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices whose name has this part, such as H200.")
@@ -55,7 +55,7 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
     for name, entries in wanted.items():
         _print_entries(name, entries)
     if not wanted:
-        from ksgen.exchange import folders
+        from ksgen.wisdom.exchange import folders
 
         click.echo(f"nothing was found yet: no wisdom in {' or '.join(map(str, folders()))}")
 
@@ -72,7 +72,7 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
       ksgen wisdom merge wisdom/nvidia-h200.json theirs.json -o wisdom/nvidia-h200.json
       git config merge.ksgen.driver "ksgen wisdom merge %A %B -o %A"
     """
-    from ksgen.exchange import merge_devices, read_wisdom
+    from ksgen.wisdom.exchange import merge_devices, read_wisdom
 
     _write(merge_devices(read_wisdom(first), read_wisdom(second)), output)
 
@@ -89,7 +89,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
       ksgen wisdom diff before.json after.json
       ksgen wisdom diff wisdom/nvidia-h200.json theirs.json --json
     """
-    from ksgen.exchange import differences, read_wisdom
+    from ksgen.wisdom.exchange import differences, read_wisdom
 
     ours, theirs = read_wisdom(first), read_wisdom(second)
     found = differences(ours, theirs)
@@ -128,8 +128,8 @@ def import_(file: Path, device: str | None) -> None:
     Examples:
       ksgen wisdom import all.json --device H200
     """
-    from ksgen.exchange import improvements, only_device, read_wisdom
-    from ksgen.wisdom import load_wisdom, save
+    from ksgen.wisdom.exchange import improvements, only_device, read_wisdom
+    from ksgen.wisdom.store import load_wisdom, save
 
     offered = only_device(read_wisdom(file), device, str(file))
     found = {name: improvements(load_wisdom(name, strict=True), wisdom) for name, wisdom in offered.items()}
@@ -141,14 +141,14 @@ def import_(file: Path, device: str | None) -> None:
 
 
 def _known(device: str | None) -> "dict[str, Wisdom]":
-    from ksgen.exchange import known_devices, only_device
+    from ksgen.wisdom.exchange import known_devices, only_device
 
     return only_device(known_devices(), device, "this machine's wisdom")
 
 
 def _write(devices: "dict[str, Wisdom]", output: Path | None) -> None:
     from ksgen.files import write
-    from ksgen.wisdom import dump_export
+    from ksgen.wisdom.store import dump_export
 
     if output is None:
         click.echo(dump_export(devices), nl=False)

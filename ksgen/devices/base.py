@@ -12,8 +12,8 @@ from ksgen.errors import DeviceError
 if TYPE_CHECKING:
     import numpy as np
 
+    from ksgen.build.request import Binary, Compiler
     from ksgen.families import TensorMap
-    from ksgen.resources import Binary, Compiler
 
     HostArray = np.ndarray[Any, Any]
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.request import Binary, Compiler
 from ksgen.devices.base import (
     LEGACY_STREAM,
     PORTABLE_SHARED_BYTES,
@@ -28,7 +29,6 @@ from ksgen.devices.base import (
 )
 from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained
 from ksgen.errors import DeviceError
-from ksgen.resources import Binary, Compiler
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -72,7 +72,7 @@ class DriverDevice:
         self._context_address = int(self._context)
 
     def compiler(self) -> Compiler:
-        from ksgen.toolchain import find_compiler
+        from ksgen.build.toolchain import find_compiler
 
         return find_compiler()
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.request import Binary, Compiler
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
@@ -42,7 +43,6 @@ from ksgen.devices.libcuda import (
     words_of_a_lost_context,
 )
 from ksgen.errors import DeviceError
-from ksgen.resources import Binary, Compiler
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class PyCudaDevice:
             atexit.register(self._context.detach)  # left to its destructor, PyCUDA detaches it the wrong way, and complains
 
     def compiler(self) -> Compiler:
-        from ksgen.toolchain import find_compiler
+        from ksgen.build.toolchain import find_compiler
 
         return find_compiler()
 

@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.request import Binary, Resources
+from ksgen.build.toolchain import first_error
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.files import write
 from ksgen.paths import cache_dir
-from ksgen.resources import Binary, Resources
-from ksgen.toolchain import first_error
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.launch.plan import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Gain
-from ksgen.plan import PLANNER
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 

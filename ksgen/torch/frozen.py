@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ksgen.errors import LaunchError
-from ksgen.weights import Seen
+from ksgen.launch.weights import Seen
 
 Make = Callable[[Tensor], Any]
 

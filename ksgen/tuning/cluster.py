@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ksgen import __version__
-from ksgen.emit import template_digest
+from ksgen.build.request import Binary
+from ksgen.emit.render import template_digest
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import FAMILIES
-from ksgen.resources import Binary
-from ksgen.roofline import Ceilings
+from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import Engine, Entries
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs

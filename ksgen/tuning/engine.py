@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ksgen.build import compiling_is_forbidden, usable_cores
+from ksgen.build.build import compiling_is_forbidden, usable_cores
+from ksgen.build.request import Binary
+from ksgen.build.toolchain import find_compiler
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.resources import Binary
-from ksgen.roofline import Ceilings
+from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
-from ksgen.toolchain import find_compiler
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.process import STEP_SECONDS, LostError, Worker
 

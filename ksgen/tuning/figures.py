@@ -6,8 +6,8 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ksgen import svg
-from ksgen.svg import POINT, RULE
+from ksgen.figures import svg
+from ksgen.figures.svg import POINT, RULE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

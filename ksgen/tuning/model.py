@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any
 
+from ksgen.build.request import Resources
 from ksgen.families import Family, Limits
-from ksgen.plan import MOST_BLOCKS as MOST_GRID
-from ksgen.resources import Resources
-from ksgen.roofline import Ceilings
+from ksgen.launch.plan import MOST_BLOCKS as MOST_GRID
+from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 
 SHARE_OF_PEAK = 0.9  # of the multiply-adds that a probe does, in a kernel that also loads and stores

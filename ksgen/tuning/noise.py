@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from statistics import median
 
+from ksgen.build.request import Binary
 from ksgen.errors import KsgenError
-from ksgen.resources import Binary
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Runs
 

@@ -11,9 +11,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+from ksgen.build.request import Binary
 from ksgen.errors import DeviceError
-from ksgen.resources import Binary
-from ksgen.roofline import Ceilings
+from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from ksgen import __version__, svg
+from ksgen import __version__
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
+from ksgen.figures import svg
 from ksgen.files import check_writable, write
-from ksgen.ranks import rank_correlation
+from ksgen.measure.ranks import rank_correlation
 from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
 from ksgen.tuning.sections import Section, sections_of, time_us

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ksgen import __version__
-from ksgen.emit import template_digest
+from ksgen.build.request import Binary
+from ksgen.emit.render import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
-from ksgen.resources import Binary
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.model import Machine, misfit
@@ -24,7 +24,7 @@ from ksgen.tuning.pool import Pool
 from ksgen.tuning.process import LostError
 from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.wisdom import Entry
+from ksgen.wisdom.store import Entry
 
 FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more

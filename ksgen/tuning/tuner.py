@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from ksgen.emit import template_digest
+from ksgen.emit.render import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import families_for, family_for, family_named, operand_of
-from ksgen.plan import limits_from
-from ksgen.roofline import Ceilings
+from ksgen.launch.plan import limits_from
+from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.tuning.engine import Engine, LocalEngine
@@ -21,7 +21,7 @@ from ksgen.tuning.search import Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
-from ksgen.wisdom import Entry, Wisdom, check_writable, load_wisdom, save
+from ksgen.wisdom.store import Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # that a processor's search looks at, unless it is given a budget
 RECENT = 1000  # trials of the device among which those of other kernels are looked for

@@ -16,20 +16,20 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ksgen import __version__
-from ksgen.build import build
+from ksgen.build.build import build
+from ksgen.build.request import Binary
 from ksgen.devices import find_device
 from ksgen.devices.base import Buffer, Device
-from ksgen.emit import render, template_digest
+from ksgen.emit.render import render, template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
-from ksgen.plan import Choice, Plan, load, make_plan
-from ksgen.resources import Binary
-from ksgen.roofline import Ceilings, measure_ceilings
+from ksgen.launch.plan import Choice, Plan, load, make_plan
+from ksgen.measure.roofline import Ceilings, measure_ceilings
+from ksgen.measure.trust import Watch, doubt
+from ksgen.measure.verify import Bench, make_problem, time_launches, tolerance
 from ksgen.spec import KernelSpec
-from ksgen.trust import Watch, doubt
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
-from ksgen.verify import Bench, make_problem, time_launches, tolerance
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared

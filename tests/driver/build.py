@@ -7,9 +7,9 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from ksgen.build.toolchain import Nvcc, find_compiler
 from ksgen.errors import ToolchainError
-from ksgen.toolchain import Nvcc, find_compiler
-from tests.simt.build import cache_folder, compiler, put
+from tests.emulator.build import cache_folder, compiler, put
 
 HERE = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O1", "-g0", "-Wall", "-Wextra", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1")

@@ -9,11 +9,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from ksgen.toolchain import find_compiler
+from ksgen.build.toolchain import find_compiler
 from tests.driver import pycuda
 from tests.driver.build import NotHereError, find_toolkit, library_folder
 from tests.driver.registry import registry_folder
-from tests.simt.build import cache_folder, is_installed
+from tests.emulator.build import cache_folder, is_installed
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = ("pycuda", "driver")

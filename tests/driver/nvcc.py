@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.driver.registry import register
-from tests.simt.errors import SimtError
+from tests.emulator.errors import SimtError
 
 
 def main(nvcc: str, *arguments: str) -> int:

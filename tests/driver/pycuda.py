@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from tests.driver.build import NotHereError, find_toolkit, library_folder
-from tests.simt.build import put
+from tests.emulator.build import put
 
 VERSION = "2026.1"
 HINT = "PyCUDA is not built for the stand-in driver; build it with: make pycuda"

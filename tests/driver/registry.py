@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tests.driver.cubin import Kernel, read_kernels, read_target
-from tests.simt.build import build, cache_folder, tools_digest
+from tests.emulator.build import build, cache_folder, tools_digest
 
 
 def registry_folder() -> Path:

@@ -5,8 +5,8 @@
 
 from typing import Any
 
-from ksgen.emit import _environment
-from ksgen.instructions import Box
+from ksgen.emit.render import _environment
+from ksgen.families.ptx import Box
 
 DIALECT = '{% include "include/cuda/dialect.j2" %}\n'
 

@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ksgen.instructions import Wgmma, copies
+from ksgen.families.ptx import Wgmma, copies
+from tests.emulator import TensorMap, run_cuda
 from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
-from tests.simt import TensorMap, run_cuda
 
 TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
 

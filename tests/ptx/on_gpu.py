@@ -7,10 +7,10 @@ import numpy as np
 
 from ksgen.devices import Device
 from ksgen.families import Geometry
-from tests import kernels
+from tests.emulator import TensorMap
 from tests.ptx import numerics
 from tests.ptx.cases import Case, all_cases
-from tests.simt import TensorMap
+from tests.support import kernels
 
 PRODUCTS = {product.case().name: product for product in (numerics.Product(c=192, **options) for options in numerics.products())}
 NAMES = [*(case.name for case in all_cases()), *PRODUCTS]

@@ -13,10 +13,10 @@ from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, defa
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
+from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
-from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Gradient", "GradientConstants", "Shape"]

@@ -17,9 +17,9 @@ from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Sha
 from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
+from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
-from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["GradientMma", "GradientMmaConstants", "Shape"]

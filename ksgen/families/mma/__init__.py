@@ -12,8 +12,8 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
+from ksgen.families.ptx import copies
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
-from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Mma", "MmaConstants", "Shape"]

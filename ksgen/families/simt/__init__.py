@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import (
@@ -21,7 +22,6 @@ from ksgen.families.tiles import (
     pattern_constexprs,
     read_constants,
 )
-from ksgen.instructions import copies
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]

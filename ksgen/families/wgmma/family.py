@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
+from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
-from ksgen.instructions import Box, Wgmma
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")

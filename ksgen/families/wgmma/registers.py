@@ -13,10 +13,10 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, Rule
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
+from ksgen.families.ptx import Wgmma
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
-from ksgen.instructions import Wgmma
 from ksgen.spec import KernelSpec
 
 PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")

@@ -10,10 +10,10 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
+from ksgen.families.ptx import Wgmma, copies
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
-from ksgen.instructions import Wgmma, copies
 from ksgen.spec import KernelSpec
 
 PRECISIONS_SERVED = ("float16", "bfloat16")

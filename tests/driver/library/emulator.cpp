@@ -20,7 +20,7 @@ using Bytes = std::vector<unsigned char>;
 constexpr long long DEVICE_ARGUMENT = 4, MOST_SECONDS = 60;
 constexpr int CAUGHT = 3;  // the exit code that comes with a report
 
-// The layout is that of tests/simt/emulator.py.
+// The layout is that of tests/emulator/emulator.py.
 class Job {
  public:
   void number(long long value) { bytes(&value, sizeof(value)); }

@@ -1,4 +1,4 @@
-// Runs a launch in the emulator of tests/simt: an executable that reads a job and writes what became of the memory.
+// Runs a launch in the emulator of tests/emulator: an executable that reads a job and writes what became of the memory.
 #pragma once
 
 #include "state.h"

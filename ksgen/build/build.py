@@ -1,0 +1,246 @@
+"""From one source text to its `Binary`: out of a cache, or compiled now and stored. Calls no GPU, chooses no constants.
+
+Caches are asked in this order: the folders and bundles that `KSGEN_CACHE_PATH` lists (as PATH does; those that do not
+exist are passed over), the user's folder, then the bundles that the caller adds. What is compiled goes to the first
+folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+"""
+
+import contextlib
+import functools
+import os
+import queue
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from ksgen import paths
+from ksgen.build.bundle import open_bundle
+from ksgen.build.cache import Cache, max_bytes_from_environment
+from ksgen.build.children import Children, current_children
+from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
+from ksgen.build.toolchain import find_compiler
+from ksgen.errors import KsgenError, ToolchainError
+
+__all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
+
+LOCK_SECONDS = 120.0  # how long to wait for another process that compiles the same, before doing it here too
+
+Result = Binary | KsgenError
+
+_warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
+_guard = threading.Lock()
+
+
+class Layer(Protocol):
+    """What can be asked for a binary: a `Cache`, or a bundle."""
+
+    def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
+
+
+class Layers:
+    """Several layers as one: the first answer counts, and a new binary goes to the first folder that takes it."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        self.layers = tuple(layers)
+        self.writable = tuple(each for each in self.layers if isinstance(each, Cache) and not each.read_only)
+
+    def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
+        return next((found for layer in self.layers if (found := layer.get(request, compiler))), None)
+
+    def put(self, request: Request, binary: Binary) -> None:
+        refusals = []
+        for cache in self.writable:
+            try:
+                return cache.put(request, binary)
+            except OSError as error:
+                refusals.append(f"{cache.path} ({error.strerror or error})")
+        if refusals and _first_time(tuple(cache.path for cache in self.writable)):
+            places = ", ".join(refusals)
+            warnings.warn(
+                f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names another folder", stacklevel=2
+            )
+
+
+def default_caches(*bundles: Layer) -> Layers:
+    listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
+    project = tuple(place.absolute() for place in listed if place.exists())
+    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles))
+
+
+def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
+    """The binary of one source text. With no compiler given it is the machine's own CUDA compiler; where there is none
+    either, what any compiler made of the very same text is taken from the caches."""
+    request = Request(text, entry, target)
+    caches = default_caches() if caches is None else caches
+    if compiling_is_forbidden():
+        if found := caches.get(request, compiler) or caches.get(request):
+            return found
+        raise _missing(request, "KSGEN_NO_COMPILE forbids compiling it")
+    if compiler is None:
+        try:
+            compiler = find_compiler()
+        except ToolchainError as error:
+            if found := caches.get(request):
+                return found
+            raise _missing(request, str(error)) from None
+    return caches.get(request, compiler) or _compile_once(request, compiler, caches)
+
+
+def build_many(
+    jobs: Iterable[Request],
+    compiler: Compiler | None = None,
+    caches: Layers | None = None,
+    workers: int | None = None,
+    on_done: Callable[[Request, Result], None] | None = None,
+) -> list[Result]:
+    """Builds all, several at a time. A job that fails yields its error in the place of its binary.
+
+    `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
+    from `on_done`, ends the compilers that run and starts no other.
+    """
+    jobs = tuple(jobs)
+    caches = default_caches() if caches is None else caches
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
+    children = Children()
+
+    def work() -> None:
+        current_children.set(children)
+        with contextlib.suppress(queue.Empty):
+            while not children.stopped:
+                index = todo.get_nowait()
+                done.put((index, _result_of(jobs[index], compiler, caches)))
+
+    for index in range(len(jobs)):
+        todo.put(index)
+    results: dict[int, Result] = {}
+    # Daemons: a worker deep in a library's own compiler must not hold up an interrupted program.
+    crew = [threading.Thread(target=work, daemon=True) for _ in range(min(len(jobs), workers or usable_cores()))]
+    try:
+        for worker in crew:
+            worker.start()
+        for _ in jobs:
+            index, result = done.get()
+            if not isinstance(result, Binary | KsgenError):
+                raise result
+            results[index] = result
+            if on_done:
+                on_done(jobs[index], result)
+    finally:
+        children.stop()
+        _join(crew, time.monotonic() + 1)  # most take milliseconds, to remove their temporary folders
+    return [results[index] for index in range(len(jobs))]
+
+
+def _join(crew: Iterable[threading.Thread], deadline: float) -> None:
+    for worker in crew:
+        if worker.ident is not None:
+            worker.join(max(0.0, deadline - time.monotonic()))
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compiling_is_forbidden() -> bool:
+    return os.environ.get("KSGEN_NO_COMPILE", "") not in ("", "0")
+
+
+def _result_of(job: Request, compiler: Compiler | None, caches: Layers) -> Result | BaseException:
+    try:
+        return build(job.text, job.entry, job.target, compiler, caches)
+    except BaseException as error:  # handed to the thread that asked
+        return error
+
+
+def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binary:
+    """Compiles, unless another process or thread that wants the same was faster."""
+    # Nothing to wait for where nothing can be stored: then everyone compiles at the same time.
+    places = [str(cache.path.absolute()) for cache in caches.writable]
+    with _lock(digest_of(request.key(compiler), *places)) if places else contextlib.nullcontext():
+        if found := caches.get(request, compiler):
+            return found
+        made = compiler.compile(request.text, request.entry, request.target)
+        binary = replace(made, provenance={**made.provenance, **compiler_provenance(compiler, request.target)})
+        caches.put(request, binary)
+        return binary
+
+
+@contextlib.contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """Holds a lock of this machine's processes and threads, which ends with its process. It only saves work: where it
+    cannot be had in time, or at all, the caller goes on without it."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    held = None
+    with contextlib.suppress(OSError):
+        while held is None and time.monotonic() < deadline and not current_children.get().stopped:
+            held = _try_lock(name)
+            if held is None:
+                time.sleep(0.02)
+    try:
+        yield
+    finally:
+        if held is not None:
+            _unlock(name, held)
+
+
+def _try_lock(name: str) -> int | None:
+    import fcntl
+
+    path = _lock_folder() / name
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who held it before may have removed the file while this thread was about to lock it.
+        if os.stat(path).st_ino == os.fstat(file).st_ino:
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def _unlock(name: str, file: int) -> None:
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        (_lock_folder() / name).unlink()
+        fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have the file open
+    os.close(file)
+
+
+def _lock_folder() -> Path:
+    """Not in the cache, which may be shared over a network: on this machine, and only this user's."""
+    folder = Path(tempfile.gettempdir(), f"ksgen-locks-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    return folder
+
+
+@functools.lru_cache
+def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[Layer, ...]:
+    """One set of objects as long as the environment stays the same: a bundle is opened once."""
+    own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
+    return (*own, Cache(user, max_bytes=max_bytes))
+
+
+def _first_time(places: tuple[Path, ...]) -> bool:
+    with _guard:
+        first = places not in _warned
+        _warned.add(places)
+        return first
+
+
+def _missing(request: Request, why: str) -> ToolchainError:
+    where = f" --arch {request.target}" if request.target.startswith("sm_") else ", on this device"
+    message = f"{request.entry}: no cache holds it for {request.target}, and {why}"
+    return ToolchainError(f"{message}; prepare it with: ksgen build SPEC{where}")

@@ -1,0 +1,166 @@
+"""A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
+
+A zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
+by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash, and the index
+names every other hash, which is checked when a member is used. The same input gives the same bytes: there are no times
+in it. It answers like a cache, but with what any compiler made: whoever opens a bundle wants what it brings.
+"""
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from ksgen.build.cache import Entry
+from ksgen.build.request import Binary, Compiler, DamagedError, Request, describe, key_of, newness, restore
+from ksgen.errors import KsgenError
+from ksgen.files import replaced
+from ksgen.values import excerpt, shown
+
+BUNDLE_FORMAT = 1
+MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can say that they are terabytes
+
+_COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
+# What zipfile lets out for an archive whose bytes were changed.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    KeyError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
+
+
+def write_bundle(
+    path: str | Path,
+    entries: Iterable[tuple[Request, Binary]],
+    wisdom: Mapping[str, bytes] | None = None,
+    provenance: Mapping[str, str] | None = None,
+) -> None:
+    """Writes entries, and wisdom files by their names; the file appears whole or not at all."""
+    records: dict[str, dict[str, Any]] = {}
+    members: dict[str, bytes] = {}
+    for request, binary in entries:
+        record = describe(request, binary)
+        records[key_of(request.digest, binary.provenance)] = record
+        members[f"binaries/{record['binary_sha256']}"] = binary.data
+        members[f"sources/{record['source_sha256']}"] = request.text.encode()
+    members |= {f"wisdom/{name}": data for name, data in (wisdom or {}).items()}
+    index = {
+        "entries": {key: records[key] for key in sorted(records)},
+        "provenance": dict(provenance or {}),
+        "wisdom": {name: hashlib.sha256(data).hexdigest() for name, data in (wisdom or {}).items()},
+    }
+    with replaced(Path(path)) as aside:
+        _write_zip(aside, json.dumps(index, sort_keys=True).encode(), members)
+
+
+def open_bundle(path: str | Path) -> "Bundle":
+    return Bundle(path)
+
+
+class Bundle:
+    """A bundle opened for reading: a layer below the caches. Its index is in memory, its members are read on demand."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self.path = Path(path)
+        except TypeError:
+            raise KsgenError(f"bundle={excerpt(path)}; accepted: the path of a file that ksgen bundle wrote") from None
+        self._archive = self._open()
+        self._process = os.getpid()
+        index = self._index()
+        self.provenance: Mapping[str, str] = index["provenance"]
+        self._wisdom: Mapping[str, str] = index["wisdom"]
+        self._records: Mapping[str, dict[str, Any]] = index["entries"]
+        self._keys: dict[str, list[str]] = {}
+        for key, record in self._records.items():
+            self._keys.setdefault(record["request"], []).append(key)
+
+    def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
+        """What this compiler made of the request, else what the newest one did."""
+        if not (keys := self._keys.get(request.digest)):
+            return None
+        exact = request.key(compiler) if compiler else ""
+        record = self._records[max(keys, key=lambda key: (key == exact, newness(self._provenance(key))))]
+        name = f"binaries/{record['binary_sha256']}"
+        try:
+            return restore(record, self._read(name))
+        except DamagedError as error:
+            raise self._damaged(f"{name}: {error}") from None
+
+    def entries(self) -> list[Entry]:
+        return [self._entry(key, record) for key, record in self._records.items()]
+
+    def source(self, key: str) -> str:
+        """The source text of the entry with this key."""
+        digest = self._records[key]["source_sha256"]
+        return self._read(f"sources/{digest}", digest).decode()
+
+    def wisdom(self) -> dict[str, bytes]:
+        return {name: self._read(f"wisdom/{name}", digest) for name, digest in self._wisdom.items()}
+
+    def _entry(self, key: str, record: Mapping[str, Any]) -> Entry:
+        made = self._provenance(key)
+        compiler = f"{made['compiler']} {made['compiler_version']}"
+        return Entry(key, record["entry"], record["target"], compiler, record["binary_bytes"], 0.0, self.path)
+
+    def _provenance(self, key: str) -> Mapping[str, str]:
+        made: Mapping[str, str] = self._records[key]["provenance"]
+        return made
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            if not self.path.is_file() and self.path.exists():  # zipfile would look for the end of /dev/zero
+                raise OSError("it is no file")
+            return zipfile.ZipFile(self.path)
+        except FileNotFoundError:
+            raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
+        except _ZIP_ERRORS as error:
+            raise KsgenError(f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})") from None
+
+    def _index(self) -> dict[str, Any]:
+        if not (found := _COMMENT.match(self._archive.comment)):
+            raise KsgenError(f"{shown(self.path)} is a zip archive, but no ksgen bundle; ksgen bundle writes one")
+        if int(found[1]) != BUNDLE_FORMAT:
+            written = f"is of bundle format {int(found[1])}, and this ksgen reads {BUNDLE_FORMAT}"
+            raise KsgenError(f"{shown(self.path)} {written}; bundle again, or use the ksgen that wrote it")
+        index: dict[str, Any] = json.loads(self._read("index.json", found[2].decode()))
+        return index
+
+    def _read(self, name: str, digest: str | None = None) -> bytes:
+        if self._process != os.getpid():  # a forked process shares the file's position with its parent
+            self._archive, self._process = self._open(), os.getpid()
+        try:
+            if (size := self._archive.getinfo(name).file_size) > MOST_BYTES_OF_MEMBER:
+                raise self._damaged(f"{name} has {size} bytes, more than {MOST_BYTES_OF_MEMBER}")
+            data = self._archive.read(name)
+        except _ZIP_ERRORS as error:
+            raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # it can hold the file's own bytes
+        if digest and hashlib.sha256(data).hexdigest() != digest:
+            raise self._damaged(f"{name} is not what was stored")
+        return data
+
+    def _damaged(self, what: str) -> KsgenError:
+        return KsgenError(f"{shown(self.path)} is damaged ({what}); copy it again, or write it again with ksgen bundle")
+
+
+def _write_zip(path: Path, index: bytes, members: Mapping[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.comment = f"ksgen bundle {BUNDLE_FORMAT} {hashlib.sha256(index).hexdigest()}".encode()
+        for name, data in (("index.json", index), *sorted(members.items())):
+            member = zipfile.ZipInfo(name, date_time=_EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.create_system = 3  # Unix, wherever this runs
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, data, compresslevel=9)

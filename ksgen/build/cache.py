@@ -1,0 +1,282 @@
+"""A content-addressed store of binaries on disk, shared by processes that know nothing of each other. Knows no CUDA.
+
+    <folder>/<request digest>/<key>/binary, meta.json      one entry
+    <folder>/.tmp-<random>/                                 an entry being written, or on its way out
+    <folder>/failed/                                        sources that did not build, for their author
+
+The request digest is over source text, entry and target, so that a machine without a compiler finds what any compiler
+made of it; the key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader
+sees all of it or none; what a crash of the machine truncates fails its hash when it is next read. Only content
+decides whether an entry is good: times order evictions, and nothing else.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ksgen.build.request import Binary, Compiler, DamagedError, Request, describe, digest_of, key_of, newness, restore
+from ksgen.errors import KsgenError
+from ksgen.files import read
+from ksgen.values import excerpt
+
+MAX_BYTES = 2 << 30
+MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY = 2**20, 2**28  # of an entry; kernels have kilobytes
+STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died
+FAILED_SECONDS = 24 * 3600
+
+_log = logging.getLogger(__name__)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    key: str
+    entry: str
+    target: str
+    compiler: str  # name and version
+    bytes: int
+    last_used: float  # seconds since the epoch
+    path: Path
+
+
+@dataclass(frozen=True)
+class BadEntry:
+    path: Path
+    reason: str
+
+
+class Cache:
+    """One folder of entries. Reading never raises; `put` raises OSError where the folder cannot take an entry."""
+
+    def __init__(self, folder: str | Path, read_only: bool = False, max_bytes: int | None = None) -> None:
+        self.path = Path(folder)
+        self.read_only = read_only
+        self.max_bytes = max_bytes_from_environment() if max_bytes is None else max_bytes
+        self._bytes: int | None = None  # this process's view of the size: counted at its first put, then kept up
+
+    def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
+        """What this very compiler made of the request; with none given, what the newest one made of it."""
+        folder = self.path / request.digest
+        if compiler is not None:
+            return self._load(folder / request.key(compiler))
+        found = [binary for path in _entries_in(folder) if (binary := self._load(path))]
+        return max(found, key=lambda binary: newness(binary.provenance), default=None)
+
+    def put(self, request: Request, binary: Binary) -> None:
+        record = describe(request, binary) | {"created": datetime.now(UTC).isoformat(timespec="seconds")}
+        meta = _seal(record)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = self._temporary()
+        try:
+            aside.mkdir()
+            (aside / "binary").write_bytes(binary.data)
+            (aside / "meta.json").write_bytes(meta)
+            _move_into_place(aside, self.path / request.digest / key_of(request.digest, binary.provenance))
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        self._grow(len(binary.data) + len(meta))
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry whose `meta.json` can be read, in the order of their keys; binaries are not looked at."""
+        for path in self._paths():
+            with contextlib.suppress(OSError, DamagedError):
+                record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
+                made = record["provenance"]
+                compiler = f"{made['compiler']} {made['compiler_version']}"
+                used, size = _usage(path)
+                yield Entry(path.name, record["entry"], record["target"], compiler, size, used, path)
+
+    def verify(self) -> list[BadEntry]:
+        """Reads and hashes everything, and changes nothing: the next use of a bad entry sets it aside."""
+        bad = []
+        for path in self._paths():
+            try:
+                _read(path)
+            except (DamagedError, OSError) as error:
+                if os.path.lexists(path):  # else it was evicted meanwhile
+                    bad.append(BadEntry(path, str(error)))
+        return bad
+
+    def gc(self, max_bytes: int | None = None) -> int:
+        """Sweeps what dead processes left, then evicts what was not used for longest. Returns the bytes freed."""
+        freed = self._sweep()
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        by_age = sorted((*_usage(path), path) for path in self._paths())
+        total = sum(size for _, size, _ in by_age)
+        for _, size, path in by_age:
+            if total <= limit:
+                break
+            self._remove(path)
+            total -= size
+            freed += size
+        self._bytes = total
+        return freed
+
+    def clear(self) -> int:
+        """Removes every entry and every kept source. Returns the bytes freed."""
+        freed = self.gc(max_bytes=-1)
+        return freed + _remove_files(self.path / "failed", older_than=0)
+
+    def _load(self, path: Path) -> Binary | None:
+        try:
+            binary = _read(path)
+        except (DamagedError, OSError) as error:
+            self._refuse(path, error)
+            return None
+        if not self.read_only:
+            with contextlib.suppress(OSError):
+                os.utime(path / "meta.json")  # the least recently used entry is the first to be evicted
+        return binary
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        # An entry leaves by a rename, whole: one that is there without its files is damaged, not about to go.
+        damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _has_no_files(path)
+        if damaged and not self.read_only:
+            _log.warning("cache entry %s is set aside, to be built again: %s", path, error)
+            self._remove(path)
+
+    def _paths(self) -> Iterator[Path]:
+        for folder in _entries_in(self.path):
+            yield from _entries_in(folder)
+
+    def _temporary(self) -> Path:
+        return self.path / f".tmp-{secrets.token_hex(8)}"
+
+    def _remove(self, path: Path) -> None:
+        aside = self._temporary()
+        with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
+            path.rename(aside)
+            _discard(aside)
+            path.parent.rmdir()  # refused, and rightly, while another compiler's entry is there
+
+    def _sweep(self) -> int:
+        freed = _remove_files(self.path / "failed", older_than=FAILED_SECONDS)
+        with contextlib.suppress(OSError):
+            for path in self.path.iterdir():
+                if _TEMPORARY.fullmatch(path.name) and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                    freed += _usage(path)[1]
+                    _discard(path)
+        return freed
+
+    def _grow(self, size: int) -> None:
+        """Evicts when the cap is passed, a tenth more than needed, so that it is not the next put's turn again."""
+        counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
+        self._bytes = counted
+        if counted > self.max_bytes:
+            self.gc(self.max_bytes * 9 // 10)
+
+
+def max_bytes_from_environment() -> int:
+    text = os.environ.get("KSGEN_CACHE_MAX_BYTES", "") or str(MAX_BYTES)
+    if not re.fullmatch(r"[0-9]{1,20}", text):
+        raise KsgenError(f"KSGEN_CACHE_MAX_BYTES={excerpt(text)} must be a whole number of bytes, such as {MAX_BYTES}")
+    return int(text)
+
+
+def _entries_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if _DIGEST.fullmatch(name))
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> Binary:
+    """One entry, proven whole: its hashes, and that it lies where it belongs."""
+    record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
+    binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY))
+    if (record["request"], key_of(record["request"], binary.provenance)) != (path.parent.name, path.name):
+        raise DamagedError("it lies under another entry's key")
+    return binary
+
+
+def _has_no_files(path: Path) -> bool:
+    """Whether something lies there that is no folder with both files: one lost, or a folder or a link in its place."""
+    try:
+        with os.scandir(path) as found:
+            return not {"binary", "meta.json"} <= {each.name for each in found if each.is_file(follow_symlinks=False)}
+    except NotADirectoryError:
+        return os.path.lexists(path)
+    except OSError:
+        return False  # the whole entry is away, which is no damage
+
+
+def _seal(record: dict[str, Any]) -> bytes:
+    return _canonical(record | {"seal": digest_of(_canonical(record))})
+
+
+def _unseal(meta: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(meta)
+        seal, found = record.pop("seal"), digest_of(_canonical(record))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise DamagedError("meta.json is not the one that was stored") from None
+    if seal != found:
+        raise DamagedError("meta.json was changed after it was stored")
+    sealed: dict[str, Any] = record
+    return sealed
+
+
+def _canonical(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, indent=1).encode()
+
+
+def _discard(path: Path) -> None:
+    """Removes a folder, or what lay in a folder's place."""
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _move_into_place(aside: Path, path: Path) -> None:
+    for _ in range(100):
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir()
+        try:
+            aside.rename(path)
+            return
+        except FileNotFoundError:
+            if not aside.exists():
+                raise
+            # An eviction removed the request's folder between the two lines above.
+        except NotADirectoryError:
+            for place in (path.parent, path):  # a damaged disk has a file there, whose name can only be the cache's
+                if os.path.lexists(place) and not place.is_dir():
+                    place.unlink()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(aside, ignore_errors=True)  # another process stored the same first
+            return
+    raise FileNotFoundError(f"{path.parent} is removed as often as it is made")
+
+
+def _usage(path: Path) -> tuple[float, int]:
+    """When a folder's files were last used, and their bytes; zeros for one that goes away meanwhile."""
+    with contextlib.suppress(OSError), os.scandir(path) as files:
+        found = [file.stat() for file in files]
+        return max((file.st_mtime for file in found), default=0.0), sum(file.st_size for file in found)
+    return 0.0, 0
+
+
+def _remove_files(folder: Path, older_than: float) -> int:
+    freed = 0
+    for file in folder.glob("*-????????.*"):
+        with contextlib.suppress(OSError):
+            found = file.stat()
+            if time.time() - found.st_mtime >= older_than:
+                file.unlink()
+                freed += found.st_size
+    return freed

@@ -1,0 +1,1 @@
+"""From a kernel and its constants to a text; from a spec to a folder of them."""

@@ -1,0 +1,265 @@
+"""From a kernel and its constants to one source text; from a spec to a folder of them with importable launchers.
+
+The same input gives the same bytes. Never chooses constants: a family does, or wisdom.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ksgen import __version__
+from ksgen.emit.folder import write_folder
+from ksgen.errors import ConstantsError, KsgenError
+from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.families.ptx import Wgmma
+from ksgen.paths import resource
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec, Spec
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
+
+DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
+    "cuda": cuda_limits("sm_86"),
+    "opencl": replace(cuda_limits("sm_86"), async_copies=False, tensor_cores=False),
+}
+NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
+LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
+PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
+
+
+@dataclass(frozen=True)
+class Source:
+    """One emitted text, and what it was made from."""
+
+    text: str = field(repr=False)
+    entry: str
+    dialect: str
+    kernel: KernelSpec
+    family: str
+    constants: Any
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def pack_entry(self) -> str:
+        """The text's second entry: what packs weights, or adds up the parts of their gradient."""
+        return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
+
+    @property
+    def entries(self) -> list[str]:
+        """All that the text has."""
+        geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
+        passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
+        second = [self.pack_entry] if family_named(self.family).packs else []
+        return list(dict.fromkeys([self.entry, *second, *passes]))
+
+    def entry_of(self, name: str) -> str:
+        return f"{self.entry}_{name}"
+
+
+def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
+    """The kernel's text under these constants; without any, under the family's default for every GPU that it serves."""
+    if not is_word(dialect, DIALECTS):
+        raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
+    if constants is None:
+        chosen = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
+        limits = PORTABLE[dialect]
+        constants = chosen.default(kernel, limits if chosen.serves(kernel, limits) else NEWEST)
+    else:
+        chosen = family_of(constants)
+    check(chosen, kernel, constants)
+    entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
+    template = template_of(chosen.name)
+    extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    text = (
+        _environment()
+        .get_template(template)
+        .render(
+            kernel=kernel,
+            constants=constants,
+            constexprs=chosen.constexprs(kernel, constants),
+            dialect=dialect,
+            entry=entry,
+            version=__version__,
+            template=template,
+            template_digest=template_digest(chosen.name),
+            layout_words=LAYOUT_WORDS[kernel.layout],
+            epilogue_words="".join(f", {word}" for word in kernel.epilogue.words),
+            extra_parameters="".join(f", GLOBAL const stored* {name}" for name, wanted in extras.items() if wanted),
+            extra_arguments="".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
+            item_bytes=kernel.item_bytes,
+            storage=kernel.dtype,
+            **{"reals": "real", **chosen.words(kernel, constants)},
+        )
+    )
+    return Source(text, entry, dialect, kernel, chosen.name, constants)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text that measures a device: no kernel, no constants."""
+
+    text: str
+    entry: str
+    multiply_adds: int = 0  # of a processor's work group in one round
+
+
+def render_probe(precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: Wgmma | None = None) -> Probe:
+    """The copy and the multiply-adds that `roofline.py` times: plain ones, or those of tensor cores on an `operand`, by warps
+    or by warpgroups."""
+    entry = f"ks_probe_{precision}"
+    multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
+    words = {"operand": operand, "instruction": "mma_tf32" if operand == "tf32" else "mma_16", "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
+    text = _environment().get_template("probe.cu.j2").render(
+        entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
+        arithmetic="float64" if precision == "float64" else "float32", multiplier=f"include/{multiplier}.j2",
+        product=wgmma.along_inputs if wgmma else "", **words,
+    )  # fmt: skip
+    return Probe(text, entry)
+
+
+def render_processor_probe(precision: str, vector_bytes: int) -> Probe:
+    """The same for a processor with so wide vector registers: 32 of them where they are 64 bytes wide, else 16."""
+    entry, is_wide = f"ks_probe_{precision}", precision == "float64"
+    lanes, sums = vector_bytes // (8 if is_wide else 4), 24 if vector_bytes >= 64 else 12
+    text = _environment().get_template("probe_processor.cl.j2").render(
+        entry=entry, precision=precision, version=__version__, arithmetic="float64" if is_wide else "float32",
+        word="double" if is_wide else "float", lanes=lanes, sums=sums,
+    )  # fmt: skip
+    return Probe(text, entry, lanes * sums)
+
+
+def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
+    """The kernel's name, with a hash of the constants where they are not the portable default."""
+    if family.serves(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
+        return kernel.name
+    tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
+    return f"{kernel.name}_{tag}"
+
+
+def template_of(family: str) -> str:
+    """A family's template: in the words of both dialects, or of OpenCL alone."""
+    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+
+
+@cache
+def template_digest(family: str) -> str:
+    """Eight hex digits over everything that can be part of the family's texts: its template, and all includes in the folders
+    that it names, or that those name.
+    """
+    root = resource("templates")
+    own = (root / template_of(family)).read_text(encoding="utf-8")
+    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
+    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
+    seen: set[str] = set()
+    while named := {*DIALECTS, *_folders_named(found)} - seen:
+        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
+        seen |= named
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def _folders_named(paths: Iterable[Path]) -> set[str]:
+    """The folders of includes that templates name."""
+    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
+
+
+def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
+    """Write the spec's folder: a source per kernel, the manifest, the launchers. What is not emit's own there stays.
+
+    With a `family`, the sources are those of the kernels that it serves on some device, as it would write them.
+    """
+    kernels = spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
+    if family and not kernels:
+        raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
+    sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
+    files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
+    names = _launcher_names(spec)
+    files["launchers.py"] = _launchers(spec)
+    listed = "".join(f"    {name},\n" for name in names)
+    files["__init__.py"] = (
+        f'"""Launchers of {spec.name}. Written by `ksgen emit`."""\n\nfrom .launchers import (\n{listed})\n\n__all__ = {_list(names)}\n'
+    )
+    write_folder(folder, files, _facts(spec, sources))
+    return sources
+
+
+def _environment_of(root: str) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(root), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, auto_reload=False,
+    )  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return _environment_of(str(resource("templates")))
+
+
+def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
+    """Of the manifest."""
+
+    def entry(source: Source) -> dict[str, Any]:
+        kernel, family = source.kernel, family_named(source.family)
+        geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
+        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        return job | {
+            "entry": source.entry,
+            "file": f"{source.entry}{DIALECTS[source.dialect]}",
+            "sha256": source.digest,
+            "pattern": list(kernel.pattern.shape),
+            "precision": kernel.precision,
+            "layout": kernel.layout,
+            "epilogue": asdict(kernel.epilogue),
+            "batch": kernel.batch,
+            "family": source.family,
+            "constants": asdict(source.constants),
+            "threads": geometry.block,
+            "shared_bytes": geometry.shared_bytes,
+            "packed_bytes": family.packed_bytes(kernel, source.constants),
+        }
+
+    layers = {name: [list(pattern.shape) for pattern in chain] for name, chain in spec.layers.items()}
+    return {"ksgen": __version__, "spec": spec.name, "layers": layers, "kernels": [entry(source) for source in sources]}
+
+
+def _patterns(spec: Spec) -> list[Pattern]:
+    return list(dict.fromkeys(kernel.pattern for kernel in spec.kernels))
+
+
+def _launcher_names(spec: Spec) -> list[str]:
+    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in spec.layers]
+
+
+def _list(names: list[str]) -> str:
+    return "[\n" + "".join(f'    "{name}",\n' for name in names) + "]"
+
+
+def _launchers(spec: Spec) -> str:
+    lines = [
+        f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the spec, not this file."""',
+        "",
+        f"from ksgen.launcher import {'ChainLauncher, ' if spec.layers else ''}Launcher",
+        "",
+    ]
+    lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
+    for name, chain in spec.layers.items():
+        lines.append(f"layer_{name} = ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)})")
+    return "\n".join(lines) + "\n"
+
+
+def _arguments(spec: Spec, pattern: Pattern) -> str:
+    batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
+    return ", ".join(map(str, pattern.shape)) + (f", batches={batches}" if batches else "")

@@ -1,0 +1,185 @@
+"""Pictures of a pattern's support: characters for a terminal, a PNG for a page.
+
+Both show every entry of K where there is room for all; else the first few blocks, tiles and entries, dots, and the last ones.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ksgen.figures.letters import HEIGHT, drawn
+from ksgen.pattern import Pattern
+
+Array = np.ndarray[Any, Any]
+Place = tuple[int | None, int | None, int | None]  # of a row or column: i, k (or l), j; None for those left out
+
+FREE, ZERO, OUTSIDE, ACROSS, DOWN, DIAGONAL = "█· ⋯⋮⋱"
+PLAIN = str.maketrans("█·⋯⋮⋱├┤─┬│┴×", "#.-:\\||-+|+x")  # for a terminal without these
+MOST_SHOWN = 6  # of a kind, where not all are: dots and the last one come after
+LINES, CELLS = 40, 64  # along a side of a picture, at most: of a terminal's, of a PNG's
+PIXELS = 960  # that a PNG's cells have along the longer side, at most
+LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: of a cell, around the picture, of a line
+PALETTE = [(31, 119, 180), (214, 96, 39), (44, 140, 80), (190, 60, 90), (120, 90, 180), (140, 110, 40), (30, 150, 160), (200, 80, 160)]
+PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232), (160, 160, 168), (60, 60, 66)
+
+
+def can_show(encoding: str) -> bool:
+    """Whether a terminal has these characters."""
+    try:
+        f"{FREE}{ZERO}{ACROSS}{DOWN}{DIAGONAL}├─┤┬│┴".encode(encoding)
+    except (LookupError, UnicodeError):
+        return False
+    return True
+
+
+def legend(pattern: Pattern) -> list[str]:
+    """What the picture shows, in words."""
+    a, b, c, d = pattern.shape
+    return [
+        f"K is {pattern.out_features} x {pattern.in_features}; coloured: its free entries",
+        f"a = {a}: blocks on the diagonal of K",
+        f"b x c = {b} x {c}: tiles in a block, b down, c across",
+        f"d = {d}: free entries of a tile, on its diagonal",
+    ]
+
+
+def text(pattern: Pattern, width: int, plain: bool = False) -> str:
+    """The support in characters, `width` at most, and the legend."""
+    b_label, c_label = f"b = {pattern.b} ", f" c = {pattern.c} "
+    margin = len(b_label) + 2
+    room = max(width - margin, 0)
+    rows, columns = sketch(pattern, LINES, max(room // 2, 1))
+    each = 2 if 2 * len(columns) <= room else 1
+    wide, high = each * _first_block(columns), _first_block(rows)
+    over = f"├{c_label.center(wide - 2, '─')}┤" if wide >= len(c_label) + 2 else c_label.strip()
+    marks = "┬" + "│" * (high - 2) + "┴" if high > 1 else " "
+    lines = [" " * margin + over]
+    for number, row in enumerate(rows):
+        label = b_label if number == (high - 1) // 2 else ""
+        mark = marks[number] if number < high else ""
+        cells = "".join(character * each if character == FREE else character.ljust(each) for character in _cells(row, columns))
+        lines.append(f"{label:<{margin - 2}}{mark:<2}{cells}".rstrip())
+    whole = "\n".join([*lines, "", *legend(pattern)])
+    return whole.translate(PLAIN) if plain else whole
+
+
+def png(pattern: Pattern) -> bytes:
+    """The support and the legend as a PNG: a colour for each of the a*d blocks that K has once its rows and columns are permuted."""
+    rows, columns = sketch(pattern, CELLS, CELLS)
+    size = min(LARGEST, PIXELS // max(len(rows), len(columns)))
+    b_label, c_label, words = drawn(f"b = {pattern.b}"), drawn(f"c = {pattern.c}"), [drawn(line) for line in legend(pattern)]
+    left, top = MARGIN + b_label.shape[1] + 2 * MARGIN, MARGIN + HEIGHT + 2 * MARGIN
+    bottom, right = top + size * len(rows), left + size * len(columns)
+    width = max(right, MARGIN + max(word.shape[1] for word in words), left + c_label.shape[1]) + MARGIN
+    image = np.full((bottom + 2 * MARGIN + 2 * HEIGHT * len(words), width, 3), PAPER, np.uint8)
+    for y, row in enumerate(rows):
+        for x, (column, cell) in enumerate(zip(columns, _cells(row, columns), strict=True)):
+            square = image[top + y * size : top + (y + 1) * size, left + x * size : left + (x + 1) * size]
+            _draw_cell(square, cell, ((row[0] or 0) * pattern.d + (row[2] or 0)) % len(PALETTE))
+            if cell != OUTSIDE and row[0] is not None:
+                square[0], square[:, 0] = _line_before(row), _line_before(column)
+    for i in {row[0] for row in rows} - {None}:
+        down, across = ([at for at, place in enumerate(side) if place[0] == i] for side in (rows, columns))
+        start, end = (top + size * down[0], left + size * across[0]), (top + size * (down[-1] + 1), left + size * (across[-1] + 1))
+        _frame(image[start[0] : end[0] + STROKE, start[1] : end[1] + STROKE], INK)
+    _frame(image[top - STROKE : bottom + 2 * STROKE, left - STROKE : right + 2 * STROKE], TILE)
+    _measure(image[top - MARGIN : top - MARGIN // 2, left : left + size * _first_block(columns)])
+    _measure(image[top : top + size * _first_block(rows), left - MARGIN : left - MARGIN // 2].transpose(1, 0, 2))
+    _write(image, c_label, MARGIN, left)
+    _write(image, b_label, top + (size * _first_block(rows) - HEIGHT) // 2, MARGIN)
+    for number, word in enumerate(words):
+        _write(image, word, bottom + 2 * MARGIN + 2 * HEIGHT * number, MARGIN)
+    return _encode(image)
+
+
+def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list[Place]]:
+    """The rows and columns of a picture of so many cells: all of K's, or as many of each kind as there is room for, 3 at least."""
+    a, b, c, d = pattern.shape
+    if pattern.out_features <= height and pattern.in_features <= width:
+        return _side((a, b, d), (a, b, d)), _side((a, c, d), (a, c, d))
+    for most in range(MOST_SHOWN, 1, -1):  # of b and c, the fewer are shown in proportion
+        down, across = (max(2, round(most * min(1, one / other))) for one, other in ((b, c), (c, b)))
+        rows, columns = _side((a, b, d), (most, down, most)), _side((a, c, d), (most, across, most))
+        if len(rows) <= height and len(columns) <= width:
+            break
+    return rows, columns
+
+
+def _side(counts: tuple[int, int, int], shown: tuple[int, int, int]) -> list[Place]:
+    outer, middle, inner = (list(_some(count, most)) for count, most in zip(counts, shown, strict=True))
+    return [
+        (i, k, j)
+        for i in outer
+        for k in (middle if i is not None else [None])
+        for j in (inner if k is not None else [None])
+    ]  # fmt: skip
+
+
+def _some(count: int, most: int) -> Iterable[int | None]:
+    """All, where dots would take as much room; else the first of them, None for those left out, and the last one."""
+    return range(count) if count <= most + 1 else (*range(most - 1), None, count - 1)
+
+
+def _cells(row: Place, columns: Sequence[Place]) -> Iterator[str]:
+    """What a row of the picture shows."""
+    i, k, j = row
+    for its_i, its_l, its_j in columns:
+        if i != its_i:
+            yield OUTSIDE
+        elif i is None or (k is None and its_l is None):
+            yield DIAGONAL
+        elif k is None or its_l is None:
+            yield DOWN if k is None else ACROSS
+        elif j != its_j:
+            yield ZERO
+        else:
+            yield DIAGONAL if j is None else FREE
+
+
+def _first_block(side: Sequence[Place]) -> int:
+    return sum(place[0] == 0 for place in side)
+
+
+def _line_before(place: Place) -> tuple[int, int, int]:
+    """The colour of the line between a row or column and the one before it."""
+    return TILE if place[2] == 0 or place[1] is None else RULE
+
+
+def _draw_cell(square: Array, cell: str, colour: int) -> None:
+    if cell == OUTSIDE:
+        return
+    square[:] = PALETTE[colour] if cell == FREE else BLOCK
+    if cell in (ACROSS, DOWN, DIAGONAL):
+        size = len(square)
+        dot = max(2, size // 8)
+        for at in (size // 4, size // 2, 3 * size // 4):
+            y, x = (at if cell != ACROSS else size // 2), (at if cell != DOWN else size // 2)
+            square[y - dot // 2 :, x - dot // 2 :][:dot, :dot] = INK
+
+
+def _frame(image: Array, colour: tuple[int, int, int]) -> None:
+    image[:STROKE] = image[-STROKE:] = image[:, :STROKE] = image[:, -STROKE:] = colour
+
+
+def _measure(strip: Array) -> None:
+    """A line along a strip, with its two ends marked."""
+    middle = len(strip) // 2
+    strip[middle : middle + STROKE] = strip[:, :STROKE] = strip[:, -STROKE:] = INK
+
+
+def _write(image: Array, word: Array, y: int, x: int) -> None:
+    image[y : y + word.shape[0], x : x + word.shape[1]][word] = INK
+
+
+def _encode(image: Array) -> bytes:
+    height, width, _ = image.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1)
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)) + chunk(b"IEND", b"")

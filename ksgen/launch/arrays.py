@@ -1,0 +1,265 @@
+"""What a user's array is: where it lies, of which shape and type, on which stream. Zero-copy, and imports no library.
+
+Libraries are recognised by the modules that the user has imported, so PyTorch, CuPy, PyCUDA and pyopencl cost nothing
+where they are not used. Whether an array fits a kernel is for the launcher to say.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+from ksgen.devices.base import LEGACY_STREAM
+from ksgen.devices.libcuda import device_of
+from ksgen.errors import KsgenError, LaunchError
+from ksgen.launch.dlpack import PLACES, Managed, element_type
+from ksgen.values import excerpt, whole_number
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+ACCEPTED = (
+    "a NumPy array, a PyCUDA GPUArray, a PyTorch or CuPy tensor, a pyopencl Array, or an object with __cuda_array_interface__ or __dlpack__"
+)
+
+Place = Literal["host"] | tuple[Literal["cuda"], int | None] | tuple[Literal["opencl"], Any]
+"""Where memory lies: the host, a CUDA device (None where the array does not tell which), or an OpenCL context."""
+
+
+class ArrayView(NamedTuple):
+    """An array as kernels see it. `owner` keeps its memory alive."""
+
+    kind: str  # "numpy", "torch", "pycuda", "cupy", "pyopencl", "cuda" (its array interface) or "dlpack"
+    pointer: Any  # an address, or a pyopencl Buffer
+    shape: tuple[int, ...]
+    dtype: str  # one of DTYPES
+    contiguous: bool  # row-major, without gaps
+    device: Place
+    stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
+    owner: Any
+    writeable: bool
+
+
+Reader = Callable[[Any, str, int | None], ArrayView]
+
+_readers: dict[type, Reader] = {}  # of the types seen so far
+_dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
+
+
+def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayView:
+    """Read an array. `stream` is where it will be used: a producer that speaks DLPack orders its own work before it."""
+    try:
+        reader = _readers.get(type(array)) or _find_reader(array, name)
+        return reader(array, name, stream)
+    except KsgenError:
+        raise
+    except Exception as error:  # a stranger's object may answer anything, and break its protocol anywhere
+        raise LaunchError(f"{name} is {_article(array)}, which does not tell what and where its memory is; give {ACCEPTED}") from error
+
+
+def common_device(views: Mapping[str, ArrayView]) -> Place:
+    """The one place where all arrays lie; `LaunchError` where they lie apart."""
+    first_name, first = next(iter(views.items()))
+    place = first.device
+    for name, other in views.items():
+        if place[0] == other.device[0] == "cuda" and None in (place[1], other.device[1]):
+            place = place if other.device[1] is None else other.device
+        elif place != other.device:
+            raise LaunchError(f"{first_name} lies {_describe(place)} and {name} {_describe(other.device)}; give both in one place")
+    return place
+
+
+def stream_handle(stream: Any) -> Any:
+    """A stream as devices take it: a CUDA handle, a pyopencl CommandQueue, or None for the device's own."""
+    if stream is None:
+        return None
+    if isinstance(stream, int) and not isinstance(stream, bool) and 0 <= stream < 2**64:
+        return stream
+    pyopencl = sys.modules.get("pyopencl")
+    if pyopencl and isinstance(stream, pyopencl.CommandQueue):
+        return stream
+    with suppress(Exception):  # whatever a stranger's object answers
+        if hasattr(stream, "__cuda_stream__"):
+            protocol = stream.__cuda_stream__
+            _, handle = protocol() if callable(protocol) else protocol
+            return int(handle)
+        for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, PyCUDA
+            if isinstance(handle := getattr(stream, attribute, None), int):
+                return handle
+    words = _article(stream) if whole_number(stream) is None else excerpt(stream)
+    raise LaunchError(
+        f"stream is {words}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
+        "an object with __cuda_stream__, a pyopencl CommandQueue, or None"
+    )
+
+
+def is_same_stream(one: Any, other: Any) -> bool:
+    """CUDA's default stream is called 0, and 1 too."""
+    return bool(one == other) or (isinstance(one, int) and isinstance(other, int) and {one, other} == {0, 1})
+
+
+def _find_reader(array: Any, name: str) -> Reader:
+    for module, classname, reader in _LIBRARIES:
+        library = sys.modules.get(module)
+        if library is not None and isinstance(array, getattr(library, classname, ())):
+            if "numpy.ma" in sys.modules and isinstance(array, sys.modules["numpy.ma"].MaskedArray):
+                break
+            _readers[type(array)] = reader
+            return reader
+    else:  # one type may offer an interface for some of its arrays only
+        if getattr(array, "__cuda_array_interface__", None) is not None:
+            return _read_cuda_array_interface
+        if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+            return _read_dlpack
+    made = f"np.asarray({name}, np.float32), or " if isinstance(array, list | tuple) else ""
+    raise LaunchError(f"{name} is {_article(array)}; give {made}{ACCEPTED}")
+
+
+def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
+    flags = array.flags
+    pointer = array.__array_interface__["data"][0]
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("numpy", pointer, array.shape, dtype, flags.c_contiguous, "host", None, array, flags.writeable)
+
+
+def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
+    place: Place
+    current = None
+    if tensor.is_cuda:
+        index = tensor.get_device()
+        place, current = ("cuda", index), _torch_stream(index)
+    elif tensor.device.type == "cpu":
+        place = "host"
+    else:
+        raise LaunchError(f"{name} is a tensor on {tensor.device}; give one on a CUDA device or the CPU")
+    dtype = _dtype(tensor.dtype, name)
+    try:
+        pointer, contiguous = tensor.data_ptr(), tensor.is_contiguous()
+    except RuntimeError as error:  # sparse, quantised or traced: there is no plain memory behind it
+        raise LaunchError(f"{name} is a tensor without plain memory ({error}); give a dense one") from None
+    if not pointer and tensor.numel():
+        raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
+    if tensor.is_neg():
+        raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
+    return ArrayView("torch", pointer, tensor.shape, dtype, contiguous, place, current, tensor, True)
+
+
+def _torch_stream(index: int) -> int:
+    """PyTorch's current stream: its own short way costs a fraction of the public one, which makes an object."""
+    torch = sys.modules["torch"]
+    short_way = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    handle: int = short_way(index) if short_way else torch.cuda.current_stream(index).cuda_stream
+    return handle
+
+
+def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
+    pointer = 0 if array.gpudata is None else int(array.gpudata)
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", device_of(pointer)), None, array, True)
+
+
+def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
+    index = array.device.id
+    current = sys.modules["cupy"].cuda.get_current_stream().ptr
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("cupy", array.data.ptr, array.shape, dtype, contiguous, ("cuda", index), current, array, True)
+
+
+def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
+    if array.offset:  # a kernel's argument is a whole buffer
+        raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {name}.copy()")
+    place: Place = ("opencl", array.context)
+    contiguous = array.flags.c_contiguous
+    dtype = _dtype(array.dtype, name)
+    return ArrayView("pyopencl", array.base_data, array.shape, dtype, contiguous, place, array.queue, array, True)
+
+
+def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> ArrayView:
+    described = array.__cuda_array_interface__
+    if described.get("mask") is not None:
+        raise LaunchError(f"{name} is masked; give an array without a mask")
+    shape, (pointer, read_only), typestr = tuple(map(operator.index, described["shape"])), described["data"], described["typestr"]
+    pointer = operator.index(pointer)
+    known = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}.get(typestr)
+    # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
+    dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
+    width = int(typestr[2:])
+    steps = described.get("strides")
+    contiguous = steps is None or _is_row_major(shape, [step / width for step in steps])
+    current = described.get("stream")
+    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, not read_only)
+
+
+def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
+    device_type, index = (int(number) for number in array.__dlpack_device__())
+    if device_type not in PLACES:
+        raise LaunchError(f"{name} lies on DLPack device type {device_type}; give one on a CUDA device or the host")
+    place: Place = "host" if PLACES[device_type] == "host" else ("cuda", index)
+    consumer = None if place == "host" else stream or LEGACY_STREAM  # the protocol forbids 0
+    try:
+        try:
+            capsule = array.__dlpack__(stream=consumer, max_version=(1, 0))
+        except TypeError:  # from before versions
+            capsule = array.__dlpack__(stream=consumer)
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise LaunchError(f"{name} is {_article(array)} that cannot be shared by DLPack: {error}") from None
+    owner = Managed(capsule, name)
+    tensor = owner.tensor
+    shape = tuple(tensor.shape[: tensor.ndim])
+    steps = tensor.strides[: tensor.ndim] if tensor.strides else None
+    contiguous = steps is None or _is_row_major(shape, steps)
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    dtype, words = element_type(tensor)
+    if dtype is None:
+        raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
+    return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), owner.writeable)
+
+
+_LIBRARIES: tuple[tuple[str, str, Reader], ...] = (
+    ("torch", "Tensor", _read_torch),
+    ("pycuda.gpuarray", "GPUArray", _read_pycuda),
+    ("numpy", "ndarray", _read_numpy),
+    ("cupy", "ndarray", _read_cupy),
+    ("pyopencl.array", "Array", _read_pyopencl),
+)
+
+
+def _dtype(dtype: Any, name: str) -> str:
+    """The name of a library's dtype object."""
+    if (known := _dtypes.get(dtype)) is not None:
+        return known
+    text = str(dtype).removeprefix("torch.")
+    if text not in DTYPES:
+        raise LaunchError(f"{name} is of {text}; give {', '.join(DTYPES)}")
+    return _dtypes.setdefault(dtype, text)
+
+
+def _is_row_major(shape: tuple[int, ...], steps: Any) -> bool:
+    """`steps` count elements. Along an axis of length one they mean nothing, and in an empty array none does."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(steps), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _describe(place: Place) -> str:
+    if place == "host":
+        return "on the host"
+    kind, where = place
+    if kind == "opencl":
+        return f"in an OpenCL context ({where})"
+    return "on a CUDA device" if where is None else f"on cuda:{where}"
+
+
+def _article(thing: Any) -> str:
+    if thing is None:
+        return "None"
+    words = type(thing).__name__ if type(thing).__module__ == "builtins" else f"{type(thing).__module__}.{type(thing).__name__}"
+    return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"

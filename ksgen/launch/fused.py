@@ -1,0 +1,52 @@
+"""All factors of a layer in one launch, where a device has a family for that: which plan, and when it is worth it. Never launches."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from ksgen.devices.base import Device
+from ksgen.families.vector import factor_kernels
+from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
+REMEMBERED = 1024  # plans: one for each layer and batch
+
+
+@dataclass(frozen=True, eq=False)
+class FusedPlan:
+    """The launch of all factors, and how each one's weights are packed for it."""
+
+    whole: Plan
+    factors: tuple[Plan, ...]
+
+
+def fused_plan(device: Device, chain: Chain, precision: str, layout: str, epilogue: tuple[bool, str, bool], batch: int) -> FusedPlan | None:
+    """The plan of a chain as one launch; None where it is better served factor by factor."""
+    if not device.shares_host or len(chain) < 2 or batch < LEAST_ENTRIES * device.limits.multiprocessors:
+        return None
+    where: Any = device  # devices are hashed by their identity
+    return _plan(where, chain.factors, precision, layout, epilogue, batch, PLANNER.generation)
+
+
+@lru_cache(REMEMBERED)
+def _plan(
+    device: Any,
+    patterns: tuple[Pattern, ...],
+    precision: str,
+    layout: str,
+    epilogue: tuple[bool, str, bool],
+    batch: int,
+    generation: int,
+) -> FusedPlan | None:
+    *before, last = patterns
+    kernel = KernelSpec(last, precision, layout, Epilogue(*epilogue), job=CHAIN, before=tuple(before))
+    whole = PLANNER.plan(device, kernel, batch)
+    constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
+    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+    packings = (
+        PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain")) for each, own in zip(alone, constants, strict=True)
+    )
+    return FusedPlan(whole, tuple(packings))

@@ -1,0 +1,74 @@
+"""Host memory of any library as NumPy sees it, and new arrays of the library that an argument came from. Never copies."""
+
+import ctypes
+import sys
+from contextlib import nullcontext
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ksgen.errors import LaunchError
+from ksgen.launch.arrays import ArrayView, is_same_stream
+from ksgen.spec import PRECISIONS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    HostArray = np.ndarray[Any, Any]
+
+
+def numpy_dtype(precision: str) -> Any:
+    """NumPy's own, or that of ml_dtypes for bfloat16."""
+    import numpy as np
+
+    if precision == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(precision)
+
+
+def size_of(array: ArrayView) -> int:
+    """Bytes from the first element to behind the last one of a contiguous array."""
+    return prod(array.shape) * PRECISIONS[array.dtype].item_bytes
+
+
+def is_whole(found: ArrayView) -> bool:
+    """Whether it begins at one of its elements' boundaries, as kernels take it."""
+    whole: bool = found.pointer % PRECISIONS[found.dtype].item_bytes == 0
+    return whole
+
+
+def host_array(found: ArrayView) -> "HostArray":
+    """The same host memory. The view's owner must outlive it."""
+    import numpy as np
+
+    memory: Any = (ctypes.c_char * size_of(found)).from_address(found.pointer)
+    array: HostArray = np.frombuffer(memory, numpy_dtype(found.dtype)).reshape(tuple(found.shape))
+    return array
+
+
+def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> Any:
+    """An uninitialised array of the same library, device and precision, to be written on `stream`, a handle.
+
+    PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.
+    """
+    if like.kind == "torch":
+        if like.device == "host" or is_same_stream(stream or 0, like.stream):
+            return like.owner.new_empty(shape)
+        cuda = sys.modules["torch"].cuda
+        with cuda.stream(cuda.ExternalStream(stream or 0, like.device[1])):
+            return like.owner.new_empty(shape)
+    if like.kind == "cupy":
+        cupy = sys.modules["cupy"]
+        own = is_same_stream(stream or 0, like.stream)
+        with cupy.cuda.Device(like.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]):
+            return cupy.empty(shape, like.owner.dtype)
+    if like.kind == "pycuda":
+        return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype)
+    if like.kind == "pyopencl":
+        return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, like.owner.dtype)
+    if like.device == "host":
+        import numpy as np
+
+        return np.empty(shape, numpy_dtype(like.dtype))
+    raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")

@@ -1,0 +1,181 @@
+"""Weights that were packed once and for all, and memory that others are packed into, before each launch.
+
+That an array is as it was cannot be asked of it: PyTorch counts no write of a fused optimizer, through `.data`, by another
+library, of a collective, in a CUDA graph's replay. So nothing is kept but what `Launcher.pack` gave, by its caller's promise;
+what can be noticed against that promise is refused at every use.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ksgen.devices.base import Buffer, Device, Stream, uploaded
+from ksgen.errors import LaunchError
+from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.memory import host_array, new_array
+from ksgen.launch.plan import Plan
+from ksgen.pattern import Pattern
+from ksgen.spec import PRECISIONS
+
+_Place = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
+
+
+class Seen:
+    """A tensor of PyTorch's as it is now. Its memory goes to nobody else while this is kept."""
+
+    __slots__ = ("_look", "_memory", "_writes", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self._memory = tensor, tensor.untyped_storage()
+        self._look, self._writes = _look_of(tensor), _writes_to(tensor)
+
+    def what_happened(self) -> str:
+        """What became of the tensor since, in words; nothing where nothing can be noticed."""
+        if _look_of(self.tensor) != self._look:
+            return "got other memory"
+        return "" if _writes_to(self.tensor) == self._writes else "was written to"
+
+
+def _look_of(tensor: Any) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _writes_to(tensor: Any) -> int | None:
+    """PyTorch's count of writes, of which it misses many; None where it counts none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+@dataclass(eq=False)
+class Weights:
+    """What `Launcher.pack` returns: canonical weights on a device, and their packed forms as they become needed.
+
+    The array they came from must not change while they are used.
+    """
+
+    pattern: Pattern
+    dtype: str
+    device: Device
+    canonical: Buffer
+    owner: Any = None  # keeps the canonical memory alive
+    seen: Seen | None = None  # of the tensor that they came from
+    _packed: dict[str, Buffer] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Weights({self.pattern}, {self.dtype}, packed on {self.device.name})"
+
+    def __reduce__(self) -> NoReturn:
+        raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
+
+    def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
+        """The packed weights of a plan, complete for every stream: packing is waited for, once."""
+        self.check()
+        packed = self._packed.get(plan.packing)
+        return self._pack(plan, stream) if packed is None else packed
+
+    def check(self) -> None:
+        """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
+        if self.seen is not None and (what := self.seen.what_happened()):
+            raise LaunchError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
+
+    def _pack(self, plan: Plan, stream: Stream) -> Buffer:
+        refuse_capture(plan.device, stream, "packs its weights for the first time")
+        packed = plan.pack(self.canonical, stream)
+        plan.device.synchronize(stream)
+        return self._packed.setdefault(plan.packing, packed)
+
+
+def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
+    """Host weights, copied to the device."""
+    return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), seen=_seen(found))
+
+
+def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
+    """Weights that lie on the device, complete for every stream once what the stream holds is done."""
+    refuse_capture(device, stream, "waits for weights")
+    device.synchronize(stream)
+    return Weights(pattern, found.dtype, device, found.pointer, found.owner, _seen(found))
+
+
+def _seen(found: ArrayView) -> Seen | None:
+    return Seen(found.owner) if found.kind == "torch" else None
+
+
+def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
+    """Raise `LaunchError` where packed weights are another pattern's, precision's or device's."""
+    if weights.pattern != pattern:
+        raise LaunchError(f"{caller!r}: these weights were packed for pattern {weights.pattern}")
+    if weights.dtype != precision:
+        raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
+    own = weights.device
+    if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
+        return
+    raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
+
+
+@dataclass(eq=False, slots=True)
+class _Room:
+    """Where one array is packed."""
+
+    array: weakref.ref[Any]
+    buffers: dict[_Place, Buffer] = field(default_factory=dict)
+
+
+class Rooms:
+    """Where a launcher packs the arrays that it is called with.
+
+    PyTorch gives memory in the order of the stream, and to a graph for as long as that lives. For other libraries it is the
+    device's own, and stays in its place as long as the array lives: a CUDA graph that recorded a call remains valid. That
+    needs no lock, on any stream: whoever writes to weights lets the calls that read them finish first, and where nobody
+    wrote, packing again writes the same bytes.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, _Room] = {}  # by the array's id, which its reference confirms
+
+    def find(self, array: Any, found: ArrayView, plan: Plan, stream: Stream) -> tuple[Buffer, Any]:
+        """Memory for a plan's packed weights, and what keeps it: needed until the last launch was enqueued."""
+        if found.kind == "torch":
+            elements = -(-plan.packed_bytes // PRECISIONS[found.dtype].item_bytes)
+            room = new_array(found, (elements,), stream_handle(stream))
+            pointer = view(room).pointer
+            return plan.device.shared(pointer) if found.device == "host" else pointer, room
+        place = found.pointer, plan.device, plan.packing
+        kept = self._rooms.get(id(array))
+        if kept is not None and kept.array() is array and place in kept.buffers:
+            return kept.buffers[place], None
+        refuse_capture(plan.device, stream, "packs its weights for the first time")
+        return self._keep(array, place, buffer := plan.device.allocate(plan.packed_bytes)), buffer
+
+    def _keep(self, array: Any, place: _Place, buffer: Buffer) -> Buffer:
+        kept = self._rooms.get(id(array))
+        if kept is None or kept.array() is not array:
+            try:
+                kept = self._rooms[id(array)] = _Room(weakref.ref(array, self._forgetter(id(array))))
+            except TypeError:  # it takes no weak references: memory for this call alone
+                return buffer
+        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # memory that the array has left
+            kept.buffers.pop(other, None)
+        return kept.buffers.setdefault(place, buffer)
+
+    def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
+        everything = self._rooms
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            kept = everything.get(number)
+            if kept is not None and kept.array is reference:
+                del everything[number]
+
+        return forget
+
+
+def storage_of(found: ArrayView) -> Any:
+    """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
+    return found.owner.untyped_storage() if found.kind == "torch" else None
+
+
+def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
+    """Raise `LaunchError` while a CUDA graph records the stream."""
+    if device.kind == "cuda" and device.is_capturing(stream):
+        remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
+        raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -1,0 +1,33 @@
+"""Memory in which the launches of a plan hand on what they found, from the library of a caller's array. Never launches."""
+
+from typing import Any, NamedTuple
+
+from ksgen.devices.base import Stream
+from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.memory import new_array
+from ksgen.launch.plan import Plan
+from ksgen.launch.weights import refuse_capture
+
+STREAM_ORDERED = ("torch", "cupy")  # whose freed memory is not given to others before the stream is done with it
+
+
+class Workspace(NamedTuple):
+    """What launches take of it, one argument or none, and what keeps it: needed until the last launch was enqueued."""
+
+    pointers: tuple[Any, ...] = ()
+    owner: Any = None
+
+
+NONE = Workspace()
+
+
+def new_workspace(plan: Plan, x: ArrayView, stream: Stream, remedy: str) -> Workspace:
+    """A plan's, for launches on that stream alone. `remedy`: what to do instead where a graph that is recorded forbids it."""
+    if not plan.workspace_bytes:
+        return NONE
+    if x.kind != "torch":  # which keeps memory for graphs
+        refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
+    if x.kind in STREAM_ORDERED:
+        array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
+        return Workspace((view(array).pointer,), array)
+    return Workspace(buffers := plan.workspace(stream), buffers)

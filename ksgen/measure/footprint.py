@@ -1,0 +1,47 @@
+"""How much of this machine's memory a check of one kernel holds at its peak, before any of it is taken. Never allocates.
+
+Counted as `verify.py` and `reference.py` hold it; the tests compare with what is traced.
+"""
+
+from dataclasses import dataclass
+
+from ksgen.families import Limits, family_for
+from ksgen.measure.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS
+from ksgen.reference import ELEMENTS_AT_ONCE
+from ksgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of this machine: what is given and found, what checks it in float64, and the device's own where that is the processor."""
+
+    arrays: int
+    reference: int
+    device: int
+
+    @property
+    def total(self) -> int:
+        return self.arrays + self.reference + self.device
+
+
+def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
+    """Of one kernel at a batch on a device with these limits, by its family's default constants."""
+    pattern, item = kernel.pattern, kernel.item_bytes
+    inputs, outputs, weights = batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count
+    is_gradient = kernel.job == "gradient"
+    results = weights if is_gradient else outputs
+    given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + pattern.out_features * kernel.epilogue.bias
+    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))  # that are compared
+    compared = weights if is_gradient else entries * pattern.out_features
+    part = min(entries * (pattern.in_features + pattern.out_features), max(ELEMENTS_AT_ONCE, pattern.in_features + pattern.out_features))
+    of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
+    of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
+    reference = max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
+    device = 0
+    if limits.is_cpu:
+        family = family_for(kernel, limits, batch)
+        constants = family.default(kernel, limits)
+        device = item * (given + results) + CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
+        device += 0 if is_gradient else item * weights
+        device += family.geometry(kernel, constants, batch).workspace_bytes + (0 if is_gradient else family.packed_bytes(kernel, constants))
+    return Footprint(item * (given + weights + 2 * results), reference, device)

@@ -1,0 +1,268 @@
+"""What searches found: for a device, the family and constants that served a kernel best. Read here, written by the tuner.
+
+One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file wins over the
+one that ksgen ships; an entry of another version of its template is stale, a first guess, and wins over no fresh one. An
+entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom, or were
+asked for it, refuse. Never renders and never measures.
+"""
+
+import fcntl
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from ksgen.emit.render import template_digest
+from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
+from ksgen.families import check, family_named
+from ksgen.files import read, write
+from ksgen.paths import resource, wisdom_dir
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.values import excerpt
+from ksgen.words import counted
+
+MOST_BATCH = 2**63 - 1
+MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
+MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
+MOST_US = 1e12  # of one launch: eleven days
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kernel's best known constants at one batch."""
+
+    kernel: KernelSpec  # its batch is that of a specialised kernel; `batch` is what was measured
+    batch: int
+    family: str
+    constants: Any
+    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the template has changed since: the time is another text's, the constants are a first guess."""
+        return bool(self.measured.get("template") != template_digest(self.family))
+
+    @property
+    def median_us(self) -> float | None:
+        return self.measured.get("median_us") or None
+
+    def as_json(self) -> dict[str, Any]:
+        kernel = self.kernel
+        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        return job | {
+            "pattern": list(kernel.pattern.shape),
+            "precision": kernel.precision,
+            "layout": kernel.layout,
+            "epilogue": asdict(kernel.epilogue),
+            "specialised": kernel.batch is not None,
+            "batch": self.batch,
+            "family": self.family,
+            "constants": asdict(self.constants),
+            "measured": dict(self.measured),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Entry":
+        batch = row["batch"]
+        if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
+            raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
+        specialised = batch if row["specialised"] else None
+        kernel = KernelSpec(
+            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised, row.get("job", "multiply")
+        )
+        family = family_named(row["family"])
+        constants = family.constants(row["constants"])
+        if any(isinstance(value, int) and value > MOST_CONSTANT for value in row["constants"].values()):
+            raise ValueError(f"a constant above {MOST_CONSTANT}")
+        check(family, kernel, constants)
+        measured = {**row["measured"]}
+        for name in ("median_us", "floor_us"):
+            time = measured.get(name, 0)
+            if type(time) not in (int, float) or not 0 <= time < MOST_US:
+                raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
+        return cls(kernel, batch, family.name, constants, measured)
+
+
+class Wisdom:
+    """Entries of one device. Later ones win over earlier ones of the same kernel and batch, but no stale one over a fresh one."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
+        for entry in entries:
+            known = self._by_kernel.setdefault(entry.kernel, {})
+            if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
+                known[entry.batch] = entry
+
+    def __repr__(self) -> str:
+        return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
+
+    def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
+        """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at
+        a multiple of 16 bytes or do not; None where the kernel was never measured.
+
+        A kernel for one batch takes what was found for any batch, where nothing was found for itself.
+        """
+        found = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None)) or {}
+        known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
+        if not known:
+            return None
+        return found[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
+
+    def batches(self, kernel: KernelSpec) -> list[int]:
+        """The batches at which the kernel was measured."""
+        return sorted(self._by_kernel.get(kernel, {}))
+
+    def entries(self) -> list[Entry]:
+        """All entries, sorted by kernel name and batch."""
+        found = [entry for known in self._by_kernel.values() for entry in known.values()]
+        return sorted(found, key=lambda entry: (entry.kernel.pattern, entry.kernel.name, entry.batch))
+
+
+def file_name(device_name: str) -> str:
+    """`NVIDIA H200` -> `nvidia-h200.json`."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
+
+
+def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
+    """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
+
+    What cannot be read is passed over, with one warning for each text; `strict` raises `KsgenError` on the first instead.
+    """
+    shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
+    sources: list[Path | str] = [shipped, *more, own]
+    return Wisdom(entry for source in sources for entry in _entries_of(source, strict))
+
+
+def parse(text: str, source: str) -> list[Entry]:
+    """The entries of a wisdom file; `KsgenError` says which file and entry cannot be read."""
+    return [_entry(row, where) for where, row in _rows(_content(text, source), source)]
+
+
+def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
+    """By device: the entries of what `dump_export` wrote, or of a wisdom file."""
+    content = _content(text, source)
+    parts = content["devices"] if isinstance(content, dict) and "devices" in content else [content]
+    if not isinstance(parts, list):
+        raise _damaged(source, f"devices is {excerpt(parts)}, not a list")
+    found: dict[str, list[Entry]] = {}
+    for part in parts:
+        rows = _rows(part, source)
+        device = part.get("device")
+        if not isinstance(device, str) or not device.isprintable() or file_name(device) == ".json":
+            raise _damaged(source, f"device is {excerpt(device)}, not a name")
+        found.setdefault(device, []).extend(_entry(row, f"{where} of {device}" if len(parts) > 1 else where) for where, row in rows)
+    return found
+
+
+def dump(device_name: str, wisdom: Wisdom) -> str:
+    """The file's text: one line per entry."""
+    lines = ",\n".join(json.dumps(entry.as_json(), sort_keys=True) for entry in wisdom.entries())
+    return f'{{"device": {json.dumps(device_name)}, "entries": [\n{lines}\n]}}\n'
+
+
+def dump_export(devices: Mapping[str, Wisdom]) -> str:
+    """One text for several devices: each one's file, in a list; of a single device, its file."""
+    texts = [dump(name, devices[name]) for name in sorted(devices)]
+    return texts[0] if len(texts) == 1 else '{"devices": [\n' + ",\n".join(text.rstrip() for text in texts) + "\n]}\n"
+
+
+def save(device_name: str, entries: Iterable[Entry]) -> Path:
+    """Put entries into the user's own file, which is returned. Others stay, except of the same kernel and batch.
+
+    Processes that save at once take turns. `KsgenError` where the file is damaged: nothing in it is thrown away.
+    """
+    path = wisdom_dir() / file_name(device_name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
+            write(path, dump(device_name, Wisdom([*_entries_of(path, strict=True), *entries])))
+    except OSError as error:
+        raise KsgenError(f"{path}: cannot be written ({error.strerror or error})") from error
+    return path
+
+
+def check_writable() -> None:
+    """Raise `KsgenError` before a search whose winners could not be saved."""
+    folder = wisdom_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
+        raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
+
+
+def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
+    """Those of a file, or of a bundle's text."""
+    rows, damage = [], []
+    try:
+        if (text := source if isinstance(source, str) else _text(source)) is not None:
+            where = "the bundle" if text is source else str(source)
+            rows = _rows(_content(text, where), where)
+    except KsgenError as error:
+        damage.append(error)
+    for where, row in rows:
+        try:
+            yield _entry(row, where)
+        except KsgenError as error:
+            damage.append(error)
+    if damage and strict:
+        raise damage[0]
+    if damage:
+        others = f" (and {len(damage) - 1} more like it)" if len(damage) > 1 else ""
+        _log.warning("wisdom that cannot be read is passed over: %s%s", damage[0], others)
+
+
+def _content(text: str, source: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(source, error) from error
+
+
+def _rows(content: Any, source: str) -> list[tuple[str, Any]]:
+    """The file's entries as JSON has them, each with its place."""
+    rows = content.get("entries") if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        raise _damaged(source, f"entries is {excerpt(rows)}, not a list")
+    return [(f"{source}: entry {number}", row) for number, row in enumerate(rows, start=1)]
+
+
+def _damaged(source: str, why: object) -> KsgenError:
+    return KsgenError(f"{source}: not a wisdom file ({why}); restore it, or delete it and tune again")
+
+
+def _entry(row: Any, where: str) -> Entry:
+    try:
+        return Entry.from_json(row)
+    except KeyError as error:
+        raise KsgenError(f"{where}: {excerpt(error.args[0])} is missing; delete that line and tune again") from error
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise KsgenError(f"{where}: {excerpt(row)} is not an entry; delete that line and tune again") from error
+    except (ValueError, PatternError, SpecError, ConstantsError) as error:
+        # Shortened, and in one line: it can hold the file's own words.
+        raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
+
+
+def read_text(path: Path) -> str:
+    """Of a wisdom file or an export; `OSError` and `UnicodeDecodeError` where it is none."""
+    return read(path, MOST_BYTES_OF_FILE).decode()
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return read_text(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KsgenError(f"{path}: cannot be read ({error})") from error

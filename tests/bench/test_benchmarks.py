@@ -1,0 +1,98 @@
+"""What benchmarks launch by themselves, rehearsed on the stand-in device."""
+
+import numpy as np
+import pytest
+
+from ksgen.devices import find_device
+from ksgen.emit.render import render_probe
+from ksgen.families.ptx import Wgmma
+from ksgen.measure.roofline import WARPGROUP_COLUMNS, Ceilings
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from tests.emulator import TensorMap, is_installed, run_cuda
+from tests.ptx import on_gpu
+from tests.ptx.cases import Case
+from tests.ptx.on_gpu import case_named
+from tests.support import sass
+from tests.support.fake_gpu import FakeGpu
+
+pytestmark = pytest.mark.skipif(not is_installed("none"), reason="the emulator needs g++")
+
+
+@pytest.mark.parametrize(("layout", "kinds"), [("bsl", ["wgmma_shared", "mma"]), ("bsf", ["wgmma_registers", "mma", "wgmma_permuted"])])
+def test_each_family_is_measured_by_its_own_default(layout: str, kinds: list[str]) -> None:
+    contenders = pytest.importorskip("ksgen.bench.contenders")
+    for batch, served in ((40, kinds), (41, kinds if layout == "bsf" else ["mma"])):
+        job = contenders.Job(Pattern(2, 16, 8, 2), "float16", layout, batch)
+        assert [each.family for each in contenders.ours(job, FakeGpu())] == [*served, "simt"]
+
+
+def test_facts_of_a_device_are_what_the_emulator_plays() -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    gpu = FakeGpu()
+
+    def launch(case: Case) -> None:
+        on_gpu.launch(gpu, case)
+
+    assert set(device_facts.lower_bits(launch).values()) == {"cut off"}
+    assert device_facts.verdict(case_named("wgmma tf32 A 0 B 0 48"), launch) == "the same"
+    wrong = case_named("wgmma tf32 A 0 B 0 48")
+    wrong.args[2] ^= np.uint64(3 << 20)  # another stride
+    assert device_facts.verdict(wrong, launch).startswith("different: Not equal to tolerance")
+
+
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    rate = device_facts.Rate("bf16", 32, in_registers)
+    y = np.full(256, np.nan, np.float32)
+    run_cuda(rate.text, "rate", 1, 256, rate.shared_bytes, [y, 2])
+    assert np.isnan(y).all()
+    assert rate.flops(blocks=3, rounds=2) == 2 * 3 * 2 * 64 * 32 * 16 * 8 * 2  # two warpgroups
+
+
+@pytest.mark.parametrize("operand", ["f16", "bf16", "tf32"])
+def test_the_probe_of_warpgroups(operand: str) -> None:
+    wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
+    probe = render_probe("tf32" if operand == "tf32" else "float16", "cuda", 256, operand, wgmma)
+    y = np.full(256, np.nan, np.float32)
+    run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
+    assert np.isnan(y).all()
+    assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
+    built = sass.needed_compiler().compile(probe.text, probe.entry, "sm_90a")
+    assert not built.provenance.get("notes")
+
+
+@pytest.mark.slow
+def test_products_of_rates_are_not_serialised() -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    compiler = sass.needed_compiler()
+    for rate in device_facts.RATES:
+        assert not compiler.compile(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("starts_early", [False, True])
+def test_a_chain_is_launched_both_ways(starts_early: bool) -> None:
+    device_facts, device = pytest.importorskip("benchmarks.device_facts"), find_device("driver")
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    assert device_facts.measure_chain(device, starts_early, batch=64, rounds=1) > 0
+
+
+@pytest.mark.parametrize("row_bytes", [16, 128])
+def test_boxes_are_fetched_from_all_of_the_array(row_bytes: int) -> None:
+    device_facts = pytest.importorskip("benchmarks.device_facts")
+    fetch, lines = device_facts.Fetch(row_bytes), 2 * device_facts.ROWS
+    x, described = np.zeros((lines, device_facts.LINE_WORDS), np.float32), fetch.map(lines)
+    given = TensorMap(x, described.sizes, described.strides, described.box, described.swizzle)
+    run_cuda(fetch.text, "fetch", 2, 32, fetch.shared_bytes, [given, 11, fetch.across, 2])
+    assert fetch.across * fetch.row_bytes == x.itemsize * device_facts.LINE_WORDS
+
+
+def test_what_the_cost_model_expects_of_more_freedom_is_no_less() -> None:
+    predictions = pytest.importorskip("benchmarks.predictions")
+    kernel = KernelSpec(Pattern(1, 192, 192, 4), "float16")
+    found = predictions.shares(kernel, Ceilings(4e12, 790e12))
+    assert 0 < found["alone"] < found["best"] < 1
+    assert 0 < found["default"] < 1

@@ -1,0 +1,45 @@
+"""README's figures are those of the result files."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ksgen.bench.rows import write_csv
+from tests.support.bench_rows import row
+
+ROOT = Path(__file__).parents[2]
+
+
+def script() -> Any:
+    described = importlib.util.spec_from_file_location("readme_figures", ROOT / "benchmarks" / "readme_figures.py")
+    assert described
+    assert described.loader
+    module = importlib.util.module_from_spec(described)
+    described.loader.exec_module(module)
+    return module
+
+
+def test_readme_says_what_the_files_say() -> None:
+    done = CliRunner().invoke(script().main, ["--check"])
+    assert done.exit_code == 0, "python benchmarks/readme_figures.py"
+
+
+def test_figures_come_from_a_gpu_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = script()
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    for name, runtime in (("processor", "opencl"), ("abacus", "driver")):
+        (tmp_path / name).mkdir()
+        write_csv([row(runtime=runtime, median_us=50.0), row(implementation="bmm", runtime=runtime)], tmp_path / name / "paper.csv")
+    shown = figures.figures(tmp_path)
+    assert shown.count("Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report abacus/paper.csv`.") == 1
+    assert "| float32 | bsl | 1 | 100 % | x2.00 |" in shown
+    readme = f"a\n{figures.BEGIN}old\n{figures.END}b\n"
+    assert figures.updated(readme, shown) == f"a\n{figures.BEGIN}{shown}{figures.END}b\n"
+    assert figures.updated(figures.updated(readme, shown), "old\n") == readme
+    assert figures.figures(tmp_path / "none") == figures.NOTHING
+    with pytest.raises(click.ClickException, match=r"README.md has no lines"):
+        figures.updated("a", shown)

@@ -1,0 +1,377 @@
+"""The store on disk: what is found, what is refused, what is evicted, and what a dying process leaves."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from ksgen.build.cache import STALE_SECONDS, Cache, max_bytes_from_environment
+from ksgen.build.request import Binary, Request, Resources, digest_of
+from ksgen.errors import KsgenError
+
+REQUEST = Request("text of a kernel", "ks_1", "sm_90a")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    name: str = "nvcc"
+    version: str = "13.0.88"
+    flags: tuple[str, ...] = ("-O3",)
+
+    def options(self, target: str) -> tuple[str, ...]:
+        return (*self.flags, target)
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        raise AssertionError("a cache never compiles")
+
+
+COMPILER = Compiler()
+
+
+def binary(request: Request = REQUEST, compiler: Compiler = COMPILER, data: bytes = b"cubin" * 100) -> Binary:
+    options = json.dumps(compiler.options(request.target))
+    made = {"compiler": compiler.name, "compiler_version": compiler.version, "options": options, "notes": "a\nb"}
+    return Binary(data, request.entry, request.target, Resources(32, 1024, 0, None), made)
+
+
+def request(number: int) -> Request:
+    return replace(REQUEST, text=f"text {number}")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+def files_of(cache: Cache, request: Request = REQUEST, compiler: Compiler = COMPILER) -> Path:
+    return cache.path / request.digest / request.key(compiler)
+
+
+def test_what_is_put_comes_back(cache):
+    assert cache.get(REQUEST, COMPILER) is None
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST, COMPILER) == binary()
+    assert cache.get(REQUEST) == binary()
+
+
+def test_entry_says_what_it_is(cache):
+    cache.put(REQUEST, binary())
+    meta = json.loads((files_of(cache) / "meta.json").read_text())
+    assert meta["entry"] == "ks_1"
+    assert meta["target"] == "sm_90a"
+    assert meta["resources"] == {"registers": 32, "shared_bytes": 1024, "spill_bytes": 0, "stack_bytes": None}
+    assert meta["provenance"]["compiler_version"] == "13.0.88"
+    assert len(meta["source_sha256"]) == 64
+    assert meta["created"].startswith("20")
+    assert sorted(os.listdir(files_of(cache))) == ["binary", "meta.json"]
+    (entry,) = cache.entries()
+    assert (entry.entry, entry.target, entry.compiler) == ("ks_1", "sm_90a", "nvcc 13.0.88")
+    assert entry.bytes == sum(file.stat().st_size for file in files_of(cache).iterdir())
+
+
+def test_folder_is_the_users_own(cache):
+    cache.put(REQUEST, binary())
+    assert cache.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("field", ["text", "entry", "target"])
+def test_every_field_of_a_request_changes_its_digest_and_key(field):
+    other = replace(REQUEST, **{field: getattr(REQUEST, field) + "x"})
+    assert other.digest != REQUEST.digest
+    assert other.key(COMPILER) != REQUEST.key(COMPILER)
+
+
+@pytest.mark.parametrize("change", [{"name": "nvrtc"}, {"version": "13.0.89"}, {"flags": ("-O2",)}, {"flags": ()}])
+def test_every_field_of_a_compiler_changes_the_key_alone(cache, change):
+    other = replace(COMPILER, **change)
+    assert REQUEST.key(other) != REQUEST.key(COMPILER)
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST, other) is None
+
+
+def test_fields_do_not_run_into_each_other():
+    assert digest_of("ab", "c") != digest_of("a", "bc") != digest_of("abc") != digest_of("abc", "")
+    assert Request("a", "bc", "d").digest != Request("ab", "c", "d").digest
+
+
+def test_without_a_compiler_the_newest_ones_entry_is_found(cache):
+    for version in ("12.9.100", "13.0.9", "13.0", "13.0.88", "9.2"):
+        cache.put(REQUEST, binary(compiler=Compiler(version=version), data=version.encode()))
+    found = cache.get(REQUEST)
+    assert found is not None
+    assert found.data == b"13.0.88"
+    exact = cache.get(REQUEST, Compiler(version="9.2"))
+    assert exact is not None
+    assert exact.data == b"9.2"
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated binary": lambda path: os.truncate(path / "binary", 7),
+    "empty binary": lambda path: os.truncate(path / "binary", 0),
+    "flipped binary": lambda path: flip(path / "binary", 250),
+    "missing binary": lambda path: (path / "binary").unlink(),
+    "truncated meta": lambda path: os.truncate(path / "meta.json", 40),
+    "empty meta": lambda path: os.truncate(path / "meta.json", 0),
+    "missing meta": lambda path: (path / "meta.json").unlink(),
+    "folder for binary": lambda path: ((path / "binary").unlink(), (path / "binary" / "inside").mkdir(parents=True)),
+    "folder for meta": lambda path: ((path / "meta.json").unlink(), (path / "meta.json").mkdir()),
+    "endless link": lambda path: ((path / "meta.json").unlink(), (path / "meta.json").symlink_to("meta.json")),
+    "file for the entry": lambda path: (shutil.rmtree(path), path.write_text("a file")),
+    "deep JSON": lambda path: (path / "meta.json").write_text('{"a": ' * 5000 + "1" + "}" * 5000),
+    "other JSON": lambda path: (path / "meta.json").write_text("[1, 2]"),
+    "no text": lambda path: (path / "meta.json").write_bytes(b"\xff\xfe\x00"),
+    "edited meta": lambda path: (path / "meta.json").write_text(
+        (path / "meta.json").read_text().replace('"registers": 32', '"registers": 16')
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("compiler", [COMPILER, None], ids=["exact", "any"])
+def test_bad_entry_is_reported_set_aside_and_replaced(cache, caplog, damage, compiler):
+    cache.put(REQUEST, binary())
+    damage(files_of(cache))
+    (bad,) = cache.verify()
+    assert bad.path == files_of(cache)
+    assert bad.reason
+    with caplog.at_level(logging.WARNING):
+        assert cache.get(REQUEST, compiler) is None
+    assert "is set aside, to be built again" in caplog.text
+    assert os.listdir(cache.path) == []
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST, compiler) == binary()
+    assert cache.verify() == []
+
+
+def test_a_file_in_the_place_of_a_folder_gives_way(cache):
+    cache.path.mkdir()
+    (cache.path / REQUEST.digest).write_text("a file")
+    assert cache.get(REQUEST) is None
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST, COMPILER) == binary()
+
+
+def test_no_flipped_bit_of_meta_json_goes_unnoticed(cache):
+    cache.put(REQUEST, binary())
+    meta = files_of(cache) / "meta.json"
+    whole = meta.read_bytes()
+    read_only = Cache(cache.path, read_only=True)
+    for at in range(len(whole)):
+        flip(meta, at)
+        assert read_only.get(REQUEST, COMPILER) in (None, binary())
+        meta.write_bytes(whole)
+    assert read_only.get(REQUEST, COMPILER) == binary()
+
+
+def test_entry_under_another_key_is_refused(cache):
+    cache.put(REQUEST, binary())
+    elsewhere = files_of(cache, request(1))
+    shutil.copytree(files_of(cache), elsewhere)
+    (bad,) = cache.verify()
+    assert (bad.path, bad.reason) == (elsewhere, "it lies under another entry's key")
+    assert cache.get(request(1), COMPILER) is None
+
+
+def test_read_only_cache_is_left_as_it_is(cache):
+    cache.put(REQUEST, binary())
+    os.utime(files_of(cache) / "meta.json", (1000, 1000))
+    read_only = Cache(cache.path, read_only=True)
+    assert read_only.get(REQUEST) == binary()
+    assert next(iter(read_only.entries())).last_used == (files_of(cache) / "binary").stat().st_mtime
+    os.truncate(files_of(cache) / "binary", 1)
+    assert read_only.get(REQUEST) is None
+    assert files_of(cache).exists()
+
+
+def use_in_order(cache: Cache, numbers: list[int]) -> None:
+    for moment, number in enumerate(numbers):
+        for file in files_of(cache, request(number)).iterdir():
+            os.utime(file, (1000 + moment, 1000 + moment))
+
+
+def test_least_recently_used_entries_are_evicted_first(cache):
+    for number in range(6):
+        cache.put(request(number), binary(request(number)))
+    use_in_order(cache, [3, 1, 5, 0, 2, 4])
+    assert cache.get(request(3)) is not None  # and so used last
+    size = next(cache.entries()).bytes
+    assert cache.gc(max_bytes=3 * size) == 3 * size
+    assert {number for number in range(6) if cache.get(request(number))} == {2, 4, 3}
+    assert len(os.listdir(cache.path)) == 3
+
+
+def test_put_keeps_the_cap(tmp_path):
+    cache = Cache(tmp_path / "cache", max_bytes=10_000)
+    for number in range(100):
+        cache.put(request(number), binary(request(number)))
+    total = sum(entry.bytes for entry in cache.entries())
+    assert 5_000 < total <= 10_000
+    assert cache.get(request(99)) is not None
+
+
+def test_cap_from_the_environment(monkeypatch):
+    monkeypatch.delenv("KSGEN_CACHE_MAX_BYTES", raising=False)
+    assert max_bytes_from_environment() == 2 << 30
+    monkeypatch.setenv("KSGEN_CACHE_MAX_BYTES", "1000")
+    assert Cache("nowhere").max_bytes == 1000
+    monkeypatch.setenv("KSGEN_CACHE_MAX_BYTES", "2G")
+    with pytest.raises(KsgenError, match="KSGEN_CACHE_MAX_BYTES='2G' must be a whole number of bytes"):
+        max_bytes_from_environment()
+    monkeypatch.setenv("KSGEN_CACHE_MAX_BYTES", "9" * 5000)
+    with pytest.raises(KsgenError, match=r"KSGEN_CACHE_MAX_BYTES='9+\.\.\. must be"):
+        max_bytes_from_environment()
+
+
+def test_clear_removes_its_own_things_only(cache):
+    cache.put(REQUEST, binary())
+    (cache.path / "failed").mkdir()
+    (cache.path / "failed" / "ks_1-01234567.cu").write_text("refused")
+    (cache.path / "photos").mkdir()
+    (cache.path / "photos" / "holiday.jpg").write_text("dear")
+    assert cache.clear() > 0
+    assert list(cache.entries()) == []
+    assert sorted(os.listdir(cache.path)) == ["failed", "photos"]
+    assert os.listdir(cache.path / "failed") == []
+    assert os.listdir(cache.path / "photos") == ["holiday.jpg"]
+
+
+def test_folder_that_does_not_exist_is_an_empty_cache(tmp_path):
+    cache = Cache(tmp_path / "nowhere")
+    assert cache.get(REQUEST) is None
+    assert (list(cache.entries()), cache.verify(), cache.gc(), cache.clear()) == ([], [], 0, 0)
+    assert not cache.path.exists()
+
+
+def test_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    cache = Cache(tmp_path / "cache")
+    assert cache.get(REQUEST) is None
+    assert cache.get(REQUEST, COMPILER) is None
+    with pytest.raises(OSError, match="File exists"):
+        cache.put(REQUEST, binary())
+
+
+def die_while_writing(folder: Path) -> None:
+    def die(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        if path.name == "meta.json":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Path.write_bytes = die  # type: ignore[assignment, method-assign]
+    Cache(folder).put(REQUEST, binary())
+
+
+def test_killed_in_the_middle_of_writing(cache):
+    child = multiprocessing.get_context("spawn").Process(target=die_while_writing, args=(cache.path,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    (left,) = cache.path.glob(".tmp-*")
+    assert (list(cache.entries()), cache.verify(), cache.get(REQUEST)) == ([], [], None)
+    cache.put(REQUEST, binary())
+    assert cache.get(REQUEST) == binary()
+    assert cache.gc() == 0  # it might belong to a process that still writes
+    assert left.exists()
+    os.utime(left, (1000, 1000))
+    assert STALE_SECONDS > 0
+    assert cache.gc() > 0
+    assert not left.exists()
+    assert cache.get(REQUEST) == binary()
+
+
+@pytest.mark.parametrize("file", ["binary", "meta.json"])
+def test_injected_full_disk_leaves_nothing(cache, monkeypatch, file):
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        write(path, data[:10])
+        if path.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        cache.put(REQUEST, binary())
+    assert os.listdir(cache.path) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A disk of 64 KiB; its path."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ("mount", "-t", "tmpfs", "-o", "size=64k", "none", disk), capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    yield disk
+    subprocess.run(("umount", "-l", disk), check=True)
+
+
+def test_disk_that_is_full(tiny_disk):
+    cache = Cache(tiny_disk / "cache")
+    cache.put(REQUEST, binary())
+    with pytest.raises(OSError, match="No space left on device"):
+        cache.put(request(1), binary(request(1), data=bytes(100_000)))
+    assert not list(cache.path.glob(".tmp-*"))
+    assert cache.get(REQUEST) == binary()
+
+
+def test_disk_that_is_read_only(tiny_disk):
+    cache = Cache(tiny_disk / "cache")
+    cache.put(REQUEST, binary())
+    os.truncate(files_of(cache) / "binary", 10)
+    cache.put(request(1), binary(request(1)))
+    subprocess.run(("mount", "-o", "remount,ro", tiny_disk), check=True)
+    assert cache.get(request(1)) == binary(request(1))
+    assert cache.get(REQUEST) is None
+    with pytest.raises(OSError, match="Read-only file system"):
+        cache.put(request(2), binary(request(2)))
+
+
+def test_same_entry_put_twice(cache):
+    cache.put(REQUEST, binary())
+    cache.put(REQUEST, binary())
+    assert len(list(cache.entries())) == 1
+    assert not list(cache.path.glob(".tmp-*"))
+
+
+def test_clearing_while_others_read_and_write(cache):
+    """Everyone gets the whole binary or nothing, and nobody fails."""
+    answers = []
+    failures = []
+
+    def use() -> None:
+        try:
+            for _ in range(60):
+                cache.put(REQUEST, binary())
+                answers.append(cache.get(REQUEST, COMPILER))
+                answers.append(cache.get(REQUEST))
+        except BaseException as error:
+            failures.append(error)
+
+    users = [threading.Thread(target=use) for _ in range(4)]
+    for user in users:
+        user.start()
+    while any(user.is_alive() for user in users):
+        cache.clear()
+    assert failures == []
+    assert {answer.data for answer in answers if answer} <= {binary().data}
+    assert not list(cache.path.glob(".tmp-*"))

@@ -1,0 +1,188 @@
+"""`ksgen tune`: what it prints, where it leaves what it found, and what a mistake says."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ksgen.cli import cli
+from ksgen.errors import KsgenError, SpecError
+from ksgen.launch.plan import PLANNER
+from ksgen.tuning.trials import TrialStore
+from tests.tuning.test_worker import HAS_OPENCL
+
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+SMALL = ("--pattern", "2,24,9,3", "--batch", "70", "--device", "opencl:0")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user with folders of their own."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield tmp_path
+    PLANNER.forget()
+
+
+def tune(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=True)
+
+
+@needs_opencl
+def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
+    done = tune(*SMALL, "--budget", "4", "--report", str(home / "out.html"))
+    assert done.exit_code == 0, done.output
+    assert "2,24,9,3 float32 bsf" in done.stdout
+    assert re.search(r"1 of 1 kernel on .*, batch 70: launchers take them from now on\.", done.stdout)
+    assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
+    assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr
+    assert "4 candidates" in done.stderr
+    assert (home / "out.html").read_text().startswith("<!")
+    run = CliRunner().invoke(cli, ["run", *SMALL, "--json"])
+    assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
+
+
+@needs_opencl
+def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -> None:
+    (home / "two.yaml").write_text("kernels:\n  - {pattern: [1,8,8,2], layout: [bsf, bsl]}\n  - {pattern: [1,8,8,1], precision: float64}\n")
+    arguments = ("--spec", str(home / "two.yaml"), "--precision", "float32", "--batch", "50")
+    arguments += ("--device", "opencl:0", "--budget", "2", "--json")
+    first = json.loads(tune(*arguments).stdout)
+    assert [(each["layout"], each["candidates"], each["measured_now"]) for each in first["kernels"]] == [("bsf", 2, 2), ("bsl", 2, 2)]
+    assert not first["stopped"]
+    for each in first["kernels"]:
+        assert each["median_us"] > 0
+        assert each["complete"]
+        assert each["doubt"] or each["share_of_floor"] > 0
+        assert each["default_us"] > 0
+    again = json.loads(tune(*arguments).stdout)
+    assert [each["measured_now"] for each in again["kernels"]] == [0, 0]
+    assert [each["measured_now"] for each in json.loads(tune(*arguments, "--fresh").stdout)["kernels"]] == [2, 2]
+
+
+@needs_opencl
+def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
+    (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
+    shared = ("--batch", "70", "--device", "opencl:0", "--budget", "2")
+    trained = tune("--spec", str(home / "training.yaml"), *shared, "--report", str(home / "out.html"))
+    assert trained.exit_code == 0, trained.output
+    for name in ("2,24,9,3 float32 bsf:", "2,24,9,3 float32 bsf gradient: ", "2,9,24,3 float32 bsf: "):
+        assert f"/3] {name}" in trained.stderr
+    assert "2,24,9,3 float32 bsf gradient, batch 70" in (home / "out.html").read_text()
+    (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)["kernels"]
+    (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
+    for each in (again, alone):
+        assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "vector_gradient", 0)
+    run = CliRunner().invoke(cli, ["run", *SMALL, "--job", "gradient", "--json"])
+    assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
+
+
+@needs_opencl
+def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
+    (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
+    spec = ("--spec", str(home / "training.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "1")
+    tuned = tune(*spec, "--family", "vector_gradient", "--json")
+    assert [each["job"] for each in json.loads(tuned.stdout)["kernels"]] == ["gradient"]
+    assert "left out, as vector_gradient does not serve them here: 2 of 3 kernels" in tuned.stderr
+    for arguments in ((*spec, "--family", "mma"), (*SMALL, "--family", "gradient")):
+        refused = tune(*arguments)
+        assert isinstance(refused.exception, KsgenError)
+        assert f"{arguments[-1]} does not serve it on" in str(refused.exception)
+
+
+@needs_opencl
+def test_noise_is_how_far_measurements_of_the_same_lie_apart(home: Path) -> None:
+    told = json.loads(tune(*SMALL, "--noise", "--json").stdout)
+    (kernel,) = told["kernels"]
+    assert kernel["median_us"] > 0
+    assert kernel["within"] >= 0
+    assert kernel["between"] >= 0
+    assert "measurement to measurement: smallest to largest median of ten" in tune(*SMALL, "--noise").stdout
+    assert TrialStore().trials() == []
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+
+
+@needs_opencl
+def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
+    command = [sys.executable, "-m", "ksgen", "tune", *SMALL, "--strategy", "exhaustive", "--json"]
+    child = subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    store = TrialStore()
+    while len(store.trials()) < 3:
+        assert child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=60)
+    assert child.returncode == 130, stderr
+    assert "interrupted; what was found so far is kept, and the same command goes on from there" in stderr
+    told = json.loads(stdout)
+    assert told["stopped"]
+    (kernel,) = told["kernels"]
+    assert not kernel["complete"]
+    (file,) = (home / "wisdom").glob("*.json")
+    assert [each["constants"] for each in json.loads(file.read_text())["entries"]] == [kernel["constants"]]
+
+
+@pytest.mark.slow
+@needs_opencl
+def test_a_terminal_gets_a_live_table(home: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ksgen", "tune", *SMALL, "--budget", "6"]
+    child = subprocess.Popen(command, env=environment(home), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 4096)
+        except OSError:  # the child is gone, and its terminal with it
+            break
+    assert child.wait() == 0
+    text = seen.decode()
+    for word in ("0 of 1 kernel tuned", "best, us", "of floor", "time left", "vector: along="):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
+        (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
+        (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
+        (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
+        (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),
+        (("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"), KsgenError, "no kernel in it is float64 and bsl"),
+        (("--spec", "specs/vit.yaml", "--job", "gradient"), KsgenError, "no kernel in it is gradient"),
+        (("--pattern", "1,2,3,4", "--device", "no such device"), KsgenError, "device 'no such device': none is called that"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], error: type[KsgenError], message: str, home: Path) -> None:
+    caught = tune(*arguments).exception
+    assert isinstance(caught, error)
+    assert message in str(caught)
+
+
+@needs_opencl
+def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, message in (
+        (("--family", "magic"), "unknown kernel family 'magic'"),
+        (("--family", "mma"), "mma does not serve it on "),
+        (("--batch", str(10**12)), "checking ks_2x24x9x3_float32_bsf takes 2160031.4 GB"),
+    ):
+        assert message in str(tune(*SMALL, *arguments).exception)
+    (home / "file").write_text("")
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home / "file" / "wisdom"))
+    assert "file/wisdom: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder" in str(tune(*SMALL).exception)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    assert "KSGEN_NO_COMPILE forbids compiling, which a search is made of" in str(tune(*SMALL).exception)

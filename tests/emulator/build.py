@@ -1,0 +1,237 @@
+"""Turns an emitted CUDA text into an executable that runs it on the CPU, once per content. It never runs one."""
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.emulator.errors import SimtError
+
+KERNEL_FILE = "kernel.cu"  # what the compiler calls the text in its messages and debug information
+
+_HERE = Path(__file__).parent
+
+_COMMON_FLAGS = ("-std=c++17", "-w", "-fno-pie", "-ffp-contract=off", "-fno-omit-frame-pointer")
+# These checks call handlers of the runtime's own, in every build.
+_CHECKS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-fstack-clash-protection")
+# Variables that nobody set hold 0xfe bytes (NaN as 16-bit floats, -1.7e38 as float); arrays in flight stay where they are.
+_UNSET = ("-ftrivial-auto-var-init=pattern", "-fstack-reuse=none")
+_KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS, *_UNSET)
+# The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
+_RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-tree-loop-distribute-patterns")
+_SANITIZERS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "address": ("-fsanitize=address", "-fsanitize-sections=simt_shared"),
+    "race": ("-fsanitize=thread",),
+}
+
+_CALLED = re.compile(r"\b(\w+)\s*\(|\bSIMT_KERNEL\b")
+_BOUNDS, _CLUSTER = "__launch_bounds__", "__cluster_dims__"
+_DYNAMIC_SHARED = re.compile(r"\bextern\s+SIMT_SHARED\b([^;{]*?)(\w+)\s*\[\s*\]\s*;")
+# What becomes of a dynamic shared array's declaration: its alignment is told to the runtime by a section of its own.
+_DECLARED = (
+    "struct simt_declared_{name} {{ {declared} first; }}; using {element} = decltype(simt_declared_{name}::first);"
+    ' static __attribute__((section("simt_alignment"), used)) const unsigned simt_alignment_of_{name} = alignof(simt_declared_{name});'
+)
+# Blocks run one after the other, so one static copy serves; its section lets the runtime fill it with NaN.
+_STATIC_SHARED = 'static __attribute__((section("simt_shared")))'
+
+
+@functools.cache
+def is_installed(sanitize: str) -> bool:
+    """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch, "empty.cpp").write_text("int main() {}\n", encoding="utf-8")
+        command = [compiler(), *_SANITIZERS[sanitize], "empty.cpp"]
+        try:
+            return subprocess.run(command, cwd=scratch, capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            return False
+
+
+def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
+    """The executable for a text, from the cache or compiled now, and the number under which it knows the entry."""
+    if sanitize not in _SANITIZERS:
+        raise ValueError(f"sanitize={sanitize!r}; accepted are {', '.join(map(repr, _SANITIZERS))}")
+    folder = cache_folder() / _digest(source, sanitize)
+    if not folder.exists():
+        runtime = _build_runtime(sanitize)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _build_kernels(source, sanitize, runtime, Path(scratch))
+            put(Path(scratch, "entry"), folder)
+    entries = (folder / "entries").read_text(encoding="utf-8").split()
+    if entry not in entries:
+        raise ValueError(f"entry={entry!r}; the text has {', '.join(entries) or 'no kernel'}")
+    return folder / "kernel", entries.index(entry)
+
+
+def find_lines(executable: Path, addresses: Sequence[int]) -> dict[int, list[int]]:
+    """For each address of code, its line of the emitted text and those it was inlined into, innermost first."""
+    if not addresses:
+        return {}
+    command = ["addr2line", "-a", "-i", "-e", str(executable), *map(hex, addresses)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines: dict[int, list[int]] = {}
+    for answer in output.splitlines():
+        if answer.startswith("0x"):
+            lines[int(answer, 16)] = here = []
+        elif found := re.search(rf"{re.escape(KERNEL_FILE)}:(\d+)", answer):
+            here.append(int(found[1]))
+    return lines
+
+
+def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> None:
+    """Writes scratch/entry/kernel, and beside it the names of the kernels that it can launch, in its own order."""
+    preprocessed, entry = scratch / "kernel.ii", scratch / "entry"
+    entry.mkdir()
+    flags = (*_KERNEL_FLAGS, *_machine_flags(), *_SANITIZERS[sanitize])
+
+    (scratch / KERNEL_FILE).write_text(source, encoding="utf-8")
+    header = str(_HERE / "simt.h")
+    _compile(scratch, *flags, "-E", "-I", str(_HERE / "include"), "-include", header, "-x", "c++", KERNEL_FILE, "-o", preprocessed.name)
+    expanded = preprocessed.read_text(encoding="utf-8")  # the text's own macros may hide the words looked for
+    expanded, kernels = _take_kernels(expanded)
+    expanded = _place_dynamic_shared(expanded)
+    expanded = re.sub(r"\bSIMT_SHARED\b", _STATIC_SHARED, expanded)
+    table = " ".join(kernel.entry for kernel in kernels)
+    preprocessed.write_text(f"{expanded}\nconst simt::Entry simt::entries[] = {{{table}}};\n", encoding="utf-8")
+    _compile(scratch, *flags, "-c", preprocessed.name, "-o", "kernel.o")
+
+    _refuse_shared_in_templates(scratch)
+
+    _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), "-o", "entry/kernel")
+    (entry / "entries").write_text("\n".join(kernel.name for kernel in kernels), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel's name, and what its attributes say in words of the text."""
+
+    name: str
+    bounds: str
+    cluster: str
+
+    @property
+    def entry(self) -> str:
+        """Its line of the table. The compiler evaluates the words, which have to be constants."""
+        call = f"[] {{ simt::call({self.name}); }}, simt::count_parameters({self.name})"
+        return f"{{{call}, {{{self.bounds}}}, {{{self.cluster}}}}},"
+
+
+def _take_kernels(text: str) -> tuple[str, list[_Kernel]]:
+    """The text without the words that only CUDA knows, and its kernels: each is what is called next after its mark."""
+    kept, kernels, attributes = [], [], {_BOUNDS: "", _CLUSTER: ""}
+    is_marked, position = False, 0
+    while found := _CALLED.search(text, position):
+        kept.append(text[position : found.start()])
+        position = found.end()
+        if found[1] is None:
+            is_marked = True
+        elif found[1] in attributes:
+            position = _closing(text, found.end())
+            attributes[found[1]] = text[found.end() : position - 1]
+        elif is_marked and found[1] == "__attribute__":
+            position = _closing(text, found.end())
+            kept.append(text[found.start() : position])
+        else:
+            kept.append(found[0])
+            if is_marked:
+                kernels.append(_Kernel(found[1], attributes[_BOUNDS], attributes[_CLUSTER]))
+                is_marked, attributes = False, {_BOUNDS: "", _CLUSTER: ""}
+    return "".join([*kept, text[position:]]), kernels
+
+
+def _closing(text: str, position: int) -> int:
+    """Where the parenthesis ends that was opened before the position."""
+    depth = 1
+    while depth > 0:
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        position += 1
+    return position
+
+
+def _place_dynamic_shared(text: str) -> str:
+    """Each use of a dynamic shared array asks the runtime for it, which knows the alignment that it was declared with."""
+    for name in {declared[2] for declared in _DYNAMIC_SHARED.finditer(text)}:
+        element = f"simt_element_of_{name}"
+        uses = re.split(_DYNAMIC_SHARED.pattern.replace(r"(\w+)", rf"\b{name}\b"), text)
+        pieces = [re.sub(rf"\b{name}\b", f"static_cast<{element}*>(simt::dynamic_shared())", piece) for piece in uses[::2]]
+        declarations = [_DECLARED.format(declared=declared, name=name, element=element) for declared in uses[1::2]]
+        text = "".join(piece for pair in zip(pieces, [*declarations, ""], strict=True) for piece in pair)
+    return text
+
+
+def _refuse_shared_in_templates(scratch: Path) -> None:
+    """g++ forgets the section of a template's static variable, so that the runtime would not find it."""
+    symbols = subprocess.run(["nm", "-C", "kernel.o"], cwd=scratch, capture_output=True, text=True, check=True).stdout
+    unique = re.findall(r" u (.*)", symbols)
+    if unique:
+        raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
+
+
+def _build_runtime(sanitize: str) -> Path:
+    folder = cache_folder() / f"runtime-{_digest('', sanitize)}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            entry = Path(scratch, "entry")
+            entry.mkdir()
+            defines = (f"-DSIMT_ADDRESS={int(sanitize == 'address')}", f"-DSIMT_RACE={int(sanitize == 'race')}")
+            _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
+            put(entry, folder)
+    return folder / "runtime.o"
+
+
+def put(entry: Path, folder: Path) -> None:
+    """Renames a finished entry into its place; another process may have been first, with the same content."""
+    try:
+        entry.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
+def _compile(folder: Path, *arguments: str) -> None:
+    result = subprocess.run([compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        found = re.search(rf"{re.escape(KERNEL_FILE)}:(\d+):\d+: (?:fatal )?error: ", result.stderr)
+        raise SimtError("compile", result.stderr.strip(), int(found[1]) if found else None)
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def cache_folder() -> Path:
+    named = os.environ.get("KSGEN_SIMT_CACHE")
+    folder = Path(named) if named else Path(tempfile.gettempdir(), f"ksgen-simt-{os.getuid()}")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _digest(source: str, sanitize: str) -> str:
+    parts = (tools_digest(), *_machine_flags(), sanitize, source)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def tools_digest() -> str:
+    """Stands for the compiler, its flags (all in this module) and every header."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
+    digest = hashlib.sha256(version.encode())
+    for path in sorted(p for p in _HERE.rglob("*") if p.suffix in (".h", ".cpp") or p.name == "build.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _machine_flags() -> Sequence[str]:
+    """A fused multiply-add as one instruction where the CPU has it: as a call it is the slowest part of a kernel."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text(encoding="utf-8").split() if cpuinfo.exists() else []
+    return ("-mfma",) if platform.machine() == "x86_64" and "fma" in flags else ()

@@ -1,0 +1,202 @@
+"""Launches a kernel's text on the CPU: arguments in, arrays written back, errors as SimtError. It compiles nothing."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.emulator.build import build, find_lines
+from tests.emulator.errors import SimtError, describe_lines
+from tests.emulator.tensor_map import TensorMap
+
+Array = npt.NDArray[Any]
+Argument = Array | TensorMap | np.generic | int | None
+
+MAX_SHARED_BYTES = 227 << 10  # what a block may have on compute capability 9.0
+MAX_THREADS = 1024
+MOST_BLOCKS = 8  # of a cluster, on every GPU that has them
+_VALUE, _BUFFER, _NULL, _TENSOR_MAP = range(4)  # a fifth kind is tests/driver's: bytes with the device's own addresses
+ACCUMULATION = ("cut off", "rounded")
+_EXIT_CAUGHT = 3
+# Where the system scatters mappings widely, an older ThreadSanitizer refuses to start.
+_FIXED_ADDRESSES = ("setarch", "-R")
+
+
+def run_cuda(
+    source: str,
+    entry: str,
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    shared_bytes: int,
+    args: Sequence[Argument],
+    sanitize: str = "none",
+    *,
+    cluster: int | None = None,
+    early: bool = False,
+    accumulation: str = "cut off",
+    order: str | int = "forward",
+    timeout_s: int = 60,
+) -> None:
+    """Run one launch of `entry`, a kernel of `source`, and write what it wrote back into the arrays of `args`.
+
+    A Python int is a 64-bit argument; other values are NumPy scalars of the kernel's own type. A read-only array is
+    read-only to the kernel too. The same array given twice is one buffer. An array keeps its address modulo 16.
+    `cluster` blocks, neighbours along x, run together; None: as many as the kernel's `__cluster_dims__` say, else each alone.
+    An `early` launch begins while the one before it ends: no thread may touch an array before it has waited for that.
+    `accumulation` says what tensor cores do with the bits below a sum's last: cut off, as GPUs were seen to, or rounded.
+    """
+    executable, entry_number = build(source, entry, sanitize)
+    launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, accumulation)
+    arrays, job = _describe_launch(launch)
+    with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
+        job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
+        job_path.write_bytes(job)
+        done = _run([executable, job_path, result_path], timeout_s)
+        sys.stdout.write(done.stdout)  # the kernel's own printf
+        result = result_path.read_bytes() if done.returncode in (0, _EXIT_CAUGHT) else b""
+    if not result and done.returncode != 0:
+        raise SimtError("crash", f"exit code {done.returncode}\n{done.stderr.strip()}")
+    finished = done.returncode == 0
+    for line in result[sum(array.nbytes for array in arrays) if finished else 0 :].splitlines():
+        _judge(source, executable, json.loads(line), suspect=finished)
+    _write_back(arrays, result)
+
+
+def _run(command: Sequence[str | Path], timeout_s: int) -> subprocess.CompletedProcess[str]:
+    try:
+        # The process ends itself in time, and says at which line; ThreadSanitizer may hold that signal back.
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s + 1)
+    except subprocess.TimeoutExpired:
+        raise SimtError("timeout", f"still running after {timeout_s} s") from None
+    if "unexpected memory mapping" in done.stderr and command[0] != _FIXED_ADDRESSES[0]:
+        return _run([*_FIXED_ADDRESSES, *command], timeout_s)
+    return done
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What `run_cuda` was asked for, with the kernel by its number in the executable."""
+
+    entry: int
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    shared_bytes: int
+    args: Sequence[Argument]
+    order: str | int
+    timeout_s: int
+    cluster: int | None
+    early: bool
+    accumulation: str
+
+    def head(self) -> list[int]:
+        """The numbers with which the job file begins."""
+        grid, block = _three("grid", self.grid), _three("block", self.block)
+        if np.prod(block) > MAX_THREADS:
+            raise ValueError(f"block={block}; at most {MAX_THREADS} threads")
+        if not 0 <= self.shared_bytes <= MAX_SHARED_BYTES:
+            raise ValueError(f"shared_bytes={self.shared_bytes}; from 0 to {MAX_SHARED_BYTES} are accepted")
+        kind, seed = {"forward": (0, 0), "reverse": (1, 0)}.get(str(self.order), (2, self.order))
+        if not isinstance(seed, int):
+            raise ValueError(f"order={self.order!r}; 'forward', 'reverse' or a seed are accepted")
+        if self.cluster is not None and not 1 <= self.cluster <= MOST_BLOCKS:
+            raise ValueError(f"cluster={self.cluster}; 1 to {MOST_BLOCKS} blocks")
+        if self.accumulation not in ACCUMULATION:
+            raise ValueError(f"accumulation={self.accumulation!r}; accepted are {', '.join(map(repr, ACCUMULATION))}")
+        accumulation = ACCUMULATION.index(self.accumulation)
+        early = int(self.early)
+        return [*grid, *block, self.shared_bytes, kind, seed, self.cluster or 0, early, accumulation, self.timeout_s, self.entry]
+
+
+def _describe_launch(launch: Launch) -> tuple[list[Array], bytes]:
+    """The distinct arrays, and the job file: 64-bit numbers, and bytes padded to a multiple of eight."""
+    head = launch.head()
+    arrays: list[Array] = []
+    buffers: list[bytes] = []
+    arguments: list[bytes] = []
+
+    def buffer_of(index: int, array: Array) -> int:
+        known = [i for i, other in enumerate(arrays) if other is array]
+        if known:
+            return known[0]
+        if not array.flags.c_contiguous:
+            raise ValueError(f"argument {index}: an array of strides {array.strides} is not contiguous")
+        if any(np.may_share_memory(array, other) for other in arrays):
+            raise ValueError(f"argument {index} overlaps another; give one array twice, or two separate ones")
+        arrays.append(array)
+        facts = (index, array.flags.writeable, array.ctypes.data, array.nbytes)
+        buffers.extend([_numbers(*facts), _padded(array.tobytes())])
+        return len(arrays) - 1
+
+    for index, argument in enumerate(launch.args):
+        if argument is None:
+            arguments.append(_numbers(_NULL, 0))
+        elif isinstance(argument, np.ndarray):
+            arguments.append(_numbers(_BUFFER, buffer_of(index, argument)))
+        elif isinstance(argument, TensorMap):
+            arguments.append(_numbers(_TENSOR_MAP, buffer_of(index, argument.array), *argument.numbers))
+        else:
+            value = _value_bytes(index, argument)
+            arguments += [_numbers(_VALUE, len(value)), _padded(value)]
+    return arrays, b"".join([_numbers(*head, len(arrays)), *buffers, _numbers(len(launch.args)), *arguments])
+
+
+def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*((size,) if isinstance(size, int) else size), 1, 1)[:3]
+    if min(x, y, z) < 1:
+        raise ValueError(f"{name}={size}; at least 1 in each direction")
+    return x, y, z
+
+
+def _value_bytes(index: int, value: object) -> bytes:
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _numbers(value)
+    raise TypeError(f"argument {index}: {value!r}; arrays, None, NumPy scalars and ints are accepted")
+
+
+def _numbers(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 8)
+
+
+def _write_back(arrays: Sequence[Array], content: bytes) -> None:
+    offset = 0
+    for array in arrays:
+        if array.flags.writeable:
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8, array.nbytes, offset)
+        offset += array.nbytes
+
+
+def _judge(source: str, executable: Path, report: dict[str, Any], suspect: bool) -> None:
+    """Raises what a report says, with lines of the text in the place of the addresses of code, which it has in braces.
+
+    A suspect report names two addresses, which may be one call of the text that the compiler wrote twice: no error.
+    """
+    numbers, places = re.compile(r"\{(\d+)\}"), re.compile(r"(?:\{\d+\})+")
+    lines = find_lines(executable, [int(number) for number in numbers.findall(report["place"] + report["message"])])
+    last_line = source.count("\n") + 1
+
+    def trace(place: str) -> tuple[int, ...]:
+        found = [line for address in numbers.findall(place) for line in lines[int(address)]]
+        return tuple(line for line in found if line <= last_line)  # what follows the text is build.py's
+
+    here = trace(report["place"])
+    if suspect and here == trace(report["message"]):
+        return
+    message = places.sub(lambda match: f"line {describe_lines(trace(match[0]))}", report["message"])
+    line = here[0] if here else None
+    block, thread = (number if number >= 0 else None for number in (report["block"], report["thread"]))
+    raise SimtError(report["kind"], message, line, block, thread, here[1:])

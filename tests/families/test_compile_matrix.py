@@ -1,0 +1,109 @@
+"""What the compile matrix compiles, what it calls a violation, and what it prints. `make matrix` compiles it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from ksgen.build.build import Binary, Request, Resources
+from ksgen.emit.render import template_of
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.families import FAMILIES, Limits
+from ksgen.spec import LAYOUTS, PRECISIONS, stratified
+from tests import compile_matrix
+from tests.compile_matrix import FEW, MANY, PROMISES, TARGETS, Outcome, kernels, main, sources, table, violations
+
+SOURCE = sources("simt", "sm_90a")[0]
+ESTIMATE = FAMILIES["simt"].registers(SOURCE.kernel, SOURCE.constants)
+GOOD = Resources(registers=ESTIMATE, shared_bytes=0, spill_bytes=0, stack_bytes=0)
+SLACK = PROMISES["simt"].register_error
+
+
+def outcome(target: str = "sm_90a", notes: str = "", **changes: int | None) -> Outcome:
+    resources = replace(GOOD, **changes)
+    return Outcome(SOURCE, target, Binary(b"", SOURCE.entry, target, resources, {"notes": notes} if notes else {}))
+
+
+def test_every_family_has_its_promise() -> None:
+    assert set(PROMISES) == {name for name in FAMILIES if template_of(name).endswith(".cu.j2")}
+    assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"} <= set(TARGETS)
+
+
+def test_what_is_compiled() -> None:
+    for target in TARGETS:
+        for family in PROMISES:
+            for source in sources(family, target):
+                assert FAMILIES[family].serves(source.kernel, compile_matrix.cuda_limits(target))
+    everywhere = set(kernels(False, "sm_86"))
+    assert {(each.pattern, each.precision, each.layout) for each in everywhere} >= {
+        (pattern, precision, layout) for pattern in stratified(FEW) for precision in PRECISIONS for layout in LAYOUTS
+    }
+    assert everywhere < set(kernels(False, "sm_80")) == set(kernels(True, "sm_86"))
+    assert {each.pattern for each in kernels(False, "sm_90a")} >= set(stratified(MANY))
+    assert {source.constants.copy for source in sources("simt", "sm_75")} == {"registers"}
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        outcome(),
+        outcome(registers=ESTIMATE + SLACK),
+        outcome(registers=ESTIMATE - SLACK),
+        outcome(notes="ptxas info : (C7519) Potential Performance Loss: something else"),
+    ],
+)
+def test_what_is_accepted(good: Outcome) -> None:
+    assert list(violations(good)) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (outcome(spill_bytes=8, stack_bytes=4), "8 bytes spilled, 4 of local memory; none accepted"),
+        (outcome(stack_bytes=64), "0 bytes spilled, 64 of local memory; none accepted"),
+        (outcome(spill_bytes=None), "None bytes spilled, 0 of local memory; none accepted"),
+        (outcome(registers=ESTIMATE + SLACK + 1), f"{ESTIMATE + 33} registers; accepted: {ESTIMATE} as estimated, give or take 32"),
+        (outcome(registers=ESTIMATE - SLACK - 1), f"{ESTIMATE - 33} registers; accepted: {ESTIMATE} as estimated, give or take 32"),
+        (outcome(registers=None), f"None registers; accepted: {ESTIMATE} as estimated, give or take 32"),
+        (outcome(shared_bytes=16), "16 bytes of static shared memory; accepted: 0"),
+        (outcome(notes="one\n(C7510) serialized\n(C7512) serialized"), "(C7510) serialized; 2 such notes, none accepted"),
+    ],
+)
+def test_each_violation_is_one_line(bad: Outcome, says: str) -> None:
+    assert list(violations(bad)) == [f"{SOURCE.entry} for sm_90a: {says}"]
+
+
+def test_what_does_not_compile_or_fit_a_block_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Outcome(SOURCE, "sm_90a", ToolchainError("refused\n  source: x.cu"))
+    assert list(violations(refused)) == [f"{SOURCE.entry} for sm_90a: refused source: x.cu"]
+    need = FAMILIES["simt"].shared_bytes(SOURCE.kernel, SOURCE.constants)
+    monkeypatch.setattr(compile_matrix, "cuda_limits", lambda target: Limits(need - 1))
+    assert list(violations(outcome())) == [f"{SOURCE.entry} for sm_90a: {need} bytes of shared memory; accepted: at most {need - 1}"]
+    monkeypatch.setattr(compile_matrix, "cuda_limits", lambda target: Limits(need))
+    assert list(violations(outcome())) == []
+
+
+def test_a_table_for_each_target() -> None:
+    lines = list(table([outcome(), outcome("sm_80"), outcome(registers=ESTIMATE - 7, spill_bytes=12), outcome(notes="x")]))
+    assert [line.split()[0] for line in lines if line] == ["sm_80", "simt", "sm_90a", "simt"]
+    assert lines[-1].split()[:7] == ["simt", "float32", "bsf", "3", str(ESTIMATE), "-2.3", "-7"]
+    assert lines[-1].split()[-3:] == ["0", "12", "1"]  # static, spilled, notes
+    assert len({len(line) for line in lines if line}) == 1
+
+
+def test_exit_status_and_lines_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(spills: int) -> list[str]:
+        def build_many(jobs: Iterable[Request], *_: object, **__: object) -> list[Binary | KsgenError]:
+            made = [FAMILIES["simt"].registers(source.kernel, source.constants) for source in sources("simt", "sm_75")]
+            found = [Binary(b"", job.entry, job.target, Resources(each, 0, 0, 0)) for job, each in zip(jobs, made, strict=True)]
+            return [replace(found[0], resources=replace(found[0].resources, spill_bytes=spills)), *found[1:]]
+
+        monkeypatch.setattr(compile_matrix, "build_many", build_many)
+        monkeypatch.setattr(compile_matrix, "find_compiler", lambda name: None)
+        done = CliRunner().invoke(main, ["--target", "sm_75", "--family", "simt"])
+        assert done.exit_code == bool(spills)
+        return done.output.splitlines()
+
+    assert build(0)[-1] == f"{len(sources('simt', 'sm_75'))} binaries, 0 violations"
+    assert build(24)[-1].endswith(" for sm_75: 24 bytes spilled, 0 of local memory; none accepted")

@@ -1,0 +1,332 @@
+"""Every kernel family in the emulator: its kernels against the float64 reference, over the matrix of `kernels.py`."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
+from ksgen.measure.verify import make_problem
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from tests.support import kernels
+from tests.support.kernels import (
+    ALIGNED,
+    JOB_OF,
+    LIMITS,
+    MATRIX,
+    PATTERNS,
+    SERVED,
+    batch_for,
+    batches_for,
+    in_emulator,
+    job_of,
+    kernel_of,
+    patterns_of,
+    ragged_of,
+    serves,
+    source_of,
+)
+
+RAGGED = PATTERNS["flat"]
+STORED = {precision.dtype for precision in PRECISIONS.values()}  # plain families multiply what is stored
+
+
+def one_of_each_size(*sizes: int) -> list[tuple[str, str, str]]:
+    """For what depends on the size of an element, not on its format: a precision of each of these sizes in bytes."""
+    found = {(family, layout, PRECISIONS[name].item_bytes): (family, name, layout) for family, name, layout in SERVED}
+    return [each for (*_, size), each in found.items() if size in sizes]
+
+
+def in_rings(family: str, precision: str, layout: str, name: str) -> Any:
+    """A gradient's kernel takes two patterns in the quick ring, and the others later."""
+    is_later = JOB_OF[family] == "gradient" and name not in ("flat", "aligned")
+    return pytest.param(family, precision, layout, name, marks=[pytest.mark.slow] if is_later else [])
+
+
+@pytest.mark.parametrize(("family", "precision", "layout", "name"), [in_rings(*each) for each in MATRIX])
+def test_agrees_with_float64(family: str, precision: str, layout: str, name: str) -> None:
+    source, run = source_of(family, kernel_of(patterns_of(family, precision)[name], precision, layout)), in_emulator()
+    batches = batches_for(source)
+    for batch in batches:
+        kernels.check(source, batch, run)
+    for batch in (7, batches[-1]):
+        kernels.check_exact(source, batch, run)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("family", "layout"), dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
+)
+def test_epilogues(family: str, layout: str, activation: str) -> None:
+    """Each activation in one precision, each precision with one or two."""
+    precisions = [precision for name, precision, where in SERVED if (name, where) == (family, layout)]
+    number = list(ACTIVATIONS).index(activation)
+    for bias, residual in ((True, number % 2 == 0), (False, True)):
+        precision = precisions[number % len(precisions)]
+        kernel = kernel_of(ragged_of(family, precision, layout), precision, layout, Epilogue(bias, activation, residual))
+        kernels.check(source_of(family, kernel), 66, in_emulator())
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8) if JOB_OF[each[0]] == "multiply"])
+def test_what_is_added_is_read_where_it_lies(family: str, precision: str, layout: str) -> None:
+    """In Y's own place; and off the boundaries that wide reads keep to, where Y is not."""
+    pattern = patterns_of(family, precision)["blocks" if family == "wgmma_shared" else "aligned"]
+    source = source_of(family, kernel_of(pattern, precision, layout, Epilogue(True, "relu", True)))
+    kernels.check(source, 72, in_emulator(), in_place=True)
+    kernels.check(source, 77, in_emulator(), in_place=True)
+    if FAMILIES[family].takes(source.kernel, 72, aligned=False):
+        for shifts in ({"bias": 1}, {"residual": 1}, {"bias": 2, "residual": 2}):
+            kernels.check(source, 72, in_emulator(), **shifts)
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
+def test_a_kernel_specialised_to_one_batch(family: str, precision: str, layout: str) -> None:
+    general = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
+    batch = batch_for(general, 77)
+    kernels.check(source_of(family, replace(general.kernel, batch=batch)), batch, in_emulator())
+
+
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+@pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(2, 4))
+def test_no_race_and_no_access_outside(family: str, precision: str, layout: str, sanitize: str) -> None:
+    run = in_emulator(sanitize=sanitize)
+    for pattern, batch in ((ragged_of(family, precision, layout), 65), ((1, 9, 20, 12), 33))[: 2 if sanitize == "race" else 1]:
+        kernel = kernel_of(pattern, precision, layout, Epilogue(True, "gelu", True))
+        if serves(family, kernel):
+            kernels.check(source_of(family, kernel), batch, run)
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, precision: str, layout: str) -> None:
+    source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
+    first, *others = (kernels.check(source, 290, in_emulator(order=order)) for order in ("forward", "forward", "reverse", 5))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str) -> None:
+    for name in ("flat", "rest", "blocks"):
+        kernel = kernel_of(patterns_of(family, precision)[name], precision, layout)
+        if serves(family, kernel):
+            kernels.check_leaks(source_of(family, kernel), 65, in_emulator())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", JOB_OF)
+def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
+    kernels_of_all = (job_of(family, kernel_of((1, 64, 64, 4), precision, layout)) for precision, layout in product(PRECISIONS, LAYOUTS))
+    kernel = next(each for each in kernels_of_all if serves(family, each))
+    found = list(FAMILIES[family].space(kernel, LIMITS))
+    assert len(found) > 100
+    for constants in found[:: len(found) // 50]:
+        check(FAMILIES[family], kernel, constants, LIMITS)
+    for constants in found[:: len(found) // 4]:
+        kernels.check(source_of(family, kernel, constants), 70, in_emulator())
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
+def test_a_launch_starts_early_where_the_text_waits(family: str, precision: str, layout: str) -> None:
+    source = source_of(family, kernel_of(ragged_of(family, precision, layout), precision, layout))
+    geometry = FAMILIES[family].geometry(source.kernel, source.constants, 1)
+    assert geometry.starts_early == ("    wait_for_previous_grid();" in source.text)
+    assert not FAMILIES[family].pack_geometry(source.kernel, source.constants).starts_early
+
+
+def test_families_are_found_by_name() -> None:
+    for name, family in FAMILIES.items():
+        assert family_named(name) is family
+        assert family.name == name
+    with pytest.raises(ConstantsError, match=f"unknown kernel family 'nope'; known: {', '.join(FAMILIES)}"):
+        family_named("nope")
+    assert family_for(kernel_of(RAGGED, "float32", "bsf"), LIMITS).name == "simt"
+
+
+def test_what_no_gpu_has_measured_is_no_default_and_what_cannot_take_a_batch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name for name, family in FAMILIES.items() if not family.measured} == {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}
+    kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
+    assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
+    assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))
+    assert family_for(kernel, LIMITS, 64).name == "mma"
+    monkeypatch.setattr(FAMILIES["wgmma_shared"], "measured", True)
+    assert family_for(kernel, LIMITS, 64).name == "wgmma_shared"
+    assert family_for(kernel, LIMITS, 65).name == "mma"  # rows of 130 bytes
+    assert family_for(kernel, LIMITS, 64, aligned=False).name == "mma"
+    assert family_for(kernel, LIMITS, 2**31).name == "mma"  # a coordinate has 32 bits
+    assert family_for(kernel, cuda_limits("sm_80"), 64).name == "mma"
+
+
+# ---- whatever the rules allow
+
+
+def defaults(family: str, kernel: KernelSpec) -> Iterator[Any]:
+    """A family's defaults for GPUs of several generations."""
+    for target in ("sm_90a", "sm_80", "sm_75"):
+        with suppress(ConstantsError):
+            yield FAMILIES[family].default(kernel, cuda_limits(target))
+
+
+def neighbours(values: list[Any]) -> list[Any]:
+    """What a constant may be instead: the other defaults, and for a number what lies around it."""
+    near = [near for value in values[:1] if isinstance(value, int) for near in (1, value // 2, 2 * value, value - 1, value + 1, 3, 0)]
+    return list(dict.fromkeys([*values, *near]))
+
+
+def is_allowed(family: str, kernel: KernelSpec, constants: Any) -> bool:
+    try:
+        check(FAMILIES[family], kernel, constants, LIMITS)
+    except ConstantsError:
+        return False
+    return True
+
+
+@st.composite
+def by_maps(draw: st.DrawFn, family: str, precision: str, layout: str, pattern: tuple[int, ...]) -> tuple[KernelSpec, Any]:
+    """Few patterns by chance have rows of whole chunks, and no constant of these families can be changed alone."""
+    a, b, c, d = pattern
+    if layout == "bsf":
+        c, d = 8 * -(-c // 8), 1 if family == "wgmma_shared" else d
+    if family == "wgmma_permuted":
+        b, d = 8 * -(-b // 8), max(2, d)
+    kernel = kernel_of((a, b, c, d), precision, layout)
+    assume(serves(family, kernel))
+    return kernel, draw(st.sampled_from(list(FAMILIES[family].space(kernel, LIMITS))))
+
+
+@st.composite
+def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
+    """A kernel, constants a few steps within the rules from its default, and a batch."""
+    precision, layout = draw(st.sampled_from([(p, layout) for name, p, layout in SERVED if name == family]))
+    a, b, c = draw(st.integers(1, 3)), draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    pattern = (a, b, c, draw(st.integers(1, max(1, min(20, 20000 // (a * b * c))))))
+    if family.startswith("wgmma"):
+        return *draw(by_maps(family, precision, layout, pattern)), draw(st.integers(1, 140))
+    kernel = job_of(family, kernel_of(pattern, precision, layout))
+    assume(serves(family, kernel))
+    constants, *others = defaults(family, kernel)
+    for name in draw(st.lists(st.sampled_from([field.name for field in fields(constants)]), max_size=8)):
+        values = [getattr(each, name) for each in (constants, *others)]
+        changed = replace(constants, **{name: draw(st.sampled_from(neighbours(values)))})
+        constants = changed if is_allowed(family, kernel, changed) else constants
+    return kernel, constants, draw(st.integers(1, 140) if kernel.job == "multiply" else st.integers(1, 400))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", JOB_OF)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_pattern_constants_and_batch(family: str, data: st.DataObject) -> None:
+    kernel, constants, batch = data.draw(cases(family))
+    assume(batch * kernel.pattern.out_features >= 32)  # a lone sum may cancel, and then be off by anything
+    kernels.check(source_of(family, kernel, constants), batch, in_emulator())
+
+
+def test_steps_from_the_default_reach_every_constant() -> None:
+    """So that the rules are tried, and not only the default."""
+    for family, precision, layout in SERVED:
+        if family.startswith("wgmma"):  # whose cases are drawn from its space
+            continue
+        kernel = job_of(family, kernel_of((2, 37, 13, 20), precision, layout))
+        constants, *others = defaults(family, kernel)
+        steps = [
+            (field.name, near)
+            for field in fields(constants)
+            for near in neighbours([getattr(each, field.name) for each in (constants, *others)])
+        ]
+        allowed = {
+            name
+            for name, near in steps
+            if near != getattr(constants, name) and is_allowed(family, kernel, replace(constants, **{name: near}))
+        }
+        assert len(allowed) >= len(fields(constants)) // 2, (family, precision, layout, allowed)
+
+
+# ---- the checks themselves
+
+
+def test_what_is_wrong_is_told() -> None:
+    kernel = kernel_of((2, 6, 5, 3), "float32", "bsf")
+    source, right = source_of("simt", kernel), in_emulator()
+
+    def broken(**changes: Any) -> Any:
+        """A run that does to one array, by its place among the arguments, what a wrong kernel would."""
+
+        def run(source: Any, entry: str, geometry: Any, args: list[Any]) -> None:
+            right(source, entry, geometry, args)
+            change = changes.get("pack" if entry.endswith("_pack") else "multiply")
+            if change:
+                change(args)
+
+        return run
+
+    def damage(index: int, at: int, value: float) -> Any:
+        def change(args: list[Any]) -> None:
+            args[index].reshape(-1)[at] = value
+
+        return change
+
+    def leak(args: list[Any]) -> None:
+        x, y = args[0][: 9 * 30].reshape(9, 30), args[2][: 9 * 36].reshape(9, 36)
+        y[~np.isfinite(x).all(1), 0] = np.nan
+
+    problem = make_problem(kernel, 9)
+    with pytest.raises(AssertionError, match="packing left elements unwritten"):
+        kernels.pack(problem, source, broken(pack=lambda args: args[1][4:8].fill(0xFF)))
+    with pytest.raises(AssertionError, match="wrote behind Y"):
+        kernels.check_leaks(source, 9, broken(multiply=damage(2, -1, 0)))
+    with pytest.raises(AssertionError, match="Mismatched elements: 1 /"):
+        kernels.check_exact(source, 9, broken(multiply=damage(2, 17, 1000)))
+    with pytest.raises(AssertionError):
+        kernels.check(source, 9, broken(multiply=damage(2, 17, 1000)))
+    with pytest.raises(AssertionError, match="nan location mismatch"):
+        kernels.check_leaks(source, 9, broken(multiply=leak))
+
+
+def test_ulps_count_the_floats_between() -> None:
+    one = np.array([1, -0.0, 0], np.float32)
+    assert kernels.ulps(one, one) == 0
+    assert kernels.ulps(one, np.array([np.nextafter(np.float32(1), np.float32(2)), 0, -0.0], np.float32)) == 1
+    assert kernels.ulps(np.array([-1e-45], np.float32), np.array([1e-45], np.float32)) == 2
+    assert kernels.ulps(np.array([1], np.float16), np.array([1 + 2**-9], np.float16)) == 2
+
+
+def test_every_family_precision_and_layout_is_in_the_matrix() -> None:
+    assert {family for family, *_ in SERVED} == set(JOB_OF) == {name for name in FAMILIES if not name.startswith("vector")}
+    for plain in ("simt", "gradient"):
+        assert {(precision, layout) for family, precision, layout in SERVED if family == plain} == set(product(STORED, LAYOUTS))
+    assert len({(family, precision, layout) for family, precision, layout, _ in MATRIX}) == len(SERVED)
+
+
+WORKED = [
+    ("simt", "float32", 4, 1),
+    ("mma", "float16", 4, 1),
+    ("mma", "tf32x3", 4, 3),
+    ("wgmma_shared", "float16", 1, 1),
+    ("wgmma_registers", "tf32x3", 4, 3),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("family", "precision", "d", "products"), WORKED)
+def test_work_counts_tiles_padding_and_products(family: str, precision: str, d: int, products: int, layout: str) -> None:
+    chosen = FAMILIES[family]
+    kernel = kernel_of((2, 128, 64, d), precision, layout)
+    constants = chosen.default(kernel, LIMITS)
+    work = chosen.work(kernel, constants, 512)
+    assert work.memory_bytes == kernel.bytes(512)
+    assert work.multiply_adds * 2 == products * kernel.flops(512)  # every tile is full
+    assert work.blocks == chosen.geometry(kernel, constants, 512).grid
+    tiles_out = 128 // constants.tile_out
+    least = kernel.item_bytes * 512 * (kernel.pattern.in_features * tiles_out + kernel.pattern.out_features)
+    assert least <= work.cache_bytes <= least + 8 * kernel.pattern.weight_count * (512 // constants.tile_batch)
+    assert work.shared_bytes > 2 * kernel.item_bytes * 512 * kernel.pattern.in_features * tiles_out
+    ragged = chosen.work(kernel_of((2, 129, 64, d), precision, layout), constants, 512)
+    assert ragged.multiply_adds > work.multiply_adds

@@ -1,0 +1,232 @@
+"""What is special to the tensor-core family. What holds of every family's kernels is in test_families.py."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ksgen.emit.render import render
+from ksgen.errors import ConstantsError
+from ksgen.families import check, cuda_limits, family_for, family_named
+from ksgen.families.mma import MmaConstants, Shape
+from ksgen.families.mma.shape import wavefronts
+from ksgen.measure.verify import make_problem
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, paper_patterns
+from tests.support.kernels import check as check_result
+from tests.support.kernels import in_emulator, multiply, source_of
+
+MMA = family_named("mma")
+GPU = cuda_limits("sm_90a")
+PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
+
+
+def kernel(precision: str = "float16", layout: str = "bsf", pattern: Pattern = Pattern(2, 48, 64, 4)) -> KernelSpec:  # noqa: B008
+    return KernelSpec(pattern, precision, layout)
+
+
+# ---- rules
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tile_d": 2}, "tile_d is d, or less and a multiple of 16 bytes"),
+        ({"tile_out": 40}, "16 warps_out divides tile_out"),
+        ({"tile_batch": 24}, "8 warps_batch divides tile_batch"),
+        ({"tile_in": 8}, "the lanes' order starts again with each stage"),
+        ({"stages": 1}, "stages is at least 2"),
+        ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads"),
+        ({"min_blocks": 4}, "the registers of min_blocks blocks fit"),
+        ({"promote": 48, "tile_batch": 32}, "promote is 0, or a multiple of tile_in"),
+        ({"warps_batch": 0}, "every constant but promote is at least 1"),
+        ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums"),
+        ({"tile_batch": 512, "tile_out": 64, "warps_batch": 32, "warps_out": 2}, "a block has at most 1024 threads"),
+    ],
+)
+def test_each_rule_has_two_sides(changes: dict[str, int], says: str) -> None:
+    check(MMA, kernel(), GOOD, GPU)
+    with pytest.raises(ConstantsError, match=says):
+        check(MMA, kernel(), replace(GOOD, **changes), GPU)
+
+
+def test_rules_of_a_layout_and_a_precision() -> None:
+    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+        check(MMA, kernel(layout="bsl"), GOOD)
+    with pytest.raises(ConstantsError, match="in bsl 8 chunks"):
+        check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1))
+    check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128))
+    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
+        check(MMA, kernel("float32"), GOOD)
+    with pytest.raises(ConstantsError, match=r"needs .* bytes of shared memory"):
+        check(MMA, kernel(), replace(GOOD, stages=9), GPU)
+
+
+def test_conflicts_are_counted_and_refused() -> None:
+    assert wavefronts([16 * lane for lane in range(32)]) == 4
+    assert wavefronts([128 * lane for lane in range(32)]) == 32
+    assert wavefronts([0] * 32) == 4  # one chunk for all
+    wide = kernel("tf32", pattern=Pattern(1, 16, 16, 16))  # four lanes read 64 bytes apart: whatever the pitch, two meet
+    with pytest.raises(ConstantsError, match="no bank conflicts"):
+        check(MMA, wide, MmaConstants(16, 16, 8, 16, 2, 1, 2, 0, 1))
+
+
+def test_constants_are_read_and_refused_by_name() -> None:
+    assert MMA.constants({name: getattr(GOOD, name) for name in MmaConstants.__dataclass_fields__}) == GOOD
+    with pytest.raises(ConstantsError, match=r"mma constants are tile_batch, .*; got tile"):
+        MMA.constants({"tile": 1})
+    with pytest.raises(ConstantsError, match="mma constant tile_batch='64' must be an integer"):
+        MMA.constants({**{name: getattr(GOOD, name) for name in MmaConstants.__dataclass_fields__}, "tile_batch": "64"})
+
+
+# ---- defaults and the space
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:
+    limits = cuda_limits(target)
+    odd = [Pattern(1, 1, 1, 1), Pattern(3, 997, 5, 97), Pattern(1, 17, 33, 13), Pattern(2, 5, 1009, 1), Pattern(1, 3, 3, 9)]
+    for pattern in [*paper_patterns()[::9], *odd]:
+        for layout in LAYOUTS:
+            each = kernel(precision, layout, pattern)
+            constants = MMA.default(each, limits)
+            check(MMA, each, constants, limits)
+            assert MMA.registers(each, constants) <= 255 or pattern in odd
+            assert MMA.shared_bytes(each, constants) <= limits.shared_bytes_for(constants.min_blocks)
+
+
+def test_float32_grade_sums_are_promoted() -> None:
+    for layout in LAYOUTS:
+        assert MMA.default(kernel("tf32x3", layout), GPU).promote == 32
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 47, 4)), GPU).promote == 16
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 16, 4)), GPU).promote == 0
+        assert [MMA.default(kernel("fp16x3", layout, Pattern(1, 48, c, 4)), GPU).promote for c in (32, 33, 64, 65)] == [0, 32, 0, 64]
+        assert MMA.default(kernel("tf32", layout), GPU).promote == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_space_holds_to_the_rules_and_the_default_lies_near(layout: str) -> None:
+    each = kernel("tf32x3", layout)
+    found = list(MMA.space(each, GPU))
+    assert len(found) > 200
+    for constants in found[:: len(found) // 20]:
+        check(MMA, each, constants, GPU)
+    assert {constants.promote for constants in found} == {32}  # a search buys no speed with accuracy
+
+
+# ---- selection
+
+
+def test_float32_never_becomes_a_tensor_core_mode() -> None:
+    for target in ("sm_75", "sm_80", "sm_90a"):
+        for precision in ("float32", "float64"):
+            assert family_for(kernel(precision), cuda_limits(target)).name == "simt"
+    for precision in PRECISIONS:
+        assert family_for(kernel(precision), cuda_limits("sm_75")).name == "simt"
+        assert family_for(kernel(precision), cuda_limits("sm_80")).name == "mma"
+
+
+def test_texts_say_their_precision_and_hold_only_their_instruction() -> None:
+    text = render(kernel("tf32x3")).text
+    assert "tf32x3" in text.splitlines()[1]
+    assert "mma_tf32" in text
+    assert "mma_f16" not in text
+    assert "mma_bf16" in render(kernel("bfloat16")).text
+
+
+# ---- results
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_unaligned_memory(precision: str, layout: str, shift: int) -> None:
+    each = kernel(precision, layout, Pattern(1, 40, 24, 3))
+    check_result(source_of("mma", each), 65, in_emulator(), shift=shift)
+
+
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float16", "tf32x3"])
+def test_sanitizers_find_nothing(precision: str, layout: str, sanitize: str) -> None:
+    each = KernelSpec(Pattern(2, 21, 70, 3), precision, layout, Epilogue(True, "relu", True))
+    check_result(source_of("mma", each), 33, in_emulator(sanitize=sanitize))
+
+
+ERRORS = {  # relative, Frobenius, against float64, by c: what the precision may cost at most
+    "float16": {48: 3.1e-4, 192: 3.1e-4, 1024: 3.1e-4},
+    "bfloat16": {48: 2.5e-3, 192: 2.5e-3, 1024: 2.5e-3},
+    "tf32": {48: 3.2e-4, 192: 3.2e-4, 1024: 3.2e-4},
+    "tf32x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},  # twice a sequential float32 sum
+    "fp16x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("c", [48, 192, 1024])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
+    each = kernel(precision, layout, Pattern(1, 48, c, 1))
+    problem = make_problem(each, 64)
+    y = multiply(problem, source_of("mma", each), in_emulator())
+    axis = "sc,kc->sk" if layout == "bsf" else "cs,kc->ks"
+    exact = np.einsum(axis, problem.x.astype(np.float64), problem.weights[0, :, :, 0].astype(np.float64))
+    error = np.linalg.norm(y.astype(np.float64) - exact) / np.linalg.norm(exact)
+    print(f"{precision} {layout} c={c}: {error:.2e}")
+    assert error < ERRORS[precision][c]
+    if precision in ("float16", "bfloat16"):  # as good as the exact sum rounded once
+        once = exact.astype(y.dtype).astype(np.float64)
+        assert error < 1.01 * np.linalg.norm(once - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma_registers"])
+@pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
+@pytest.mark.parametrize("precision", ["tf32x3", "fp16x3"])
+def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precision: str, layout: str, d: int, family: str) -> None:
+    for c in (2, 4, 6, 9, 17, 20, 24, 33, 47, 48, 64, 65):
+        each = kernel(precision, layout, Pattern(1, 32, c, d))
+        if not family_named(family).serves(each, GPU):  # then another family does, at last in plain float32
+            assert c < 17 or family != "mma"
+            continue
+        problem = make_problem(each, 64)
+        y = multiply(problem, source_of(family, each), in_emulator())
+        x, y = (array.astype(np.float64) if layout == "bsf" else array.T.astype(np.float64) for array in (problem.x, y))
+        x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(np.float64)
+        sequential, exact = np.zeros(y.shape, np.float32), np.einsum("scj,kcj->skj", x, w)
+        for term in range(c):
+            sequential = (sequential + x[:, None, term] * w[None, :, term]).astype(np.float32)
+        ratio = np.linalg.norm(y - exact) / np.linalg.norm(sequential - exact)
+        assert ratio < 2, (c, ratio)
+
+
+def test_few_inputs_are_multiplied_in_plain_float32() -> None:
+    for precision, least in (("tf32x3", 17), ("fp16x3", 4)):
+        for target in ("sm_80", "sm_90a"):
+            assert family_for(kernel(precision, pattern=Pattern(1, 64, least - 1, 4)), cuda_limits(target)).name == "simt"
+            assert family_for(kernel(precision, pattern=Pattern(1, 64, least, 4)), cuda_limits(target)).name == "mma"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_overflow_of_fp16x3_is_nan_in_its_own_outputs(layout: str) -> None:
+    problem = make_problem(kernel("fp16x3", layout, Pattern(1, 20, 33, 3)), 40)
+    problem.x[(7, 5) if layout == "bsf" else (5, 7)] = -65520  # batch entry 7, input 1 of j = 2
+    problem.weights[0, 9, 4, 0] = 64
+    y = multiply(problem, source_of("mma", problem.kernel), in_emulator())
+    outputs = (y if layout == "bsf" else y.T).reshape(40, 20, 3)
+    expected = np.zeros(outputs.shape, bool)
+    expected[7, :, 2] = expected[:, 9, 0] = True
+    np.testing.assert_array_equal(np.isnan(outputs), expected)
+    problem.x[(7, 5) if layout == "bsf" else (5, 7)] = -65500
+    problem.weights[0, 9, 4, 0] = 63.9
+    assert np.isfinite(multiply(problem, source_of("mma", problem.kernel), in_emulator())).all()
+
+
+def test_shape_of_a_lane_follows_the_pattern() -> None:
+    flat = Shape(kernel("float16", pattern=Pattern(1, 48, 64, 3)), replace(GOOD, tile_d=3))
+    assert (flat.group_chunks, flat.group_inputs, flat.super_in, flat.super_steps, flat.super_groups) == (3, 8, 32, 2, 1)
+    slab = Shape(kernel("float16", pattern=Pattern(1, 48, 64, 16)), replace(GOOD, tile_d=8))
+    assert (slab.group_chunks, slab.group_inputs, slab.super_in, slab.super_steps, slab.super_groups) == (1, 1, 16, 1, 4)
+    assert slab.x_vector == slab.y_vector == 8
+    assert Shape(kernel(pattern=Pattern(1, 48, 63, 1)), replace(GOOD, tile_d=1)).x_vector == 1

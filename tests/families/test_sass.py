@@ -1,0 +1,270 @@
+"""Each family's defaults become the instructions that its template was written for. Rows say which."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from ksgen.emit.render import render
+from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families.wgmma.block import REGISTERS
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from tests.compile_matrix import PROMISES
+from tests.support import sass
+from tests.support.kernels import job_of
+
+pytestmark = pytest.mark.slow
+
+PATTERN = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
+STAGES = 3  # of the pipeline with cp.async: its copies are there once in the loop and twice before it
+ASYNC = ("sm_80", "sm_86", "sm_89", "sm_90a")
+SIXTEEN = ("sm_75", "sm_80", "sm_90a")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a default of `PATTERN` must hold: instructions, each at least so often."""
+
+    family: str
+    precision: str
+    layout: str
+    targets: tuple[str, ...]
+    at_least: dict[str, int]
+    per_load: tuple[str, int] | None = None  # what multiplies, and how often at least for each 16-byte load from shared memory
+
+
+ROWS = [
+    # X and W, 16 bytes at a time, with two rounds of W in float64; Y straight from registers
+    Row("simt", "float32", "bsl", ASYNC, {"LDGSTS.128": 2 * STAGES, "STG.128": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.128": 3 * STAGES, "STG.128": 1}, ("DFMA", 5)),
+    # X is transposed, an element at a time; W is not; Y goes through shared memory
+    Row("simt", "float32", "bsf", ASYNC, {"LDGSTS.32": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    # without cp.async: before the loop and in it, X and W
+    Row("simt", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.128": 4, "STG.128": 1}, ("FFMA", 16)),
+    Row("simt", "float32", "bsf", ("sm_75",), {"LDG.128": 6, "STS.32": 2, "STS.128": 2, "STG.32": 1}, ("FFMA", 16)),
+    Row("simt", "float64", "bsl", ("sm_75",), {"LDG.128": 6, "STS.128": 6, "STG.128": 1}, ("DFMA", 5)),
+    Row("simt", "float64", "bsf", ("sm_75",), {"LDG.128": 8, "STS.64": 2, "STS.128": 4, "STG.64": 1}, ("DFMA", 5)),
+    # 16 bits: groups of four X are 8 bytes; W is packed as float32
+    Row("simt", "float16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
+    Row("simt", "float16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+    Row("simt", "bfloat16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
+    Row("simt", "bfloat16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
+]
+# tensor cores: X and W 16 bytes at a time in a rolled loop, a matrix instruction or more for each 16-byte load, Y straight
+# from registers, in 16-byte chunks where a lane has them
+ROWS += [
+    Row("mma", precision, layout, ASYNC, {"LDGSTS.128": 3, "HMMA": 16, "STG.128": 1}, ("HMMA", 1))
+    for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+    for layout in ("bsf", "bsl")
+]
+# warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
+# 16-byte chunks straight from registers, or as boxes
+HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
+ROWS += [
+    Row("wgmma_shared", precision, "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STSM": 4, "UTMASTG": 1, "F2FP": 32})
+    for precision in ("float16", "bfloat16")
+]
+ROWS += [
+    Row("wgmma_registers", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8}, ("HGMMA", 1))
+    for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+]
+ROWS += [
+    Row("wgmma_registers", "tf32", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8, "LDS.128": 6}),  # two before the loop
+    Row("wgmma_registers", "tf32x3", "bsl", ("sm_90a",), HOPPER | {"HGMMA": 6, "STG.128": 8}, ("HGMMA", 1)),
+]
+# X and Y 16 bytes at a time, and a byte permutation for two elements, in what permutes them
+ROWS += [Row("wgmma_permuted", precision, "bsf", ("sm_90a",), HOPPER | {"HGMMA": 4, "STG.128": 8}) for precision in ("float16", "bfloat16")]
+PERMUTES = {"LDG.128": 2, "STG.128": 2, "LDG": 2, "STG": 2, "PRMT": 8}  # of d = 2
+# gradients: X and dY an element at a time in a transposing copy, 16 bytes at a time where nothing is transposed or registers
+# are on the way; both sums' kinds of store
+ROWS += [
+    Row("gradient", "float32", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.64": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("gradient", "float32", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.32": 2 * STAGES, "STG.128": 1, "STG.32": 1}, ("FFMA", 16)),
+    Row("gradient", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row("gradient", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": 2 * STAGES, "STG.128": 1, "STG.64": 1}, ("DFMA", 5)),
+    Row("gradient", "float32", "bsl", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
+    Row("gradient", "float32", "bsf", ("sm_75",), {"LDG.128": 4, "STS.32": 16, "STG.64": 1}, ("FFMA", 16)),
+    Row("gradient", "float16", "bsl", ("sm_75",), {"LDG.64": 4, "STS.32": 16, "STG.U16": 1}, ("FFMA", 16)),
+    Row("gradient", "bfloat16", "bsf", ("sm_75",), {"LDG.64": 4, "STS.32": 16, "STG.U16": 1}, ("FFMA", 16)),
+]
+ROWS += [
+    Row("gradient_mma", precision, layout, ("sm_80", "sm_90a"), {"HMMA": 16, "STG.64": 1, **copies}, ("HMMA", 1))
+    for precision, layout, copies in (
+        ("float16", "bsl", {"LDGSTS.128": 6}),
+        ("bfloat16", "bsl", {"LDGSTS.128": 6}),
+        ("tf32", "bsl", {"LDGSTS.128": 6}),
+        ("tf32x3", "bsl", {"LDGSTS.128": 6}),
+        ("float16", "bsf", {"LDG.128": 8, "STS.32": 16, "PRMT": 16}),
+        ("bfloat16", "bsf", {"LDG.128": 8, "STS.32": 16, "PRMT": 16}),
+        ("tf32", "bsf", {"LDGSTS.32": 2 * STAGES}),
+        ("tf32x3", "bsf", {"LDGSTS.32": 2 * STAGES}),
+    )
+]
+CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout}-{target}") for row in ROWS for target in row.targets]
+
+
+@pytest.mark.parametrize(("row", "target"), CASES)
+def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
+    sass.needed_disassembler()
+    compiler = sass.needed_compiler()
+    kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
+    source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
+    entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
+    assert set(entries) == set(source.entries)
+    counts = entries[source.entry]
+    found = {name: sass.count(counts, name) for name in row.at_least}
+    assert {name: number for name, number in found.items() if number < row.at_least[name]} == {}, counts
+    if row.per_load:
+        multiply, often = row.per_load
+        assert 0 < often * sass.count(counts, "LDS.128") <= sass.count(counts, multiply), counts
+    for passed in (each for entry, each in entries.items() if "_permute_" in entry):
+        assert {name: sass.count(passed, name) for name in PERMUTES} == PERMUTES
+    assert {entry: sass.local_accesses(each) for entry, each in entries.items()} == dict.fromkeys(entries, 0)
+
+
+# what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared memory
+# where Y leaves as boxes
+ADDED = [
+    ("simt", "float32", "bsl", "LDG.128", "STG.128"),
+    ("simt", "float16", "bsl", "LDG.64", "STG.64"),
+    *[("mma", precision, layout, "LDG.128", "STG.128") for precision in ("float16", "tf32") for layout in ("bsf", "bsl")],
+    ("wgmma_registers", "float16", "bsf", "LDG.128", "STG.128"),
+    ("wgmma_registers", "tf32", "bsl", "LDG.128", "STG.128"),
+    ("wgmma_shared", "float16", "bsl", "LDGSTS.128", "UTMASTG"),
+]
+
+
+@pytest.mark.parametrize(("family", "precision", "layout", "load", "store"), ADDED)
+def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precision: str, layout: str, load: str, store: str) -> None:
+    def counts_of(epilogue: Epilogue) -> Counter[str]:
+        kernel = KernelSpec(PATTERN, precision, layout, epilogue)
+        source = render(kernel, FAMILIES[family].default(kernel, cuda_limits("sm_90a")), family=family)
+        return sass.instructions(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)[source.entry]
+
+    sass.needed_disassembler()
+    plain, added = counts_of(Epilogue()), counts_of(Epilogue(bias=True, residual=True))
+    assert sass.count(added, load) - sass.count(plain, load) >= sass.count(added, store) > 0
+    assert sass.local_accesses(added) == 0
+    if family == "wgmma_registers":  # which has no other way
+        narrow = sass.count(added, "LDG") - sass.count(added, "LDG.128")
+        assert narrow == (0 if layout == "bsf" else sass.count(added, "STG.128")), added
+
+
+@pytest.mark.parametrize("cluster", [1, 4])
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(
+    ("family", "precision", "layout", "wanted"),
+    [
+        ("wgmma_shared", "float16", "bsl", {}),
+        ("wgmma_registers", "tf32x3", "bsf", {"resident": 0}),
+        ("wgmma_registers", "float16", "bsf", {"resident": 1}),
+    ],
+)
+def test_warpgroups_keep_to_the_registers_that_they_took(
+    family: str, precision: str, layout: str, wanted: dict[str, int], groups: int, cluster: int
+) -> None:
+    """ptxas is told the most of any warp, and a register beyond a warp's own is an error of the machine."""
+    sass.needed_disassembler()
+    chosen, limits, kernel = FAMILIES[family], cuda_limits("sm_90a"), KernelSpec(PATTERN, precision, layout)
+    able = [
+        each
+        for each in chosen.space(kernel, limits)
+        if each.groups_batch * each.groups_d == groups
+        and each.cluster_batch * each.cluster_out == cluster
+        and wanted.items() <= vars(each).items()
+    ]
+    source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
+    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
+    copying, multiplying = REGISTERS[groups]
+    assert 0 < sass.registers_after(listing, source.entry, "USETMAXREG.DEALLOC") <= copying
+    assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "layout", "changes"),
+    [
+        ("wgmma_shared", "float16", "bsl", {}),
+        ("wgmma_shared", "float16", "bsl", {"cluster_batch": 2}),
+        ("wgmma_registers", "bfloat16", "bsf", {}),
+        ("wgmma_registers", "bfloat16", "bsf", {"cluster_out": 2}),
+        ("wgmma_registers", "bfloat16", "bsf", {"resident": 1, "stages": 2, "tile_batch": 64, "groups_batch": 1}),
+        ("wgmma_registers", "tf32x3", "bsl", {}),
+        ("wgmma_permuted", "float16", "bsf", {}),
+    ],
+)
+def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
+    family: str, precision: str, layout: str, changes: dict[str, int]
+) -> None:
+    """Which a compiler might do that takes what a kernel only reads for constant."""
+    sass.needed_disassembler()
+    kernel, limits = KernelSpec(PATTERN, precision, layout, Epilogue(bias=True, residual=True)), cuda_limits("sm_90a")
+    constants = replace(FAMILIES[family].default(kernel, limits), **changes)
+    check(FAMILIES[family], kernel, constants, limits)
+    source = render(kernel, constants, family=family)
+    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
+    memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}
+    counts = sass.read(listing)[source.entry]
+    assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1
+    assert {name for name in memory if sass.count(counts, name)} >= {"UTMALDG", "UBLKCP"}
+    assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & memory
+
+
+def test_every_family_has_rows_for_every_target() -> None:
+    promised = {(family, target) for family, promise in PROMISES.items() for target in promise.targets}
+    assert {(row.family, target) for row in ROWS for target in row.targets} == promised
+
+
+LISTING = """
+	code for sm_90a
+		Function : scale_pack
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                                    /* 0x00000a00ff017b82 */
+                                                                                             /* 0x000fe20000000800 */
+		Function : scale
+	.headerflags	@"EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
+        /*0010*/              @!P0 LDGSTS.E.BYPASS.128 [R25], [R2.64] ;                      /* 0x0000000002197fae */
+        /*0020*/              @UP1 LDGSTS.E [R25], [R2.64] ;                                 /* 0x0000000002197fae */
+        /*0030*/                   STG.E.U16.SYS [R2], R4 ;                                  /* 0x0000000402007386 */
+        /*11a40*/                  LDL.64 R4, [R1] ;                                         /* 0x0000000001047983 */
+        /*11a50*/                  LDGDEPBAR ;                                               /* 0x00000000000079af */
+"""
+
+
+def test_a_listing_is_read_by_entry() -> None:
+    entries = sass.read(LISTING)
+    assert entries["scale_pack"] == {"LDC": 1}
+    assert entries["scale"] == {"LDGSTS.E.BYPASS.128": 1, "LDGSTS.E": 1, "STG.E.U16.SYS": 1, "LDL.64": 1, "LDGDEPBAR": 1}
+
+
+FLOW = """
+		Function : other
+        /*0000*/                   MOV R99, R1 ;                                             /* 0x0000000000017b82 */
+		Function : roles
+        /*0000*/                   MOV R70, R1 ;                                             /* 0x0000000000017b82 */
+        /*0010*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;                         /* 0x0000000000017b82 */
+        /*0020*/              @P0  BRA 0x60 ;                                                /* 0x0000000000017b82 */
+        /*0030*/                   CALL.REL.NOINC 0x80 ;                                     /* 0x0000000000017b82 */
+        /*0040*/                   EXIT ;                                                    /* 0x0000000000017b82 */
+        /*0050*/                   MOV R60, UR90 ;                                           /* 0x0000000000017b82 */
+        /*0060*/                   MOV R7, UR90 ;                                            /* 0x0000000000017b82 */
+        /*0070*/                   BRA 0x40 ;                                                /* 0x0000000000017b82 */
+        /*0080*/                   MOV R9, UR90 ;                                            /* 0x0000000000017b82 */
+        /*0090*/                   RET.REL.NODEC R2 0x0 ;                                    /* 0x0000000000017b82 */
+        /*00a0*/                   MOV R50, R1 ;                                             /* 0x0000000000017b82 */
+"""
+
+
+def test_registers_are_those_that_a_warp_can_come_to() -> None:
+    assert sass.registers_after(FLOW, "roles", "USETMAXREG.DEALLOC") == 10
+    assert sass.registers_after(FLOW, "roles", "RET") == 3
+    assert sass.opcodes_before(FLOW, "roles", "BRA") == {"MOV", "USETMAXREG"}
+    assert sass.opcodes_before(FLOW, "roles", "CALL") == {"MOV", "USETMAXREG", "BRA", "EXIT"}
+
+
+def test_instructions_are_counted_by_opcode_and_modifiers() -> None:
+    counts = sass.read(LISTING)["scale"]
+    wanted = ("LDGSTS", "LDGSTS.128", "LDGSTS.32", "LDGSTS.64", "LDG", "STG.U16", "STG.32")
+    assert [sass.count(counts, each) for each in wanted] == [2, 1, 1, 0, 0, 1, 0]
+    assert sass.local_accesses(counts) == 1
+    assert sass.local_accesses(Counter({"LDGSTS.E": 3})) == 0

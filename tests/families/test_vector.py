@@ -1,0 +1,480 @@
+"""The family for processors, run through OpenCL on host memory as it lies: right, within its arrays, nothing else written."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ksgen import reference
+from ksgen.devices.base import Device
+from ksgen.errors import ConstantsError, DeviceError, ToolchainError
+from ksgen.families import Limits, check, cuda_limits, family_for
+from ksgen.families.vector import Shape, Vector, VectorConstants
+from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import Problem, compare, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.wisdom.store import Entry, save
+from tests.measure.test_verify import needs_opencl
+from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
+
+FAMILY = Vector()
+CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+WAYS = ("outputs", "batch")
+PATTERNS = {
+    "one": (1, 1, 1, 1),
+    "pairs": (64, 2, 2, 1),
+    "many little": (300, 1, 3, 2),
+    "b 33": (1, 33, 5, 1),
+    "c 33": (2, 3, 33, 2),
+    "d 3": (2, 5, 7, 3),
+    "d 6": (1, 20, 16, 6),
+    "d 7": (1, 6, 12, 7),
+    "d 16": (2, 7, 2, 16),
+    "d 20": (1, 12, 6, 20),
+    "d 24": (2, 3, 5, 24),
+    "d 32": (1, 5, 6, 32),
+    "d 33": (1, 2, 3, 33),
+    "no edges": (2, 24, 32, 4),
+}
+BATCHES = (1, 2, 7, 16, 17, 33, 100)
+SIZES = ((1, 1), (6, 2), (3, 4), (2, 3), (8, 1), (5, 2), (1, 6))  # of tiles
+EPILOGUES = (
+    Epilogue(), Epilogue(bias=True), Epilogue(residual=True), Epilogue(True, "relu", True), Epilogue(True, "gelu"),
+    Epilogue(activation="gelu_tanh", residual=True), Epilogue(activation="silu"),
+)  # fmt: skip
+
+
+def kernel_of(
+    shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, batch: int | None = None
+) -> KernelSpec:
+    return KernelSpec(Pattern(*shape), precision, layout, epilogue or Epilogue(), batch)
+
+
+def constants_of(
+    kernel: KernelSpec, along: str, lanes: int, size: tuple[int, int] = (3, 2), parts: int = 3, units: int = 2
+) -> VectorConstants:
+    """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read there."""
+    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2)
+    if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
+        found = replace(found, panel=1)
+    shape = Shape(kernel, found)
+    return replace(found, parts=min(parts, shape.columns // shape.column_unit))
+
+
+def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
+    return along == "batch" or lanes % kernel.pattern.d == 0 or kernel.pattern.d > lanes
+
+
+def planned(device: Device, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Plan:
+    check(FAMILY, kernel, constants)
+    return PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+
+
+def launch(device: Device, plan: Plan, places: list[Array]) -> None:
+    """On x, weights, y, and what the epilogue adds; packed weights and workspace hold NaN before, and what lies behind them stays."""
+    packed, workspace = nothing(plan.packed_bytes + 256), workspace_of(plan)
+    x, weights, y, at, room, *added = (
+        device.shared(each.ctypes.data) for each in (places[0], places[1], places[2], packed, workspace, *places[3:])
+    )
+    plan.pack(weights, None, into=at)
+    plan.launch((x, at, y, room, *added, plan.batch), None)
+    device.synchronize(None)
+    assert (packed[plan.packed_bytes :] == NOTHING).all()
+    assert (workspace[plan.workspace_bytes :] == NOTHING).all()
+
+
+def arrays_of(problem: Problem) -> list[Array]:
+    empty = np.zeros(problem.y_shape, problem.x.dtype)
+    return [problem.x, problem.weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
+
+
+def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None, boundary: int = 1) -> Array:
+    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin."""
+    kernel, device = problem.kernel, processor()
+    plan = planned(device, kernel, constants, problem.batch)
+    if groups:
+        plan = replace(plan, grid=groups, workspace_bytes=plan.workspace_bytes // plan.grid * groups)
+    memory, places = placed(arrays_of(problem), kernel.dtype, boundary)
+    places[2].view(np.uint8)[:] = NOTHING
+    before = memory.copy()
+    launch(device, plan, places)
+    result = places[2].reshape(problem.y_shape).copy()
+    places[2].view(np.uint8)[:] = NOTHING
+    np.testing.assert_array_equal(memory, before)
+    return result
+
+
+def agrees(kernel: KernelSpec, constants: VectorConstants, batch: int) -> None:
+    problem = make_problem(kernel, batch)
+    error, _ = compare(problem, multiplied(problem, constants))
+    assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, error)
+
+
+# ---- what is right
+
+
+def matrix() -> Iterator[object]:
+    """Every pattern and layout; ways, lanes, precisions, epilogues and tiles in turn."""
+    for number, ((name, shape), layout) in enumerate(product(PATTERNS.items(), LAYOUTS)):
+        precision = ("float32", "bfloat16", "float32", "float64", "float16")[number % 5]
+        lanes = (16, 4, 8)[number // 2 % 3] // (2 if precision == "float64" else 1)
+        kernel = kernel_of(shape, precision, layout, EPILOGUES[number % len(EPILOGUES)])
+        along = "outputs" if number % 4 in (0, 3) and allows(kernel, "outputs", lanes) else "batch"
+        constants = constants_of(kernel, along, lanes, SIZES[number % 6], 1 + number % 4, 1 + number % 3)
+        yield pytest.param(kernel, constants, id=f"{name} {precision} {layout} along {along} by {lanes}")
+
+
+@needs_opencl
+@pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
+def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
+    for batch in BATCHES:
+        agrees(kernel, constants, batch)
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", "float64", "float16", "bfloat16"])
+def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, along: str) -> None:
+    """Where vectors of outputs lie on their own boundary, where only some do, and where none do."""
+    for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
+        kernel = kernel_of(shape, precision, layout, epilogue)
+        constants = replace(constants_of(kernel, along, 8 if precision == "float64" else 16), past=0)
+        for batch in (64, 51):
+            problem = make_problem(kernel, batch)
+            wanted = multiplied(problem, constants, boundary=64)
+            error, _ = compare(problem, wanted)
+            assert error <= tolerance(kernel.precision, kernel.pattern.c)
+            for boundary in (64, 1):
+                found = multiplied(problem, replace(constants, past=1), boundary=boundary)
+                np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@needs_opencl
+def test_outputs_past_the_caches_are_stored_by_instructions_for_that(tmp_path: Path) -> None:
+    if not shutil.which("objdump"):
+        pytest.skip("no objdump: apt-get install binutils")
+    device, kernel = processor(), kernel_of((1, 32, 8, 4))
+    for past in (0, 1):
+        data = planned(device, kernel, replace(constants_of(kernel, "outputs", 16), past=past), 64).binary.data
+        begin = data.find(b"\x7fELF", 4)  # the object within the driver's own container
+        if begin < 0:
+            pytest.skip(f"{device.name}: its driver's binaries hold no object file")
+        (tmp_path / "kernel.o").write_bytes(data[begin:])
+        listed = subprocess.run(["objdump", "-d", tmp_path / "kernel.o"], capture_output=True, text=True, check=True).stdout
+        assert ("vmovnt" in listed or "movnt" in listed) == bool(past)
+
+
+def test_the_matrix_holds_all_there_is() -> None:
+    rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
+    for along in WAYS:
+        found = [(kernel, constants) for kernel, constants in rows if constants.along == along]
+        assert {kernel.precision for kernel, _ in found} == {"float32", "float64", "float16", "bfloat16"}
+        assert {constants.lanes for _, constants in found} >= {4, 8, 16}
+        assert {constants.parts > 1 for _, constants in found} == {True, False}
+        assert {kernel.layout for kernel, _ in found} == set(LAYOUTS)
+        assert {kernel.epilogue.activation for kernel, _ in found} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
+    assert {constants.panel for _, constants in rows} == {0, 1}
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_defaults_agree_at_any_batch(layout: str, along: str) -> None:
+    """As launchers take them: on arrays at odd places, bias and residual included, with the residual's own array as output."""
+    processor()
+    shape = (2, 16, 5, 4) if along == "outputs" else (2, 5, 7, 3)
+    ks = Launcher(*shape)
+    for batch in (3, 100):
+        problem = make_problem(kernel_of(shape, layout=layout, epilogue=Epilogue(True, "gelu", True)), batch)
+        _, places = placed(arrays_of(problem), "float32")
+        x, weights, y, bias, residual = (place.reshape(each.shape) for place, each in zip(places, arrays_of(problem), strict=True))
+        added = {"bias": bias, "activation": "gelu", "residual": residual}
+        assert compare(problem, ks(x, weights, layout=layout, out=y, **added))[0] <= tolerance("float32", 7)
+        assert compare(problem, ks(x, ks.pack(weights), layout=layout, **added))[0] <= tolerance("float32", 7)
+        assert ks(x, weights, layout=layout, out=residual, **added) is residual
+        np.testing.assert_array_equal(residual, y)
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_residual_may_be_the_output(precision: str, layout: str, along: str) -> None:
+    kernel = kernel_of((2, 9, 5, 2), precision, layout, Epilogue(True, "relu", True))
+    device = processor()
+    for batch in (2, 37):
+        problem = make_problem(kernel, batch)
+        x, weights, _, bias, residual = placed(arrays_of(problem), kernel.dtype)[1]
+        launch(device, planned(device, kernel, constants_of(kernel, along, 8), batch), [x, weights, residual, bias, residual])
+        assert compare(problem, residual.reshape(problem.y_shape))[0] <= tolerance(precision, 5)
+
+
+@needs_opencl
+def test_launchers_take_it_on_a_processor() -> None:
+    processor()
+    said = Launcher(2, 16, 5, 4).explain(300)
+    assert "vector (vector registers full of sums: processors), along=outputs" in said
+    assert "along=batch" in Launcher(2, 16, 5, 4).explain(300, layout="bsl")
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+def test_a_kernel_specialised_to_one_batch(along: str) -> None:
+    kernel = kernel_of((2, 9, 5, 2), batch=70)
+    agrees(kernel, constants_of(kernel, along, 8), 70)
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "along"), list(product(LAYOUTS, WAYS)))
+def test_any_number_of_work_groups_gives_the_same_bits(layout: str, along: str) -> None:
+    kernel = kernel_of((2, 20, 7, 2), layout=layout)
+    problem, constants = make_problem(kernel, 131), constants_of(kernel, along, 4)
+    first = multiplied(problem, constants)
+    for groups in (1, 3, 100):
+        np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
+
+
+def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
+    number = st.integers
+    lanes = data.draw(st.sampled_from([2, 4] if kernel.precision == "float64" else [4, 8]))
+    along = data.draw(st.sampled_from([each for each in WAYS if allows(kernel, each, lanes)]))
+    height, width = data.draw(number(1, 8)), data.draw(number(1, 4))
+    block = data.draw(number(1, 6)) * (height if along == "outputs" else lanes)
+    panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
+    constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
+    shape = Shape(kernel, constants)
+    return replace(constants, parts=data.draw(number(1, min(9, shape.columns // shape.column_unit))))
+
+
+@needs_opencl
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.data())
+def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
+    number = st.integers
+    shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 7, 8, 20])))
+    precision = data.draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"]))
+    kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
+    constants = any_constants(data, kernel)
+    for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=4)):
+        agrees(kernel, constants, batch)
+
+
+@pytest.mark.slow
+@needs_opencl
+@settings(parent=settings.default, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.data())
+def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
+    test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
+
+
+# ---- nothing beside the arrays is touched, and nothing of one batch entry reaches another
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "along"), list(product(LAYOUTS, WAYS)))
+def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str) -> None:
+    """In the last batch entry above all, behind which lanes are empty; and in the weights of one output."""
+    kernel = kernel_of((2, 5, 7, 2), layout=layout)
+    problem = make_problem(kernel, 37)
+    x, weights = problem.x, problem.weights
+    entry = x[-1] if layout == "bsf" else x[:, -1]
+    entry[3], entry[16], weights[1, 4, 2, 1] = np.inf, np.nan, -np.inf
+    got = multiplied(problem, constants_of(kernel, along, 8))
+    with np.errstate(invalid="ignore"):
+        truth = reference.multiply(kernel.pattern, x, weights, layout)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
+    np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
+    assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
+
+
+BOTH = Epilogue(True, "none", True)
+FENCED = [  # every way to copy, and edges of every kind
+    ((2, 20, 7, 2), "float32", "bsf", "outputs"),
+    ((1, 5, 7, 16), "float32", "bsf", "outputs"),  # where they lie
+    ((2, 5, 7, 20), "bfloat16", "bsf", "outputs"),
+    ((2, 5, 7, 20), "float16", "bsl", "outputs"),
+    ((2, 4, 5, 3), "bfloat16", "bsf", "batch"),
+    ((9, 2, 2, 1), "float64", "bsf", "batch"),
+    ((2, 4, 5, 3), "float16", "bsl", "batch"),
+    ((2, 4, 5, 3), "float32", "bsl", "batch"),
+]
+
+
+def run_fenced() -> None:
+    device = processor()
+    for shape, precision, layout, along in FENCED:
+        kernel = kernel_of(shape, precision, layout, BOTH)
+        for batch in (1, 37):
+            problem = make_problem(kernel, batch)
+            plan = planned(device, kernel, constants_of(kernel, along, 8), batch)
+            for at_end in (False, True):
+                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays_of(problem)]
+                launch(device, plan, places)
+                assert compare(problem, places[2].reshape(problem.y_shape))[0] <= tolerance(precision, shape[2])
+    print("all within their arrays")
+
+
+@needs_opencl
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    processor()
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_vector import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- what a user can cause
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing cached, loaded or found by a search."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield monkeypatch
+    monkeypatch.undo()
+    PLANNER.forget()
+
+
+SHAPE = (2, 9, 5, 2)  # of launchers that users call
+
+
+def call() -> tuple[Array, Array]:
+    """What a launcher gives, and what is right."""
+    problem = make_problem(kernel_of(SHAPE), 40)
+    return Launcher(*SHAPE)(problem.x, problem.weights), problem.truth
+
+
+@needs_opencl
+def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    device = processor()
+    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", VectorConstants("outputs", 8, 3, 2, 25, 1, 0, 0), {"median_us": 1.0})])
+    found, truth = call()
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
+    assert "wisdom that cannot be read is passed over: " in caplog.text
+    assert "entry 1: ks_2x9x5x2_float32_bsf: block is made of whole units" in caplog.text
+    assert "delete that line and tune again" in caplog.text
+
+
+@needs_opencl
+def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -> None:
+    processor()
+    anew.setenv("KSGEN_NO_COMPILE", "1")
+    kernel = kernel_of((2, 9, 5, 2), batch=41)
+    ks, problem = Launcher(*SHAPE, batches=[41]), make_problem(kernel, 41)
+    with pytest.raises(ToolchainError, match=r"ks_2x9x5x2_float32_bsf_batch41\w*: no cache holds it for .*, and KSGEN_NO_COMPILE forbids"):
+        ks(problem.x, problem.weights)
+
+
+@needs_opencl
+def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
+    device = processor()
+    call()
+
+    def fails(*_: object) -> None:
+        raise device._cl.LogicError("enqueue", -5, "out of resources")  # type: ignore[attr-defined]
+
+    anew.setattr(device._cl, "enqueue_nd_range_kernel", fails)  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError, match=r"OpenCL on .*, launching ks_2x9x5x2_float32_bsf\w*_pack: enqueue"):
+        call()
+    anew.undo()
+    np.testing.assert_allclose(*call(), rtol=1e-4, atol=1e-5)
+
+
+# ---- constants
+
+GOOD = VectorConstants("outputs", 8, 3, 2, 24, 2, 0, 0)
+BAD = {
+    "along is outputs or batch": replace(GOOD, along="inputs"),
+    "lanes is 2, 4, 8 or 16": replace(GOOD, lanes=6),
+    "every constant but panel and past is at least 1": replace(GOOD, parts=0),
+    "panel is 0 or 1": replace(GOOD, panel=2),
+    "past is 0 or 1": replace(GOOD, past=-1),
+    "a tile has at most 64 vectors": replace(GOOD, height=12, width=6),
+    "block is made of whole units: tile rows, or vectors along the batch": replace(GOOD, block=25),
+    "panel=1 where inputs are not reals in rows, and along the batch": replace(GOOD, along="batch", parts=1),
+    "parts is at most the columns there are": replace(GOOD, parts=7),
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_rules(says: str) -> None:
+    kernel = kernel_of((2, 20, 7, 2))
+    check(FAMILY, kernel, GOOD)
+    check(FAMILY, kernel, replace(GOOD, along="batch", parts=1, panel=1))
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, BAD[says])
+
+
+def test_rules_of_the_job_of_d_and_of_panels() -> None:
+    with pytest.raises(ConstantsError, match="the job is multiply"):
+        check(FAMILY, replace(kernel_of((2, 20, 7, 2)), job="gradient"), GOOD)
+    with pytest.raises(ConstantsError, match="along=outputs needs a d that divides the lanes, or more j than lanes"):
+        check(FAMILY, kernel_of((2, 20, 7, 3)), replace(GOOD, panel=1))
+    for kernel in (kernel_of((2, 20, 7, 9)), kernel_of((2, 20, 7, 2), "float16"), kernel_of((2, 20, 7, 2), layout="bsl")):
+        check(FAMILY, kernel, replace(GOOD, panel=1))
+        with pytest.raises(ConstantsError, match="panel=1 where inputs are not reals in rows"):
+            check(FAMILY, kernel, GOOD)
+
+
+def test_which_devices_it_serves() -> None:
+    kernel = kernel_of((2, 9, 5, 3))
+    assert family_for(kernel, CPU).name == "vector"
+    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "vector"
+    assert family_for(kernel, replace(CPU, is_cpu=False)).name == "simt"
+    assert family_for(kernel, cuda_limits("sm_90a")).name == "simt"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layout: str, precision: str) -> None:
+    kernel = kernel_of(shape, precision, layout)
+    for vector_bytes, cores, batch in product((16, 32, 64), (1, 2, 64), (None, 1, 100, 25088)):
+        limits = replace(CPU, vector_bytes=vector_bytes, multiprocessors=cores)
+        constants = FAMILY.default(kernel, limits, batch)
+        check(FAMILY, kernel, constants, limits)
+        assert FAMILY.registers(kernel, constants) <= (32 if vector_bytes == 64 else 16)
+        assert FAMILY.geometry(kernel, constants, batch or 1).group_bytes <= 2**26
+        if batch == 25088 and kernel.pattern.weight_count > 10**4:
+            assert FAMILY.geometry(kernel, constants, batch).grid >= cores  # every core has work
+
+
+def test_batches_between_two_powers_of_two_share_a_text() -> None:
+    for shape, layout in product(PATTERNS.values(), LAYOUTS):
+        kernel = kernel_of(shape, layout=layout)
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(513, 1025, 37)}) == 1
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(1, 1025)}) <= 22
+    assert FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 1568) != FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 10)
+
+
+def test_the_space_keeps_the_rules() -> None:
+    for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 4, 5, 3)), LAYOUTS):
+        kernel = kernel_of(shape, layout=layout)
+        found = list(FAMILY.space(kernel, CPU))
+        assert len(set(found)) == len(found) > 3
+        for constants in found:
+            check(FAMILY, kernel, constants, CPU)
+
+
+def test_work_counts_tiles_and_padding() -> None:
+    kernel = kernel_of((2, 24, 6, 2), layout="bsl")
+    whole = VectorConstants("batch", 8, 3, 4, 64, 2, 1, 0)
+    assert 2 * FAMILY.work(kernel, whole, 128).multiply_adds == kernel.flops(128)
+    assert FAMILY.work(kernel, whole, 129).multiply_adds == FAMILY.work(kernel, whole, 136).multiply_adds
+    along = replace(whole, along="outputs", block=63)
+    assert 2 * FAMILY.work(kernel, along, 129).multiply_adds == kernel.flops(129) * 64 // 48  # 48 lanes of tiles of 32
+    assert FAMILY.work(kernel, whole, 128).blocks == FAMILY.geometry(kernel, whole, 128).grid == 4

@@ -1,0 +1,339 @@
+"""All factors of a layer in one launch on a processor: right, the same as one by one, within its arrays; what it does not serve."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.devices.base import Device
+from ksgen.errors import ConstantsError, LaunchError
+from ksgen.families import Limits, check, cuda_limits, families_for
+from ksgen.families.vector import ChainConstants, VectorChain, VectorConstants, factor_kernels
+from ksgen.launch.fused import LEAST_ENTRIES
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.measure.verify import tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.measure.test_verify import needs_opencl
+from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
+
+FAMILY = VectorChain()
+CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+TWO = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))  # 24 -> 30 -> 21
+THREE = (Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(3, 9, 6, 1))  # 10 -> 12 -> 18 -> 27
+WIDE = (Pattern(2, 3, 2, 16), Pattern(6, 5, 4, 4), Pattern(1, 2, 5, 24))  # 64 -> 96 -> 120 -> 48
+ALL = Epilogue(True, "gelu", True)
+
+
+def chain_of(
+    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None
+) -> KernelSpec:
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1])
+
+
+def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8) -> ChainConstants:
+    """Of each factor's way, `o` or `b`: ragged tiles, in blocks of two units; inputs in place where they may be read there."""
+    tiles = []
+    for factor, way in zip(factor_kernels(kernel), ways, strict=True):
+        along, height, width = ("outputs", 3, 2) if way == "o" else ("batch", 2, 1)
+        panel = int(way == "b" or kernel.layout == "bsl" or factor.item_bytes < 4 or factor.pattern.d > lanes)
+        tiles.append(f"{along} {lanes} {height} {width} {panel}")
+    return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2)
+
+
+def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
+    random, dtype = np.random.default_rng(batch), numpy_dtype(kernel.dtype)
+    chain = kernel.factors
+
+    def normal(*shape: int) -> Array:
+        return random.standard_normal(shape).astype(dtype)
+
+    def rows(features: int) -> Array:
+        return normal(batch, features) if kernel.layout == "bsf" else normal(features, batch)
+
+    found = {"x": rows(chain.in_features)}
+    found |= {f"weights {number}": normal(*each.shape) / np.sqrt(each.c).astype(dtype) for number, each in enumerate(chain)}
+    found |= {"y": rows(chain.out_features)}
+    found |= {"bias": normal(chain.out_features)} if kernel.epilogue.bias else {}
+    return found | ({"residual": rows(chain.out_features)} if kernel.epilogue.residual else {})
+
+
+def truth_of(kernel: KernelSpec, arrays: dict[str, Array]) -> Array:
+    y = arrays["x"].astype(np.float64)
+    for number, pattern in enumerate(kernel.factors[:-1]):
+        y = reference.multiply(pattern, y, arrays[f"weights {number}"], kernel.layout)
+    last = len(kernel.factors) - 1
+    return reference.multiply(
+        kernel.pattern, y, arrays[f"weights {last}"], kernel.layout,
+        bias=arrays.get("bias"), activation=kernel.epilogue.activation, residual=arrays.get("residual"),
+    )  # fmt: skip
+
+
+def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
+    error = np.linalg.norm(got.astype(np.float64) - truth)  # a NaN is not
+    return bool(error <= tolerance(kernel.precision, 2 * sum(each.c for each in kernel.factors)) * np.linalg.norm(truth))
+
+
+def plans_of(device: Device, kernel: KernelSpec, constants: ChainConstants, batch: int) -> tuple[Plan, list[Plan]]:
+    check(FAMILY, kernel, constants)
+    whole = PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+    chosen = [Choice("vector", each, "a test's") for each in constants.parsed]
+    return whole, [PLANNER.plan_of(device, each, batch, choice) for each, choice in zip(alone, chosen, strict=True)]
+
+
+def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array]) -> None:
+    """Packed weights and the workspace hold NaN before; what lies behind them stays."""
+    whole, factors = plans
+    at = {name: device.shared(place.ctypes.data) for name, place in places.items()}
+    packed = [nothing(plan.packed_bytes + 256) for plan in factors]
+    packed_at = [device.shared(each.ctypes.data) for each in packed]
+    for number, plan in enumerate(factors):
+        plan.pack(at[f"weights {number}"], None, into=packed_at[number])
+    workspace = workspace_of(whole)
+    added = [at[name] for name in ("bias", "residual") if name in at]
+    whole.launch((at["x"], *packed_at, at["y"], device.shared(workspace.ctypes.data), *added, whole.batch), None)
+    device.synchronize(None)
+    for each, plan in zip(packed, factors, strict=True):
+        assert (each[plan.packed_bytes :] == NOTHING).all()
+    assert (workspace[whole.workspace_bytes :] == NOTHING).all()
+
+
+def agrees(kernel: KernelSpec, constants: ChainConstants, batch: int) -> None:
+    device, arrays = processor(), arrays_of(kernel, batch)
+    memory, listed = placed(list(arrays.values()), kernel.dtype)
+    places = dict(zip(arrays, listed, strict=True))
+    places["y"].view(np.uint8)[:] = NOTHING
+    before = memory.copy()
+    launch(device, plans_of(device, kernel, constants, batch), places)
+    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays)), (kernel, constants, batch)
+    places["y"].view(np.uint8)[:] = NOTHING
+    np.testing.assert_array_equal(memory, before)
+
+
+CASES = [
+    (TWO, "float32", "bsf", "ob", 8, ALL),
+    (TWO, "float32", "bsl", "bb", 16, Epilogue()),
+    (TWO, "float64", "bsf", "bb", 4, Epilogue(bias=True)),
+    (TWO, "bfloat16", "bsl", "ob", 8, ALL),
+    (THREE, "float32", "bsl", "bob", 4, Epilogue(activation="relu", residual=True)),
+    (THREE, "float16", "bsf", "bbo", 8, ALL),
+    (WIDE, "float32", "bsf", "ooo", 8, Epilogue()),
+    (WIDE, "bfloat16", "bsf", "obo", 16, Epilogue(residual=True)),
+    (WIDE, "float64", "bsl", "ooo", 4, ALL),
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue"), CASES)
+def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue) -> None:
+    """At batches around a tile, a unit, and a block of two units."""
+    kernel = chain_of(patterns, precision, layout, epilogue)
+    constants = constants_of(kernel, ways, lanes)
+    for batch in (1, 2, lanes, 3 * lanes - 1, 3 * lanes + 1, 6 * lanes - 1, 6 * lanes, 6 * lanes + 1, 100, 333):
+        agrees(kernel, constants, batch)
+
+
+def run_fenced() -> None:
+    device = processor()
+    for patterns, precision, layout, ways, lanes, epilogue in CASES:
+        kernel = chain_of(patterns, precision, layout, epilogue)
+        for batch, at_end in product((1, 37), (False, True)):
+            arrays = arrays_of(kernel, batch)
+            places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
+            launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes), batch), places)
+            assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
+    print("all within their arrays")
+
+
+@needs_opencl
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    """In a process of its own, on the binaries of the cache."""
+    processor()
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_vector_chain import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_not_finite_stays_in_its_batch_entry(layout: str) -> None:
+    device, kernel = processor(), chain_of(TWO, layout=layout)
+    arrays = arrays_of(kernel, 37)
+    entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]
+    entry[3], entry[16] = np.inf, np.nan
+    launch(device, plans_of(device, kernel, constants_of(kernel, "ob"), 37), arrays)
+    y = arrays["y"] if layout == "bsf" else arrays["y"].T
+    assert np.isfinite(y[:-1]).all()
+    assert not np.isfinite(y[-1]).all()
+
+
+# ---- launchers
+
+MANY = 100  # batch entries: enough for any machine that these tests run on, see `few_cores`
+
+
+@pytest.fixture
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The processor as a machine of two cores, for which the batches here are enough."""
+    device = processor()
+    monkeypatch.setattr(device, "limits", replace(device.limits, multiprocessors=2))
+    return device
+
+
+class Watched:
+    """Counts what launchers launch: entries of factors alone, and of chains."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.families: list[str] = []
+        launched = Plan.launch
+
+        def watched(plan: Plan, arguments: tuple[Any, ...], stream: Any) -> None:
+            self.families.append(plan.choice.family)
+            launched(plan, arguments, stream)
+
+        monkeypatch.setattr(Plan, "launch", watched)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def layer(patterns: tuple[Pattern, ...]) -> ChainLauncher:
+    return ChainLauncher(*(Launcher(*each.shape) for each in patterns))
+
+
+def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | None = None, **options: Any) -> Any:
+    own = weights or [arrays[f"weights {number}"] for number in range(len(kernel.factors))]
+    added = {name: arrays[name] for name in ("bias", "residual") if name in arrays}
+    named = {"layout": kernel.layout, "activation": kernel.epilogue.activation, **added, **options}
+    return layer(tuple(kernel.factors))(arrays["x"], own, **named)
+
+
+@needs_opencl
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, watched: Watched, layout: str, precision: str) -> None:
+    kernel = chain_of(TWO, precision, layout, ALL)
+    arrays = arrays_of(kernel, MANY)
+    y = called(kernel, arrays)
+    assert watched.families == ["vector_chain"]
+    assert is_right(kernel, y, truth_of(kernel, arrays))
+    first, last = (Launcher(*each.shape) for each in TWO)
+    between = first(arrays["x"], arrays["weights 0"], layout=layout)
+    alone = last(between, arrays["weights 1"], layout=layout, bias=arrays["bias"], activation="gelu", residual=arrays["residual"])
+    near = 4 * tolerance(precision, 14) * np.linalg.norm(alone.astype(np.float64))  # the one rounds what lies between
+    assert np.linalg.norm(y.astype(np.float64) - alone.astype(np.float64)) <= near
+    assert called(kernel, arrays, out=arrays["residual"]) is arrays["residual"]
+    np.testing.assert_array_equal(arrays["residual"], y)
+
+
+@needs_opencl
+def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores: Device, watched: Watched) -> None:
+    kernel = chain_of(TWO)
+    arrays = arrays_of(kernel, MANY)
+    ks = layer(TWO)
+    kept = ks.factors[1].pack(arrays["weights 1"])
+    for weights in ([arrays["weights 0"], arrays["weights 1"]], [arrays["weights 0"], kept]):
+        for _ in range(2):
+            arrays["weights 0"] *= 2
+            assert is_right(kernel, ks(arrays["x"], weights), truth_of(kernel, arrays))
+    assert watched.families == ["vector_chain"] * 4
+
+
+@needs_opencl
+def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = chain_of(TWO)
+    few, many = arrays_of(kernel, LEAST_ENTRIES * 2 - 1), arrays_of(kernel, MANY)
+    shifted = {**many, "x": np.frombuffer(bytes(1) + many["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(many["x"].shape)}
+    for arrays in (few, shifted):
+        assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
+    monkeypatch.setattr(few_cores, "shares_host", False)
+    assert is_right(kernel, called(kernel, many), truth_of(kernel, many))
+    assert watched.families == ["vector"] * 6
+    assert [each.name for each in families_for(kernel, CPU)] == ["vector_chain"]
+    assert not list(families_for(kernel, cuda_limits("sm_90a")))
+    assert not list(families_for(kernel, replace(CPU, is_cpu=False)))
+
+
+@needs_opencl
+def test_precisions_of_tensor_cores_are_plain_float32(few_cores: Device, watched: Watched) -> None:
+    kernel = chain_of(TWO)
+    arrays = arrays_of(kernel, MANY)
+    for precision in ("tf32x3", "tf32"):
+        assert is_right(kernel, called(kernel, arrays, precision=precision), truth_of(kernel, arrays))
+    assert watched.families == ["vector_chain"] * 2
+
+
+@needs_opencl
+def test_arrays_that_do_not_fit_are_refused_before_anything_runs(few_cores: Device, watched: Watched) -> None:
+    kernel = chain_of(TWO)
+    arrays = arrays_of(kernel, MANY)
+    with pytest.raises(LaunchError, match="out"):
+        called(kernel, arrays, out=arrays["x"][:, :21])
+    with pytest.raises(LaunchError, match=r"overlap|memory"):
+        called(kernel, arrays, out=arrays["x"].reshape(-1)[: MANY * 21].reshape(MANY, 21))
+    assert not watched.families
+
+
+# ---- constants
+
+GOOD = ChainConstants(24, "batch 8 2 1 1, outputs 8 3 2 1", 0)
+BAD = {
+    "tiles holds what each factor's own rules allow": (
+        "batch 8 2 1 1", "batch 8 2 1 1, outputs 8 3 2 1, batch 8 2 1 1", "batch 8 2 1 0, batch 8 2 1 1",
+    ),
+    "all factors have the same lanes": ("batch 8 2 1 1, batch 4 2 1 1",),
+}  # fmt: skip
+
+
+def test_rules() -> None:
+    kernel = chain_of((Pattern(3, 5, 4, 2), Pattern(3, 7, 10, 1)))
+    check(FAMILY, kernel, GOOD)
+    with pytest.raises(ConstantsError, match="tiles holds what each factor's own rules allow"):
+        check(FAMILY, kernel, replace(GOOD, block=64))  # not made of the second one's tiles
+    for says, listed in BAD.items():
+        for tiles in listed:
+            with pytest.raises(ConstantsError, match=says):
+                check(FAMILY, kernel, replace(GOOD, tiles=tiles))
+    for tiles in ("", "batch 8 2 1", "batch eight 2 1 1, batch 8 2 1 1", "batch 8 2 1 1,outputs 8 3 2 1"):
+        with pytest.raises(ConstantsError, match="is not along, lanes, height, width and panel"):
+            check(FAMILY, kernel, replace(GOOD, tiles=tiles))
+
+
+def test_rules_of_the_job() -> None:
+    with pytest.raises(ConstantsError, match="the job is a chain"):
+        check(FAMILY, KernelSpec(Pattern(1, 2, 3, 1)), GOOD)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("patterns", [TWO, THREE, WIDE, (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))])
+def test_defaults_and_the_space_keep_the_rules_on_every_processor(patterns: tuple[Pattern, ...], layout: str) -> None:
+    for precision, vector_bytes, cores, batch in product(("float32", "float64", "bfloat16"), (16, 32, 64), (1, 64), (None, 1, 100, 25088)):
+        kernel = chain_of(patterns, precision, layout)
+        limits = replace(CPU, vector_bytes=vector_bytes, multiprocessors=cores)
+        check(FAMILY, kernel, FAMILY.default(kernel, limits, batch), limits)
+        assert FAMILY.registers(kernel, FAMILY.default(kernel, limits, batch)) <= (32 if vector_bytes == 64 else 16)
+    found = list(FAMILY.space(kernel, limits))
+    assert len(set(found)) == len(found) > 1
+    for constants in found:
+        check(FAMILY, kernel, constants, limits)
+
+
+def test_the_factors_alone_are_the_layers_own() -> None:
+    kernel = chain_of(THREE, epilogue=ALL)
+    alone = factor_kernels(kernel)
+    assert [each.pattern for each in alone] == list(THREE)
+    assert [each.epilogue for each in alone] == [Epilogue(), Epilogue(), ALL]
+    assert constants_of(kernel, "bob").parsed[1] == VectorConstants("outputs", 8, 3, 2, 48, 1, 0, 1)

@@ -1,0 +1,113 @@
+"""The cost model of a processor's families: beside times that one was seen to take, and term by term."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from ksgen.families import Limits, families_for, family_named
+from ksgen.families.vector import Shape, VectorConstants
+from ksgen.families.vector.cycles import Tile, conflicts, multiply_cycles
+from ksgen.measure.ranks import rank_correlation
+from ksgen.measure.roofline import Ceilings
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.tuning.job import Job
+from ksgen.tuning.model import Machine, predict_us
+from ksgen.tuning.pool import list_space, make_pool, served_families
+
+LIMITS = Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False, vector_bytes=64, multiprocessors=2)
+CEILINGS = Ceilings(1e10, 2e11)
+# Least microseconds of random candidates and, last, the default, in turn, on two cores with registers of 64 bytes.
+RECORDED = json.loads((Path(__file__).parent / "recorded_vector_times.json").read_text())
+KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
+OUTPUTS = VectorConstants("outputs", 16, 6, 4, 48, 1, 0, 0)
+BATCHWISE = VectorConstants("batch", 16, 8, 3, 384, 1, 1, 0)
+BATCH = 384 * 16
+
+
+def correlation(recorded: dict) -> float:
+    kernel = KernelSpec(Pattern(*recorded["pattern"]), layout=recorded["layout"], job=recorded["job"])
+    family = family_named(recorded["family"])
+    machine = Machine("a processor", LIMITS, 2, {family.name: CEILINGS})
+    names = recorded["constants"]
+    predicted = [
+        predict_us(machine, family, kernel, family.constants(dict(zip(names, row[:-1], strict=True))), recorded["batch"])
+        for row in recorded["rows"]
+    ]
+    return rank_correlation(predicted, [row[-1] for row in recorded["rows"]])
+
+
+def test_the_model_orders_candidates_as_a_processor_did() -> None:
+    found = [correlation(each) for each in RECORDED]
+    assert median(found) > 0.7
+    assert min(found) > 0.3
+
+
+@pytest.mark.parametrize("job", ["multiply", "gradient"])
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:
+    for shape in ((1, 192, 48, 2), (6, 64, 64, 1), (1, 64, 64, 64)):
+        kernel = KernelSpec(Pattern(*shape), layout=layout, job=job)
+        wanted = Job(kernel, BATCH)
+        (name,) = served_families(wanted, LIMITS)
+        assert name == ("vector" if job == "multiply" else "vector_gradient")
+        assert len(list(families_for(kernel, LIMITS, BATCH))) > 1  # others serve too, and are never better
+        machine = Machine("a processor", LIMITS, 2, {name: CEILINGS})
+        pool = make_pool(wanted, machine, list_space(wanted, machine))
+        assert 300 < len(pool) < 2000
+        assert pool.predicted_us[0] >= CEILINGS.floor_s(kernel, BATCH) * 1e6
+        assert pool.predicted_us[-1] > 4 * pool.predicted_us[0]  # so that there is something to prune
+
+
+def cycles(constants: VectorConstants, kernel: KernelSpec = KERNEL, batch: int = BATCH) -> float:
+    return multiply_cycles(Shape(kernel, constants), batch)
+
+
+def test_tiles_cost_what_they_multiply_load_spill_and_wait_for() -> None:
+    assert Tile(6, 4, 32).step == 14.0  # 12 cycles of multiply-adds, of which loads leave 9, and 5 of loads
+    assert Tile(24, 1, 32).step > 1.5 * Tile(6, 4, 32).step  # as many sums, more loads
+    assert Tile(6, 4, 16).step > 2 * Tile(6, 4, 32).step  # half of the sums do not fit
+    assert Tile(1, 1, 32).step == 4  # nothing to do until the sum is there
+    assert Tile(6, 4, 32, shuffles=6).step > Tile(6, 4, 32).step
+
+
+def test_padding_costs() -> None:
+    assert cycles(replace(OUTPUTS, height=4, width=7, block=48)) < cycles(replace(OUTPUTS, height=1, width=40, block=48))
+    assert cycles(replace(BATCHWISE, width=3, block=384)) * 1.5 < cycles(replace(BATCHWISE, width=3, block=32))  # a tile has 48 entries
+
+
+def test_rows_far_apart_in_place_miss() -> None:
+    far = KernelSpec(Pattern(1, 64, 64, 64))  # rows of 16 KiB
+    assert conflicts(Shape(far, replace(OUTPUTS, height=8, width=3, block=384)))
+    assert not conflicts(Shape(far, replace(OUTPUTS, height=8, width=3, block=384, panel=1)))
+    assert not conflicts(Shape(KERNEL, OUTPUTS))
+    in_place = replace(OUTPUTS, height=8, width=3, block=384)
+    assert cycles(in_place, far) > 1.5 * cycles(replace(in_place, block=48, panel=1), far)
+
+
+def test_turning_scattering_and_ragged_ends_cost() -> None:
+    last = replace(KERNEL, layout="bsl")
+    assert cycles(BATCHWISE) > 1.2 * cycles(BATCHWISE, last)  # rows become columns and rows again
+    assert cycles(replace(OUTPUTS, panel=1), last) > 2 * cycles(replace(OUTPUTS, panel=1))  # element by element
+    assert cycles(replace(BATCHWISE, block=384), last) < cycles(replace(BATCHWISE, block=352), last)
+
+
+def test_half_idle_cores_and_many_small_tasks_cost() -> None:
+    family, machine = family_named("vector"), Machine("a processor", LIMITS, 2, {"vector": CEILINGS})
+    one, two = (predict_us(machine, family, KERNEL, replace(OUTPUTS, block=48, parts=parts), 48) for parts in (1, 2))
+    assert one > 1.2 * two
+    assert cycles(replace(OUTPUTS, parts=8)) > cycles(OUTPUTS)
+
+
+def test_a_chain_takes_as_long_as_its_factors() -> None:
+    family = family_named("vector_chain")
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), job="chain", before=(Pattern(2, 48, 192, 1),))
+    constants = family.default(kernel, LIMITS, BATCH)
+    alone = family_named("vector")
+    parts = [KernelSpec(kernel.before[0]), KernelSpec(kernel.pattern)]
+    assert family.work(kernel, constants, BATCH).cycles == sum(
+        alone.work(each, own, BATCH).cycles for each, own in zip(parts, constants.parsed, strict=True)
+    )

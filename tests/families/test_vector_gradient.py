@@ -1,0 +1,324 @@
+"""The gradient family for processors, run through OpenCL on host memory as it lies: right, within its arrays, the same bits always."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ksgen import reference
+from ksgen.devices.base import Device
+from ksgen.errors import ConstantsError
+from ksgen.families import Limits, check, cuda_limits, family_for
+from ksgen.families.vector_gradient import Shape, VectorGradient, VectorGradientConstants
+from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, KernelSpec
+from tests.measure.test_verify import needs_opencl
+from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, workspace_of
+
+FAMILY = VectorGradient()
+CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+PATTERNS = {
+    "short d": (2, 20, 7, 2),
+    "d of all lanes": (1, 5, 3, 16),
+    "long d": (2, 5, 7, 20),
+    "odd d": (2, 4, 5, 3),
+    "little": (9, 2, 2, 1),
+    "one": (1, 1, 1, 1),
+}
+BATCHES = (1, 7, 64, 131)
+
+
+def kernel_of(shape: tuple[int, ...], precision: str = "float32", layout: str = "bsf", batch: int | None = None) -> KernelSpec:
+    return KernelSpec(Pattern(*shape), precision, layout, batch=batch, job="gradient")
+
+
+def constants_of(kernel: KernelSpec, along: str, lanes: int, height: int = 3, width: int = 2) -> VectorGradientConstants:
+    """Tiles that leave ragged edges, short blocks, three parts, and two pieces where they may be."""
+    height, width = min(height, kernel.pattern.c), min(width, kernel.pattern.b)
+    constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 3, 1)
+    return replace(constants, pieces=min(2, Shape(kernel, constants).units))
+
+
+def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
+    return along == "batch" or lanes % kernel.pattern.d == 0 or kernel.pattern.d > lanes
+
+
+def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
+    """On these arrays, in a workspace in which nothing was ever written; what lies behind it stays as it is."""
+    workspace = workspace_of(plan)
+    pointers = (each.ctypes.data for each in (*arrays, workspace))
+    plan.launch((*(device.shared(pointer) for pointer in pointers), plan.batch), None)
+    device.synchronize(None)
+    assert (workspace[plan.workspace_bytes :] == NOTHING).all()
+
+
+def planned(device: Device, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Plan:
+    check(FAMILY, kernel, constants)
+    return PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+
+
+def gradient(kernel: KernelSpec, constants: VectorGradientConstants, x: Array, grad_y: Array, groups: int | None = None) -> Array:
+    """The kernel's result; nothing else was written to. `groups`: how many are launched."""
+    device = processor()
+    batch = x.shape[0 if kernel.layout == "bsf" else 1]
+    plan = planned(device, kernel, constants, batch)
+    if groups:
+        plan = replace(plan, steps=(plan.steps[0]._replace(grid=groups), *plan.steps[1:]))
+    memory, places = placed([x, grad_y, np.zeros(kernel.pattern.shape, x.dtype)], kernel.dtype)
+    places[2].view(np.uint8)[:] = NOTHING
+    before = memory.copy()
+    launch(device, plan, places)
+    result = places[2].reshape(kernel.pattern.shape).copy()
+    places[2].view(np.uint8)[:] = NOTHING
+    np.testing.assert_array_equal(memory, before)
+    return result
+
+
+def arrays_of(kernel: KernelSpec, batch: int) -> tuple[Array, Array]:
+    problem = make_problem(kernel, batch)
+    assert problem.grad_y is not None
+    return problem.x, problem.grad_y
+
+
+def agrees(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> None:
+    x, grad_y = arrays_of(kernel, batch)
+    truth = reference.gradient(kernel.pattern, x, grad_y, kernel.layout)
+    error = np.linalg.norm(gradient(kernel, constants, x, grad_y).astype(np.float64) - truth)
+    assert error <= tolerance(kernel.precision, batch) * np.linalg.norm(truth), (constants, batch)
+
+
+# ---- what is right
+
+MATRIX = [
+    pytest.param(shape, layout, along, (4, 8, 16)[number % 3], id=f"{name} {layout} along {along}")
+    for number, ((name, shape), layout, along) in enumerate(product(PATTERNS.items(), LAYOUTS, ("outputs", "batch")))
+    if allows(kernel_of(shape), along, (4, 8, 16)[number % 3])
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("shape", "layout", "along", "lanes"), MATRIX)
+def test_agrees_with_float64(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
+    kernel = kernel_of(shape, layout=layout)
+    for batch in BATCHES:
+        agrees(kernel, constants_of(kernel, along, lanes), batch)
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", ["outputs", "batch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16"])
+def test_precisions(precision: str, layout: str, along: str) -> None:
+    kernel = kernel_of((2, 9, 5, 2), precision, layout)
+    for batch in (7, 131):
+        agrees(kernel, constants_of(kernel, along, {"float64": 8, "float16": 16, "bfloat16": 4}[precision]), batch)
+
+
+@needs_opencl
+@pytest.mark.parametrize("lanes", [2, 16])
+@pytest.mark.parametrize("along", ["outputs", "batch"])
+def test_lanes_tall_and_wide_tiles(along: str, lanes: int) -> None:
+    kernel = kernel_of((1, 37, 13, 2))
+    height, width = (6, 4) if lanes == 16 else (2, 7)
+    agrees(kernel, constants_of(kernel, along, lanes, height, width), 131)
+
+
+@needs_opencl
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(st.data())
+def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
+    number = st.integers
+    shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 7, 8, 20])))
+    kernel = kernel_of(shape, data.draw(st.sampled_from(["float32", "float64", "bfloat16"])), data.draw(st.sampled_from(LAYOUTS)))
+    lanes = data.draw(st.sampled_from([4, 8]))
+    along = data.draw(st.sampled_from([each for each in ("outputs", "batch") if allows(kernel, each, lanes)]))
+    block = data.draw(number(1, 4)) * lanes if along == "batch" else data.draw(number(1, 40))
+    height, width = data.draw(number(1, min(4, kernel.pattern.c))), data.draw(number(1, min(4, kernel.pattern.b)))
+    constants = VectorGradientConstants(along, lanes, height, width, block, data.draw(number(1, 9)), 1)
+    constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
+    for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=3)):
+        agrees(kernel, constants, batch)
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_launchers_take_it_on_a_processor(layout: str) -> None:
+    kernel = kernel_of((2, 9, 5, 3), layout=layout)
+    processor()
+    ks = Launcher(*kernel.pattern.shape)
+    assert "vector_gradient (the weights' gradient from vector registers full of sums: processors), along=" in ks.explain(
+        300, job="gradient", layout=layout
+    )
+    x, grad_y = arrays_of(kernel, 300)
+    truth = reference.gradient(kernel.pattern, x, grad_y, layout)
+    assert np.linalg.norm(ks.gradient(x, grad_y, layout=layout) - truth) <= tolerance("float32", 300) * np.linalg.norm(truth)
+
+
+@needs_opencl
+def test_a_kernel_specialised_to_one_batch() -> None:
+    kernel = kernel_of((2, 9, 5, 3), batch=70)
+    agrees(kernel, constants_of(kernel, "batch", 8), 70)
+
+
+# ---- the same bits, and each weight's own
+
+
+@needs_opencl
+@pytest.mark.parametrize("along", ["outputs", "batch"])
+def test_bits_do_not_depend_on_how_many_groups_there_are(along: str) -> None:
+    kernel = kernel_of((2, 20, 7, 2))
+    constants = constants_of(kernel, along, 4)
+    x, grad_y = arrays_of(kernel, 131)
+    first = gradient(kernel, constants, x, grad_y)
+    assert np.isfinite(first).all()
+    for groups in (1, 2, 3, None):
+        np.testing.assert_array_equal(gradient(kernel, constants, x, grad_y, groups), first)
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "along"), [("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")])
+def test_what_is_not_finite_reaches_its_own_weights_alone(layout: str, along: str) -> None:
+    """The last batch entry above all, behind which lanes are empty."""
+    kernel = kernel_of((2, 20, 7, 2), layout=layout)
+    x, grad_y = arrays_of(kernel, 37)
+    entry_x, entry_y = (x[-1], grad_y[-1]) if layout == "bsf" else (x[:, -1], grad_y[:, -1])
+    entry_x[5], entry_x[16], entry_y[41] = np.inf, np.nan, -np.inf
+    got = gradient(kernel, constants_of(kernel, along, 8), x, grad_y)
+    with np.errstate(invalid="ignore"):
+        truth = reference.gradient(kernel.pattern, x, grad_y, layout)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
+    np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
+    assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
+
+
+# ---- nothing beside the arrays is touched
+
+
+FENCED = [  # every way to copy, and edges of every kind
+    ((2, 20, 7, 2), "float32", "bsf", "outputs"),
+    ((2, 5, 7, 20), "bfloat16", "bsf", "outputs"),
+    ((2, 5, 7, 20), "float32", "bsl", "outputs"),
+    ((2, 4, 5, 3), "bfloat16", "bsf", "batch"),
+    ((2, 4, 5, 3), "float32", "bsl", "batch"),
+]
+
+
+def run_fenced() -> None:
+    device = processor()
+    for shape, precision, layout, along in FENCED:
+        kernel = kernel_of(shape, precision, layout)
+        for batch in (1, 37):
+            x, grad_y = arrays_of(kernel, batch)
+            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
+            plan = planned(device, kernel, constants_of(kernel, along, 8), batch)
+            for at_end in (False, True):
+                arrays = (x, grad_y, np.zeros(shape, x.dtype))
+                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays]
+                launch(device, plan, places)
+                error = np.linalg.norm(places[2].reshape(shape).astype(np.float64) - truth)
+                assert error <= tolerance(precision, batch) * np.linalg.norm(truth)
+    print("all within their arrays")
+
+
+@needs_opencl
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    processor()
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_vector_gradient import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- constants
+
+GOOD = VectorGradientConstants("outputs", 8, 3, 2, 32, 3, 2)
+BAD = {
+    "along is outputs or batch": replace(GOOD, along="inputs"),
+    "lanes is 2, 4, 8 or 16": replace(GOOD, lanes=6),
+    "every constant is at least 1": replace(GOOD, parts=0),
+    "a tile has at most 64 vectors": replace(GOOD, height=7, width=10),
+    "height is at most c": replace(GOOD, height=8),
+    "width is at most b along the batch": replace(GOOD, along="batch", height=1, width=21),
+    "lanes divides block along the batch": replace(GOOD, along="batch", block=36),
+    "pieces is at most the columns, or planes, that work groups take apart": replace(GOOD, pieces=7),
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_rules(says: str) -> None:
+    kernel = kernel_of((2, 20, 7, 2))
+    check(FAMILY, kernel, GOOD)
+    check(FAMILY, kernel, replace(GOOD, along="batch", pieces=1))
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, BAD[says])
+
+
+def test_rules_of_the_job_and_of_d() -> None:
+    with pytest.raises(ConstantsError, match="the job is a gradient"):
+        check(FAMILY, replace(kernel_of((2, 20, 7, 2)), job="multiply"), GOOD)
+    with pytest.raises(ConstantsError, match="along=outputs needs a d that divides the lanes, or more j than lanes"):
+        check(FAMILY, kernel_of((2, 20, 7, 3)), GOOD)
+    check(FAMILY, kernel_of((2, 20, 7, 9)), GOOD)
+
+
+def test_which_devices_it_serves() -> None:
+    kernel = kernel_of((2, 9, 5, 3))
+    assert family_for(kernel, CPU).name == "vector_gradient"
+    assert family_for(replace(kernel, precision="tf32x3"), CPU).name == "vector_gradient"
+    assert family_for(kernel, replace(CPU, is_cpu=False)).name == "gradient"
+    assert family_for(kernel, cuda_limits("sm_90a")).name == "gradient"
+    assert family_for(replace(kernel, job="multiply"), CPU).name == "vector"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layout: str, precision: str) -> None:
+    kernel = kernel_of(shape, precision, layout)
+    for vector_bytes, cores, batch in product((16, 32, 64), (1, 2, 64), (None, 1, 100, 25088)):
+        limits = replace(CPU, vector_bytes=vector_bytes, multiprocessors=cores)
+        constants = FAMILY.default(kernel, limits, batch)
+        check(FAMILY, kernel, constants, limits)
+        assert FAMILY.registers(kernel, constants) <= (32 if vector_bytes == 64 else 16)
+        assert Shape(kernel, constants).slot * 4 <= 2**26
+        geometry = FAMILY.geometry(kernel, constants, batch or 1)
+        assert geometry.workspace_bytes == min(constants.parts, -(-(batch or 1) // constants.block)) * Shape(kernel, constants).part_bytes
+        if batch == 25088 and kernel.pattern.weight_count > 10**4:
+            assert geometry.grid >= cores  # every core has work
+
+
+def test_batches_between_two_powers_of_two_share_a_text() -> None:
+    for shape, layout in product(PATTERNS.values(), LAYOUTS):
+        kernel = kernel_of(shape, layout=layout)
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(513, 1025, 37)}) == 1
+        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(1, 1025)}) <= 11
+    assert FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 1568) != FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 10)
+
+
+def test_the_space_keeps_the_rules() -> None:
+    for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 4, 5, 3)), LAYOUTS):
+        kernel = kernel_of(shape, layout=layout)
+        found = list(FAMILY.space(kernel, CPU))
+        assert len(set(found)) == len(found) > 3
+        for constants in found:
+            check(FAMILY, kernel, constants, CPU)
+
+
+def test_work_counts_tiles_and_padding() -> None:
+    kernel = kernel_of((2, 24, 6, 2), layout="bsl")
+    whole = VectorGradientConstants("batch", 8, 3, 4, 64, 2, 2)
+    assert 2 * FAMILY.work(kernel, whole, 128).multiply_adds == kernel.flops(128)
+    assert FAMILY.work(kernel, whole, 129).multiply_adds == FAMILY.work(kernel, whole, 136).multiply_adds
+    along = replace(whole, along="outputs")
+    assert 2 * FAMILY.work(kernel, along, 129).multiply_adds == kernel.flops(129) * 64 // 48  # 48 lanes of tiles of 32
+    assert FAMILY.work(kernel, whole, 128).blocks == FAMILY.geometry(kernel, whole, 128).grid == 4

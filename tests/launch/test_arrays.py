@@ -1,0 +1,360 @@
+"""What `view` reads from every kind of array, and what it refuses. Libraries that are not here are played by stand-ins."""
+
+import gc
+import sys
+import weakref
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ksgen.errors import LaunchError
+from ksgen.launch import arrays
+from ksgen.launch.arrays import common_device, stream_handle, view
+
+
+class CudaArray:
+    """Anything that speaks CUDA's array interface, such as Numba's arrays."""
+
+    def __init__(self, dtype=None, **described):
+        self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3} | described
+        if dtype is not None:
+            self.dtype = dtype
+
+
+class Shared:
+    """Anything that speaks DLPack: lends NumPy's."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class SharedBeforeVersions(Shared):
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+
+class Tensor:
+    """A PyTorch tensor, as much of it as is read."""
+
+    shape, is_cuda, device = (4, 8), True, SimpleNamespace(type="cuda")
+
+    def __init__(self, dtype="torch.bfloat16", **attributes):
+        self.dtype = dtype
+        self.__dict__.update(attributes)
+
+    def get_device(self):
+        return 1
+
+    def data_ptr(self):
+        return 8192
+
+    def is_contiguous(self):
+        return True
+
+    def is_neg(self):
+        return False
+
+    def is_inference(self):
+        return False
+
+    def numel(self):
+        return 32
+
+
+@pytest.fixture(autouse=True)
+def _forget_types(monkeypatch):
+    monkeypatch.setattr(arrays, "_readers", {})
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    stand_in = SimpleNamespace(Tensor=Tensor, _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 70 + index))
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    return stand_in
+
+
+# NumPy
+
+
+def test_numpy_arrays_are_read_without_a_copy():
+    x = np.zeros((3, 4), np.float32)
+    seen = view(x)
+    assert seen.pointer == x.ctypes.data
+    assert seen.owner is x
+    assert (seen.kind, seen.shape, seen.dtype, seen.device) == ("numpy", (3, 4), "float32", "host")
+    assert (seen.contiguous, seen.stream, seen.writeable) == (True, None, True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ml_dtypes.bfloat16])
+def test_every_precision_has_its_name(dtype):
+    assert view(np.zeros(2, dtype)).dtype == np.dtype(dtype).name
+
+
+def test_gaps_and_read_only_memory_are_reported():
+    x = np.zeros((4, 4))
+    assert not view(x.T).contiguous
+    assert not view(x[:, :2]).contiguous
+    x.flags.writeable = False
+    assert not view(x).writeable
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        ([1.0, 2.0], "weights is a list; give np.asarray.*, or a NumPy array, a PyCUDA GPUArray"),
+        (3.0, "weights is a float; give a NumPy array"),
+        (None, "weights is None; give a NumPy array"),
+        (np.float32(3), r"weights is a numpy\.float32; give a NumPy array"),
+        (np.ma.zeros(3), r"weights is a numpy\.ma\.MaskedArray; give a NumPy array"),
+        (np.zeros(3, complex), "weights is of complex128; give float32, float64, float16, bfloat16"),
+        (np.zeros(3, int), "weights is of int64; give float32"),
+        (np.zeros(3, ">f4"), "weights is of >f4; give float32"),
+    ],
+)
+def test_what_is_no_array_of_reals_is_refused_by_name(array, told):
+    with pytest.raises(LaunchError, match=told):
+        view(array, "weights")
+
+
+# PyTorch, CuPy, PyCUDA
+
+
+def test_a_tensor_is_read_with_its_device_and_stream(torch):
+    tensor = Tensor()
+    assert view(tensor) == ("torch", 8192, (4, 8), "bfloat16", True, ("cuda", 1), 71, tensor, True)
+
+
+def test_a_torch_without_the_short_way_is_asked_for_its_stream(torch):
+    del torch._C._cuda_getCurrentRawStream
+    torch.cuda = SimpleNamespace(current_stream=lambda index: SimpleNamespace(cuda_stream=80 + index))
+    assert view(Tensor()).stream == 81
+
+
+def test_a_tensor_on_the_cpu_lies_on_the_host(torch):
+    seen = view(Tensor(is_cuda=False, device=SimpleNamespace(type="cpu")))
+    assert (seen.device, seen.stream) == ("host", None)
+
+
+def no_storage():
+    raise RuntimeError("doesn't have storage")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "told"),
+    [
+        ({"is_cuda": False, "device": SimpleNamespace(type="mps")}, "x is a tensor on .*give one on a CUDA device or the CPU"),
+        ({"data_ptr": no_storage}, r"x is a tensor without plain memory \(doesn't have storage\); give a dense one"),
+        ({"data_ptr": lambda: 0}, "x is a Tensor without memory, as tracing makes; give a real tensor"),
+        ({"is_neg": lambda: True}, r"x is a lazily negated view; give x\.resolve_neg\(\)"),
+        ({"dtype": "torch.complex64"}, "x is of complex64; give float32"),
+    ],
+)
+def test_tensors_that_are_not_plain_memory_are_refused(torch, attributes, told):
+    with pytest.raises(LaunchError, match=told):
+        view(Tensor(**attributes), "x")
+
+
+def test_a_cupy_array_is_read_with_its_device_and_current_stream(monkeypatch):
+    class ndarray:  # noqa: N801 (CuPy's own name)
+        dtype, shape = np.dtype("float16"), (5,)
+        data, device = SimpleNamespace(ptr=512), SimpleNamespace(id=2)
+        flags = SimpleNamespace(c_contiguous=False)
+
+    current = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=33))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=ndarray, cuda=current))
+    assert view(ndarray())[:7] == ("cupy", 512, (5,), "float16", False, ("cuda", 2), 33)
+
+
+def test_a_gpuarray_is_read_empty_or_not(monkeypatch):
+    class GPUArray:
+        dtype, shape, flags = np.dtype("float64"), (2, 2), SimpleNamespace(c_contiguous=True)
+
+        def __init__(self, gpudata):
+            self.gpudata = gpudata
+
+    monkeypatch.setitem(sys.modules, "pycuda.gpuarray", SimpleNamespace(GPUArray=GPUArray))
+    assert view(GPUArray(1024))[:7] == ("pycuda", 1024, (2, 2), "float64", True, ("cuda", None), None)
+    assert view(GPUArray(None)).pointer == 0
+
+
+def test_a_pyopencl_array_that_starts_inside_its_buffer_is_refused(monkeypatch):
+    class Array:
+        offset = 64
+
+    monkeypatch.setitem(sys.modules, "pyopencl.array", SimpleNamespace(Array=Array))
+    with pytest.raises(LaunchError, match=r"x starts 64 bytes into its buffer; give x\.copy\(\)"):
+        view(Array(), "x")
+
+
+# The CUDA array interface
+
+
+def test_the_cuda_array_interface_is_read_with_its_stream():
+    array = CudaArray(stream=2, data=(4096, True))
+    assert view(array) == ("cuda", 4096, (2, 3), "float32", True, ("cuda", None), 2, array, False)
+    assert view(CudaArray(version=2)).stream is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "contiguous"),
+    [
+        ((2, 3), None, True),
+        ((2, 3), (12, 4), True),
+        ((2, 3), (4, 8), False),
+        ((2, 3), (16, 4), False),
+        ((1, 3), (999, 4), True),  # the only row there is can be any distance from the next one
+        ((0, 3), (4, 4), True),
+    ],
+)
+def test_strides_are_judged_by_the_memory_they_reach(shape, strides, contiguous):
+    assert view(CudaArray(shape=shape, strides=strides)).contiguous is contiguous
+
+
+def test_bfloat16_is_told_from_two_raw_bytes_by_the_array_itself():
+    assert view(CudaArray(typestr="<V2", dtype=np.dtype(ml_dtypes.bfloat16))).dtype == "bfloat16"
+    with pytest.raises(LaunchError, match="x is of <V2; give float32"):
+        view(CudaArray(typestr="<V2"), "x")
+
+
+def test_masks_and_integers_are_refused():
+    with pytest.raises(LaunchError, match="x is masked; give an array without a mask"):
+        view(CudaArray(mask=CudaArray()), "x")
+    with pytest.raises(LaunchError, match="x is of <i4; give float32"):
+        view(CudaArray(typestr="<i4"), "x")
+
+
+# DLPack
+
+
+@pytest.mark.parametrize("producer", [Shared, SharedBeforeVersions])
+def test_dlpack_is_read_without_a_copy_and_given_back(producer):
+    x = np.zeros((3, 4))
+    gone = weakref.ref(x)
+    address, seen = x.ctypes.data, view(producer(x[1:]))
+    assert (seen.kind, seen.pointer, seen.shape, seen.dtype) == ("dlpack", address + 32, (2, 4), "float64")
+    assert (seen.device, seen.contiguous, seen.writeable) == ("host", True, True)
+    del x
+    gc.collect()
+    assert gone() is not None
+    del seen
+    gc.collect()
+    assert gone() is None
+
+
+def test_dlpack_tells_gaps_and_read_only_memory():
+    x = np.zeros((4, 4), np.float16)
+    assert not view(Shared(x.T)).contiguous
+    x.flags.writeable = False
+    assert not view(Shared(x)).writeable
+    with pytest.raises(LaunchError, match=r"x is .*SharedBeforeVersions that cannot be shared by DLPack: .*readonly"):
+        view(SharedBeforeVersions(x), "x")
+
+
+def test_dlpack_of_integers_is_refused_and_given_back():
+    x = np.zeros(3, np.int8)
+    before = sys.getrefcount(x)
+    with pytest.raises(LaunchError, match="x is of int8; give float32"):
+        view(Shared(x), "x")
+    gc.collect()
+    assert sys.getrefcount(x) == before
+
+
+def test_dlpack_on_other_hardware_is_refused():
+    class OnMetal(Shared):
+        def __dlpack_device__(self):
+            return 8, 0
+
+    with pytest.raises(LaunchError, match="x lies on DLPack device type 8; give one on a CUDA device or the host"):
+        view(OnMetal(np.zeros(3)), "x")
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, 1), (0, 1), (77, 77)])
+def test_a_cuda_producer_is_told_the_stream_that_will_read(given, told):
+    streams = []
+
+    class OnCuda(Shared):
+        def __dlpack__(self, stream, max_version):
+            streams.append(stream)
+            return self.array.__dlpack__(max_version=max_version)
+
+        def __dlpack_device__(self):
+            return 2, 1
+
+    seen = view(OnCuda(np.zeros(3)), "x", given)
+    assert (seen.device, streams) == (("cuda", 1), [told])
+
+
+def test_a_capsule_of_something_else_is_refused():
+    class Wrong(Shared):
+        def __dlpack__(self, **options):
+            capsule = self.array.__dlpack__()
+            view(SimpleNamespaceWithDlpack(capsule))  # takes it
+            return capsule
+
+    class SimpleNamespaceWithDlpack:
+        def __init__(self, capsule):
+            self.capsule = capsule
+
+        def __dlpack__(self, **options):
+            return self.capsule
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    with pytest.raises(LaunchError, match="x: its __dlpack__ returned a capsule called b'used_dltensor'"):
+        view(Wrong(np.zeros(3)), "x")
+
+
+# Together, and streams
+
+
+def test_arrays_must_lie_in_one_place():
+    host, first, second = (view(np.zeros(3))._replace(device=place) for place in ("host", ("cuda", 0), ("cuda", 1)))
+    untold = first._replace(device=("cuda", None))
+    assert common_device({"x": host, "w": host}) == "host"
+    assert common_device({"x": untold, "w": second}) == ("cuda", 1)
+    assert common_device({"x": second, "w": untold}) == ("cuda", 1)
+    with pytest.raises(LaunchError, match="x lies on the host and w on cuda:1; give both in one place"):
+        common_device({"x": host, "w": second})
+    with pytest.raises(LaunchError, match="x lies on cuda:0 and w on cuda:1"):
+        common_device({"x": untold, "y": first, "w": second})
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (None, None),
+        (0, 0),
+        (140, 140),
+        (SimpleNamespace(__cuda_stream__=lambda: (0, 150)), 150),
+        (SimpleNamespace(__cuda_stream__=(0, 151)), 151),
+        (SimpleNamespace(cuda_stream=160), 160),
+        (SimpleNamespace(ptr=170), 170),
+        (SimpleNamespace(handle=180), 180),
+    ],
+)
+def test_every_librarys_stream_has_a_handle(stream, handle):
+    assert stream_handle(stream) == handle
+
+
+def test_a_pyopencl_queue_passes_as_it_is(monkeypatch):
+    class CommandQueue:
+        pass
+
+    monkeypatch.setitem(sys.modules, "pyopencl", SimpleNamespace(CommandQueue=CommandQueue))
+    queue = CommandQueue()
+    assert stream_handle(queue) is queue
+
+
+@pytest.mark.parametrize("stream", ["default", True, 1.0, SimpleNamespace(handle="x")])
+def test_what_is_no_stream_is_refused(stream):
+    with pytest.raises(LaunchError, match=r"stream is a .*; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream"):
+        stream_handle(stream)

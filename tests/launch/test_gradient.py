@@ -1,0 +1,499 @@
+"""The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import launcher as launchers
+from ksgen import reference
+from ksgen.devices import device_for
+from ksgen.emit.render import PORTABLE, emit, render, template_digest
+from ksgen.errors import ConstantsError, LaunchError, SpecError
+from ksgen.families import check, cuda_limits, family_for
+from ksgen.families import gradient_mma as tensor_cores
+from ksgen.families.gradient import Gradient, GradientConstants, Shape
+from ksgen.families.gradient.family import registers_taken
+from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
+from ksgen.families.mma.shape import wavefronts
+from ksgen.launch import arguments, arrays, fits
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import Planner
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import compare, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import parse as parse_spec
+from ksgen.wisdom.store import Entry, Wisdom, dump, parse
+from tests.emulator import is_installed
+from tests.measure.test_verify import needs_opencl
+from tests.support import kernels
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor, TextCompiler
+from tests.support.kernels import in_emulator, kernel_of, source_of
+
+FAMILY, TENSOR_CORES = Gradient(), GradientMma()
+SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
+PATTERN = Pattern(*SHAPE)
+GPU = cuda_limits("sm_90a")
+GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
+GOOD_MMA = GradientMmaConstants(64, 32, 1, 32, 2, 1, 3, 1024, 2, 1)
+MMA_CASES = [("gradient_mma", "float16"), ("gradient_mma", "tf32")]
+Array = np.ndarray[Any, Any]
+
+
+def kernel(
+    shape: tuple[int, ...] = (2, 37, 13, 5), precision: str = "float32", layout: str = "bsf", batch: int | None = None
+) -> KernelSpec:
+    return replace(kernel_of(shape, precision, layout, batch=batch), job="gradient")
+
+
+def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) -> tuple[Array, Array]:
+    problem = make_problem(kernel(SHAPE, precision, layout), batch)
+    assert problem.grad_y is not None
+    return problem.x, problem.grad_y
+
+
+def agrees(got: Any, x: Array, grad_y: Array, layout: str = "bsf", precision: str = "float32") -> None:
+    truth = reference.gradient(PATTERN, x, grad_y, layout)
+    assert np.linalg.norm(got.astype(np.float64) - truth) <= tolerance(precision, BATCH) * np.linalg.norm(truth)
+
+
+# ---- what is right
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_reference_is_the_derivative_of_the_product(layout: str) -> None:
+    """Y is linear in W: <dY, Y(V)> = <dW, V> for any V."""
+    x, grad_y = inputs("float64", layout, 7)
+    grad = reference.gradient(PATTERN, x, grad_y, layout)
+    for seed in range(3):
+        towards = np.random.default_rng(seed).standard_normal(SHAPE)
+        y = reference.multiply(PATTERN, x, towards, layout)
+        assert np.isclose((grad_y * y).sum(), (grad * towards).sum())
+    with pytest.raises(LaunchError, match=r"grad_y has shape .*; accepted: \((54, 7|7, 54)\)"):
+        reference.gradient(PATTERN, x, x, layout)
+    with pytest.raises(LaunchError, match="layout='nchw'; accepted: bsf, bsl"):
+        reference.gradient(PATTERN, x, grad_y, "nchw")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_wrong_weight_is_found_in_a_sample_too(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(kernel((2, 9, 5, 30), layout=layout), 100)
+    right = problem.truth.astype(np.float32)
+    assert compare(problem, right)[0] < 1e-7
+    wrong = right.copy()
+    wrong[1, 3, 2, 29] += 1
+    assert compare(problem, wrong)[0] > tolerance("float32", 100)
+    monkeypatch.setattr("ksgen.measure.verify.MOST_REFERENCE_FLOPS", problem.kernel.flops(100) / 4)
+    assert compare(problem, right)[0] < 1e-7
+    assert compare(problem, wrong)[0] > tolerance("float32", 100)  # the last j is always there
+    assert np.isnan(compare(problem, np.full_like(right, np.nan))[0])
+
+
+# ---- the call
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in arrays.DTYPES[1:])])
+def test_numpy_arrays(precision: str, layout: str) -> None:
+    x, grad_y = inputs(precision, layout)
+    grad = Launcher(*SHAPE).gradient(x, grad_y, layout=layout)
+    assert (grad.dtype, grad.shape) == (x.dtype, SHAPE)
+    agrees(grad, x, grad_y, layout, precision)
+
+
+@needs_opencl
+def test_out_and_tensors_on_the_host() -> None:
+    torch = pytest.importorskip("torch")
+    x, grad_y = inputs()
+    out = np.full(SHAPE, np.nan, np.float32)
+    assert Launcher(*SHAPE).gradient(x, grad_y, out=out) is out
+    grad = Launcher(*SHAPE).gradient(torch.tensor(x), torch.tensor(grad_y))
+    assert isinstance(grad, torch.Tensor)
+    np.testing.assert_array_equal(grad.numpy(), out)
+
+
+@needs_opencl
+def test_explain_names_the_family_of_a_gradient() -> None:
+    ks = Launcher(*SHAPE, batches=[7])
+    told = ks.explain(BATCH, job="gradient")
+    assert told.startswith("ks_2x9x5x3_float32_bsf_gradient at batch 300 on ")
+    assert "vector_gradient (the weights' gradient from vector registers full of sums: processors), along=" in told
+    assert ks.explain(7, job="gradient").startswith("ks_2x9x5x3_float32_bsf_batch7_gradient")
+    with pytest.raises(SpecError, match="job='grad'; did you mean gradient"):
+        ks.explain(BATCH, job="grad")
+    with pytest.raises(SpecError, match="job=gradient with relu; accepted: no epilogue"):
+        ks.explain(BATCH, job="gradient", epilogue=Epilogue(activation="relu"))
+
+
+@needs_opencl
+def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
+    x, grad_y = inputs()
+    ks = Launcher(*SHAPE)
+    np.testing.assert_array_equal(ks.gradient(x, grad_y, precision="tf32x3"), ks.gradient(x, grad_y))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
+    fake, planner = FakeGpu(), Planner()
+    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    for module in (launchers, fits):
+        monkeypatch.setattr(module, "PLANNER", planner)
+    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)
+    return fake
+
+
+def test_tensors_work_on_their_stream_and_nothing_is_waited_for(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    grad = Launcher(*SHAPE).gradient(FakeTensor(gpu, x, stream=7), FakeTensor(gpu, grad_y, stream=7))
+    assert gpu.launches == [("ks_2x9x5x3_float32_bsf_gradient", 7), ("ks_2x9x5x3_float32_bsf_gradient_sum", 7)]
+    assert gpu.waits == []
+    gpu.synchronize(7)
+    agrees(grad.data.content, x, grad_y)
+
+
+def test_a_short_batch_takes_one_launch(gpu: FakeGpu) -> None:
+    x, grad_y = inputs(batch=65)
+    grad = Launcher(*SHAPE).gradient(FakeTensor(gpu, x), FakeTensor(gpu, grad_y))
+    assert [entry for entry, _ in gpu.launches] == ["ks_2x9x5x3_float32_bsf_gradient"]
+    gpu.synchronize()
+    agrees(grad.data.content, x, grad_y)
+
+
+def test_arrays_whose_library_gives_no_memory_need_out_and_are_waited_for(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    out, ks = FakeArray(gpu, np.zeros(SHAPE, np.float32)), Launcher(*SHAPE)
+    with pytest.raises(LaunchError, match=r"not how to make more of it; give out="):
+        ks.gradient(FakeArray(gpu, x), FakeArray(gpu, grad_y))
+    assert ks.gradient(FakeArray(gpu, x), FakeArray(gpu, grad_y), out=out, stream=5) is out
+    gpu.synchronize(5)
+    agrees(out.content, x, grad_y)
+
+
+def test_a_batch_of_its_own_has_a_kernel_of_its_own(gpu: FakeGpu) -> None:
+    x, grad_y = inputs()
+    Launcher(*SHAPE, batches=[BATCH]).gradient(FakeTensor(gpu, x), FakeTensor(gpu, grad_y))
+    assert gpu.launches[0][0] == "ks_2x9x5x3_float32_bsf_batch300_gradient"
+
+
+def test_inside_a_capture_nothing_compiles_or_allocates(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, grad_y = inputs()
+    ks, out = Launcher(*SHAPE), FakeArray(gpu, np.zeros(SHAPE, np.float32))
+    tensors, others = [(kind(gpu, x), kind(gpu, grad_y)) for kind in (FakeTensor, FakeArray)]
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+        ks.gradient(*tensors)
+    gpu.end_capture()
+    ks.gradient(*tensors)
+    gpu.synchronize()
+    gpu.begin_capture()
+    grad = ks.gradient(*tensors)
+    with pytest.raises(LaunchError, match=r"allocates its output.*give out="):
+        ks.gradient(*others)
+    with pytest.raises(LaunchError, match=r"allocates memory to work in.*give PyTorch's tensors"):
+        ks.gradient(*others, out=out)
+    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    with pytest.raises(LaunchError, match=r"copies arrays from the host.*give arrays that lie on the device"):
+        ks.gradient(x, grad_y)
+    gpu.end_capture()()
+    gpu.synchronize()
+    agrees(grad.data.content, x, grad_y)
+
+
+def mistakes() -> list[tuple[str, dict[str, Any], str]]:
+    x, grad_y = inputs()
+    out = np.zeros(SHAPE, np.float32)
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    return [
+        ("x", {"x": x[:, :29].copy()}, r"Launcher\(2, 9, 5, 3\): got x of shape \(300, 29\); layout bsf wants \(batch, 30\)"),
+        ("grad_y", {"grad_y": grad_y[:, :50].copy()}, r"got grad_y of shape \(300, 50\); \(300, 54\) is needed"),
+        ("batch", {"grad_y": grad_y[:50].copy()}, r"got grad_y of shape \(50, 54\); \(300, 54\) is needed"),
+        ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
+        ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
+        ("dtype", {"grad_y": grad_y.astype(np.float64)}, "got float64 for grad_y and float32 for x; give both in one precision"),
+        ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
+        ("stride", {"grad_y": np.asfortranarray(grad_y)}, "grad_y is not row-major without gaps; give a contiguous copy of it"),
+        ("precision", {"precision": "float16"}, "precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3"),
+        ("out", {"out": out[:1].copy()}, r"got out of shape \(1, 9, 5, 3\); \(2, 9, 5, 3\) is needed"),
+        ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),
+        ("overlap", {"x": x, "out": x.reshape(-1)[: out.size].reshape(SHAPE)}, "out shares memory with x"),
+        ("list", {"grad_y": grad_y.tolist()}, "grad_y is a list; give np.asarray"),
+    ]
+
+
+@pytest.mark.parametrize(("changes", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    x, grad_y = inputs()
+    given = {"x": x, "grad_y": grad_y, **changes}
+    with pytest.raises(LaunchError, match=message):
+        Launcher(*SHAPE).gradient(given.pop("x"), given.pop("grad_y"), **given)
+
+
+def test_tensors_that_record_gradients_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    x, grad_y = map(torch.tensor, inputs())
+    with pytest.raises(LaunchError, match="x requires gradients, which launchers do not record"):
+        Launcher(*SHAPE).gradient(x.requires_grad_(), grad_y)
+
+
+# ---- a job is part of a kernel
+
+
+def test_a_gradient_has_a_name_a_digest_and_a_file_of_its_own() -> None:
+    multiply, gradient = KernelSpec(Pattern(6, 64, 64, 1)), KernelSpec(Pattern(6, 64, 64, 1), job="gradient")
+    assert gradient.name == "ks_6x64x64x1_float32_bsf_gradient"
+    assert gradient.digest != multiply.digest
+    assert gradient.digest in render(gradient).text
+    assert f"spec {multiply.digest}\n" in (Path(__file__).parents[2] / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text()
+    assert (gradient.flops(100), gradient.bytes(100)) == (multiply.flops(100), multiply.bytes(100))
+    assert render(gradient).pack_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
+
+
+def test_what_a_job_cannot_be() -> None:
+    with pytest.raises(SpecError, match="job='gradients'; did you mean gradient\\? accepted: multiply, gradient"):
+        KernelSpec(PATTERN, job="gradients")
+    with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue"):
+        KernelSpec(PATTERN, epilogue=Epilogue(True, "relu"), job="gradient")
+
+
+def test_a_spec_with_gradients_is_emitted_with_them(tmp_path: Path) -> None:
+    spec = parse_spec("kernels: [{pattern: [1,6,4,2], gradients: true}]", "small.yaml")
+    sources = emit(spec, tmp_path / "small")
+    assert [source.family for source in sources] == ["simt", "gradient", "simt"]
+    rows = json.loads((tmp_path / "small/manifest.json").read_text())["kernels"]
+    assert [row.get("job") for row in rows] == [None, "gradient", None]
+    assert (tmp_path / "small/ks_1x6x4x2_float32_bsf_gradient.cu").is_file()
+    assert "ks_1_4_6_2" in (tmp_path / "small/launchers.py").read_text()
+
+
+def test_wisdom_keeps_jobs_apart() -> None:
+    spec = kernel()
+    constants = FAMILY.default(spec, PORTABLE["cuda"])
+    entry = Entry(spec, 1000, "gradient", constants, {"median_us": 1.0})
+    (again,) = parse(dump("GPU", Wisdom([entry])), "file")
+    assert again == entry
+    assert Wisdom([entry]).lookup(spec, 900) == entry
+    assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
+
+
+# ---- parts of the batch
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 48, 48, 1), (1, 192, 48, 2), (6, 64, 256, 1), (2, 192, 768, 16), (1, 4096, 4096, 1)])
+def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
+    for layout in LAYOUTS:
+        spec = kernel(shape, precision, layout)
+        for family in (family for family in (FAMILY, TENSOR_CORES) if family.serves(spec, GPU)):
+            constants = family.default(spec, GPU)
+            few, many = (family.geometry(spec, constants, batch) for batch in (1, 2**20))
+            assert few.workspace_bytes == 0
+            assert many.grid * many.block // 32 >= 1900
+            assert many.workspace_bytes <= 40_000_000
+            assert many.workspace_bytes <= family.packed_bytes(spec, constants)
+
+
+def test_parts_cover_the_batch_and_none_is_empty() -> None:
+    for parts in (1, 2, 3, 7, 64):
+        shape = Shape(kernel(), replace(GOOD, parts=parts))
+        for batch in (1, 15, 16, 17, 127, 128, 255, 256, 257, 300, 1000, 1024, 25088, 25089):
+            steps, count = shape.part_steps(batch), shape.parts(batch)
+            assert count <= parts
+            assert (count - 1) * steps * GOOD.tile_batch < batch <= count * steps * GOOD.tile_batch
+            assert count == 1 or steps >= shape.least_steps
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("family", "precision"), [("gradient", "float32"), ("gradient", "float16"), *MMA_CASES])
+def test_memory_that_is_not_aligned_to_16_bytes(family: str, precision: str, layout: str) -> None:
+    for shift in (1, 2):
+        kernels.check(source_of(family, kernel((2, 48, 16, 4), precision, layout)), 64, in_emulator(), shift=shift)
+
+
+@pytest.mark.parametrize("family", ["gradient", "gradient_mma"])
+def test_16_bit_sums_are_float32(family: str) -> None:
+    """A thousand ones on top of 2048, where float16 counts by two, and bfloat16 by sixteen."""
+    for precision in ("float16", "bfloat16"):
+        source = source_of(family, kernel((1, 4, 4, 1), precision))
+        ones = np.ones((3072, 4), numpy_dtype(precision))
+        problem = replace(make_problem(source.kernel, 3072), x=ones, grad_y=ones)
+        assert (kernels.differentiate(problem, source, in_emulator()) == 3072).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_promoted_sums_are_as_good_as_float32_ones(layout: str) -> None:
+    """Tensor cores cut their sums off: over 2048 entries in one part, that would cost ten times float32's own rounding."""
+    source = source_of("gradient_mma", kernel((1, 16, 16, 1), "tf32x3", layout))
+    problem = make_problem(source.kernel, 2048)
+    errors = {}
+    for promote in (32, 4096):
+        constants = replace(source.constants, parts=1, promote=promote)
+        got = kernels.differentiate(problem, source_of("gradient_mma", source.kernel, constants), in_emulator())
+        errors[promote] = compare(problem, got)[0]
+    assert errors[32] < 4e-7
+    assert errors[4096] > 2e-6
+
+
+def test_gradients_of_fp16x3_take_numbers_that_float16_has_not() -> None:
+    source = source_of("gradient_mma", kernel(SHAPE, "fp16x3"))
+    problem = make_problem(source.kernel, 300)
+    assert problem.grad_y is not None
+    tiny = replace(problem, grad_y=problem.grad_y * np.float32(1e-9))
+    got = kernels.differentiate(tiny, source, in_emulator()).astype(np.float64)
+    truth = tiny.truth
+    assert np.linalg.norm(got - truth) <= tolerance("fp16x3", 300) * np.linalg.norm(truth)
+
+
+# ---- rules
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"copy": "bulk"}, "copy is async or registers"),
+    ({"parts": 0}, "every constant is at least 1"),
+    ({"tile_in": 136, "thread_in": 17}, "thread_in and thread_out are at most 16"),
+    ({"tile_in": 40}, "8 thread_in divides tile_in"),
+    ({"tile_out": 48}, "4 thread_out divides tile_out"),
+    ({"tile_batch": 12}, "8 divides tile_batch"),
+    ({"tile_in": 512, "tile_out": 256}, "a block has at most 1024 threads"),
+    ({"tile_d": 6}, "tile_d is at most d"),
+    ({"stages": 1}, "stages is at least 2"),
+    ({"copy": "registers"}, "copy=registers has 2 stages"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BROKEN)
+def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:
+    check(FAMILY, kernel(), GOOD, GPU)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel(), replace(GOOD, **changes))
+
+
+def test_rules_on_job_layout_and_precision() -> None:
+    with pytest.raises(ConstantsError, match="the job is a gradient"):
+        check(FAMILY, replace(kernel(), job="multiply"), GOOD)
+    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+        check(FAMILY, kernel(layout="bsl"), replace(GOOD, tile_d=2))
+    with pytest.raises(ConstantsError, match="needs a 32 or 64-bit precision"):
+        check(FAMILY, kernel(precision="float16"), GOOD)
+
+
+BROKEN_MMA: list[tuple[dict[str, Any], str]] = [
+    ({"promote": 0}, "every constant is at least 1"),
+    ({"tile_out": 48}, "16 warps_out divides tile_out"),
+    ({"tile_in": 36}, "8 warps_in divides tile_in"),
+    ({"tile_batch": 16}, "64 bytes divide tile_batch"),
+    ({"tile_d": 2}, "tile_d is 1 in bsl"),
+    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads"),
+    ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums"),
+    ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads"),
+    ({"min_blocks": 20}, "the registers of min_blocks blocks fit a multiprocessor"),
+    ({"stages": 1}, "stages is at least 2, and 2 in 16-bit bsf"),
+    ({"promote": 48}, "tile_batch divides promote"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BROKEN_MMA)
+def test_each_rule_of_tensor_cores_refuses_its_case(changes: dict[str, Any], says: str) -> None:
+    spec = kernel(precision="float16", layout="bsl")
+    check(TENSOR_CORES, spec, GOOD_MMA, GPU)
+    with pytest.raises(ConstantsError, match=says):
+        check(TENSOR_CORES, spec, replace(GOOD_MMA, **changes))
+
+
+def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
+    spec = kernel(precision="float16")
+    check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2))
+    with pytest.raises(ConstantsError, match="stages is at least 2, and 2 in 16-bit bsf"):
+        check(TENSOR_CORES, spec, GOOD_MMA)
+    with pytest.raises(ConstantsError, match="tile_d is at most d"):
+        check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2, tile_d=6))
+    with pytest.raises(ConstantsError, match="the job is a gradient"):
+        check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
+    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
+        check(TENSOR_CORES, kernel(), GOOD_MMA)
+
+
+@pytest.mark.parametrize("family", [FAMILY, TENSOR_CORES])
+def test_a_device_that_no_tile_fits_is_told(family: Any) -> None:
+    small, spec = replace(GPU, shared_bytes=512), kernel(precision="float16")
+    with pytest.raises(ConstantsError, match=r"ks_2x37x13x5_float16_bsf_gradient: no tile fits 512 bytes of shared memory and 1024"):
+        family.default(spec, small)
+
+
+def test_lanes_read_operands_without_bank_conflicts() -> None:
+    for tile_batch in (32, 64, 96):
+        shape = tensor_cores.Shape(kernel(precision="float16", layout="bsl"), replace(GOOD_MMA, tile_batch=tile_batch))
+        assert wavefronts([(lane // 4 * shape.pitch + lane % 4 * 8) * 2 for lane in range(32)]) == 4
+
+
+def test_registers_are_given_to_four_warps_at_a_time() -> None:
+    assert registers_taken(100, 96, 1) == 100 * 128
+    assert registers_taken(100, 96, 4) == 100 * 96 * 4
+    assert registers_taken(168, 96, 3) <= 65536 < registers_taken(176, 96, 3)
+
+
+def test_which_family_takes_a_gradient() -> None:
+    chosen = {precision: family_for(kernel(precision=precision), GPU).name for precision in PRECISIONS}
+    assert chosen == {precision: "gradient" if precision in ("float32", "float64") else "gradient_mma" for precision in PRECISIONS}
+    assert {family_for(kernel(precision=precision), cuda_limits("sm_75")).name for precision in PRECISIONS} == {"gradient"}
+
+
+def test_a_template_digest_covers_what_is_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of another family's templates, too."""
+    shutil.copytree(Path(__file__).parents[2] / "templates", tmp_path / "templates")
+    monkeypatch.setattr("ksgen.emit.render.resource", lambda name: tmp_path / name)
+    names = ("simt", "gradient", "gradient_mma")
+    before = [template_digest.__wrapped__(name) for name in names]
+    with (tmp_path / "templates/include/gradient/sum.j2").open("a") as file:
+        file.write("// more")
+    after = [template_digest.__wrapped__(name) for name in names]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, False]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_meet_few_bank_conflicts(layout: str) -> None:
+    """Two elements in a bank at most, and none where TILE_D is a power of two."""
+    for d, most in ((1, 1), (2, 1), (3, 2), (4, 1), (5, 2), (6, 2), (7, 2), (8, 1)):
+        shape = Shape(kernel((1, 64, 64, d), layout=layout), replace(GOOD, tile_d=1 if layout == "bsl" else d))
+        for side in (shape.x, shape.dy):
+            assert max(_banks(side, layout, shape.constants.tile_d)) <= most, (d, side)
+
+
+def _banks(side: Any, layout: str, tile_d: int) -> list[int]:
+    count = [0] * 32
+    if side.plan.vector > 1:  # copied 16 bytes at a time, as they lie
+        return count
+    for lane in range(32):
+        line, run = divmod(lane, side.plan.lane_run)
+        place: Callable[[int, int], int] = (
+            (lambda line, run: run % tile_d * side.image.plane + line * side.image.next_entry + run // tile_d)
+            if layout == "bsf"
+            else (lambda line, run: run * side.image.next_entry + line)
+        )
+        count[place(line, run) % 32] += 1
+    return count
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_work_counts_tiles_padding_and_parts(layout: str) -> None:
+    spec = kernel((2, 96, 96, 4), layout=layout)
+    constants = replace(GOOD, parts=4)
+    work = FAMILY.work(spec, constants, 512)
+    assert work.memory_bytes == spec.bytes(512)
+    assert 2 * work.multiply_adds == spec.flops(512)  # every tile is full
+    assert work.blocks == FAMILY.geometry(spec, constants, 512).grid == 2 * 9 * 4 * 4
+    rows = spec.pattern.in_features + spec.pattern.out_features
+    weights = spec.pattern.weight_count
+    assert work.cache_bytes == 4 * (512 * rows * 3 + weights * (4 + 4 + 1))  # three tiles read each; parts written, read, added
+    assert work.shared_bytes > 4 * 512 * rows * 3

@@ -1,0 +1,504 @@
+"""From emitting to comparing through PyCUDA and cuda-bindings: on an NVIDIA GPU, and on the stand-in machine where there is none.
+
+The stand-in's streams run as late as may be, so that a missing wait or a wrong stream shows as NaN; a GPU's may hide it.
+"""
+
+import gc
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.devices import find_device
+from ksgen.errors import DeviceError, LaunchError
+from ksgen.families import TensorMap, family_named
+from ksgen.families.wgmma.family import WarpgroupFamily
+from ksgen.launch.plan import PLANNER, Choice, Planner, choice_by_name, limits_of
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.measure.verify import Bench, make_problem, measure, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from tests.support.device_arrays import CudaArray, DeviceArray, DlpackArray
+
+pytestmark = [pytest.mark.gpu, pytest.mark.stand_in]
+on_both = pytest.mark.parametrize("runtime", ["pycuda", "driver"])
+on_driver = pytest.mark.parametrize("runtime", ["driver"])
+on_pycuda = pytest.mark.parametrize("runtime", ["pycuda"])
+
+SHAPE = (2, 9, 5, 3)
+PATTERN = Pattern(*SHAPE)
+BATCH = 37
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def device(runtime: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KSGEN_DEVICE", runtime)
+    try:
+        return find_device(runtime)
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+
+
+@pytest.fixture
+def ks() -> Launcher:
+    return Launcher(*SHAPE)
+
+
+def draw(*shape: int, precision: str = "float32", seed: int = 0) -> Array:
+    dtype = ml_dtypes.bfloat16 if precision == "bfloat16" else precision
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32).astype(dtype)
+
+
+def inputs(precision: str = "float32", layout: str = "bsf") -> tuple[Array, Array]:
+    x = (BATCH, PATTERN.in_features) if layout == "bsf" else (PATTERN.in_features, BATCH)
+    return draw(*x, precision=precision), draw(*SHAPE, precision=precision, seed=1)
+
+
+def out_like(layout: str = "bsf", precision: str = "float32") -> Array:
+    shape = (BATCH, PATTERN.out_features)
+    return np.empty(shape if layout == "bsf" else shape[::-1], ml_dtypes.bfloat16 if precision == "bfloat16" else precision)
+
+
+def check(y: Array, x: Array, weights: Array, layout: str = "bsf", precision: str = "float32", **epilogue: Any) -> None:
+    truth = reference.multiply(Pattern(*weights.shape), x, weights, layout, **epilogue)
+    assert y.shape == truth.shape
+    error = np.linalg.norm(y.astype(np.float64) - truth) / np.linalg.norm(truth)
+    assert error <= 2 * tolerance(precision, weights.shape[2]), error
+
+
+# ---- host arrays
+
+
+@on_both
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float16", "bsf"), ("bfloat16", "bsl")])
+def test_numpy_arrays(device: Any, ks: Launcher, precision: str, layout: str) -> None:
+    x, weights = inputs(precision, layout)
+    y = ks(x, weights, layout=layout)
+    assert y.dtype == x.dtype
+    check(y, x, weights, layout, precision)
+    check(ks(x, ks.pack(weights), layout=layout), x, weights, layout, precision)
+
+
+@on_both
+def test_an_epilogue_into_out(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    bias, residual, out = draw(PATTERN.out_features), draw(BATCH, PATTERN.out_features), out_like()
+    given = {"bias": bias, "activation": "gelu", "residual": residual}
+    assert ks(x, weights, out=out, **given) is out
+    check(out, x, weights, **given)
+
+
+@on_both
+def test_a_chain(device: Any) -> None:
+    chain = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3))
+    x, weights = inputs()
+    more = draw(1, 4, 18, 3)
+    check(chain(x, [weights, more]), reference.multiply(PATTERN, x, weights, "bsf"), more)
+
+
+@on_both
+def test_threads_without_a_context_call_and_drop(device: Any, ks: Launcher) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            x, weights = draw(seed, PATTERN.in_features), draw(*SHAPE, seed=seed)
+            for _ in range(3):
+                check(ks(x, weights), x, weights)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@on_both
+def test_runs_are_timed_by_the_devices_clock(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    call = ks.prepare(CudaArray(device, x), CudaArray(device, weights), out=CudaArray(device, out_like()))
+    seconds = device.time(call, None, runs=3, warmup=1)
+    assert len(seconds) == 3
+    assert all(0 < each < 1 for each in seconds)
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("family", "precision", "layout"),
+    [
+        ("wgmma_shared", "float16", "bsl"),
+        ("wgmma_registers", "float16", "bsf"),
+        ("wgmma_registers", "tf32x3", "bsl"),
+        ("wgmma_permuted", "bfloat16", "bsf"),
+    ],
+)
+def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str, layout: str) -> None:
+    if not limits_of(device).warpgroups:
+        pytest.skip(f"{device.name} has no warpgroup instructions")
+    kernel = KernelSpec(Pattern(2, 24, 24, 4), precision, layout)
+    assert measure(device, kernel, 80, runs=0, family=family).passed
+
+
+@pytest.fixture
+def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainLauncher]:
+    """Two factors in float16 whose launches begin early: Hopper's families as if a GPU had measured them, one of each."""
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no launches that begin early")
+    monkeypatch.setattr(WarpgroupFamily, "measured", True)
+    PLANNER.forget()
+    yield ChainLauncher(Launcher(4, 16, 16, 1), Launcher(1, 24, 16, 4))
+    PLANNER.forget()
+
+
+def chain_arrays() -> tuple[Array, list[Array], Array, Array]:
+    """X, the weights of both factors, and memory for what is between them and for Y."""
+    weights = [draw(4, 16, 16, 1, precision="float16"), draw(1, 24, 16, 4, precision="float16")]
+    return draw(BATCH, 64, precision="float16"), weights, np.empty((BATCH, 64), np.float16), np.empty((BATCH, 96), np.float16)
+
+
+def check_chain(y: Array, x: Array, weights: list[Array]) -> None:
+    check(y, reference.multiply(Pattern(*weights[0].shape), x, weights[0], "bsf"), weights[1], precision="float16")
+
+
+@on_both
+def test_a_chain_whose_launches_begin_early(device: Any, early_chain: ChainLauncher) -> None:
+    x, weights, _, _ = chain_arrays()
+    check_chain(early_chain(x, weights), x, weights)
+    families = [factor.prepare(x, own).plan.choice.family for factor, own in zip(early_chain.factors, weights, strict=True)]
+    assert families == ["wgmma_shared", "wgmma_registers"]
+
+
+@on_both
+@pytest.mark.parametrize(("family", "layout"), [("wgmma_shared", "bsl"), ("wgmma_registers", "bsf")])
+def test_blocks_in_clusters(device: Any, family: str, layout: str) -> None:
+    """By a plain launch: the text says how many, and its grid is whole clusters."""
+    kernel, limits = KernelSpec(Pattern(2, 24, 24, 2), "float16", layout), limits_of(device)
+    if not limits.warpgroups:
+        pytest.skip(f"{device.name} has no warpgroup instructions")
+    constants = replace(family_named(family).default(kernel, limits), cluster_batch=2)
+    plan = PLANNER.plan_of(device, kernel, 520, Choice(family, constants, "a test"))
+    bench = Bench(device, make_problem(kernel, 520))
+    error, _ = bench.check(plan, bench.pack(plan))
+    assert error <= tolerance("float16", 24)
+
+
+@pytest.fixture
+def permuting(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """Its calls are three launches with a workspace between them."""
+    if not limits_of(device).warpgroups:
+        pytest.skip(f"{device.name} has no warpgroup instructions")
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        return choice_by_name("wgmma_permuted", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
+    yield Launcher(2, 24, 16, 4)
+    PLANNER.forget()
+
+
+def in_16_bits(seed: int = 0) -> tuple[Array, Array]:
+    return draw(BATCH, 128, precision="float16", seed=seed), draw(2, 24, 16, 4, precision="float16", seed=seed)
+
+
+@on_both
+def test_several_launches_of_one_call(device: Any, permuting: Launcher) -> None:
+    x, weights = in_16_bits()
+    check(permuting(x, weights), x, weights, precision="float16")
+    kept, out = permuting.pack(weights), CudaArray(device, np.empty((BATCH, 192), np.float16), is_written=False)
+    given = CudaArray(device, 0 * x)
+    with new_stream(device) as stream:
+        put(device, given, x, stream)
+        permuting(given, kept, out=out, stream=stream)
+        check(out.content(stream), x, weights, precision="float16")
+        call = permuting.prepare(given, kept, out=out, stream=stream)
+        device.upload(given.memory, 2 * x)
+        with captured(device, handle_of(stream)) as replay:
+            with pytest.raises(LaunchError, match="allocates memory to work in"):
+                permuting(given, kept, out=out, stream=stream)
+            call()
+        replay()
+        check(out.content(stream), 2 * x, weights, precision="float16")
+
+
+@on_pycuda
+def test_several_launches_on_gpuarrays(device: Any, permuting: Launcher) -> None:
+    with inside(device):
+        from pycuda import gpuarray
+
+        x, weights = in_16_bits()
+        y = permuting(gpuarray.to_gpu(x), gpuarray.to_gpu(weights))
+        check(y.get(), x, weights, precision="float16")
+
+
+@on_both
+def test_a_map_that_cuda_refuses_is_named(device: Any) -> None:
+    if device.target != "sm_90a":
+        pytest.skip(f"{device.name} has no tensor maps")
+    described = TensorMap("x", 2, (40, 3, 16), (80, 240), (64, 1, 32), 128)
+    with pytest.raises(DeviceError, match=re.escape("describing TensorMap(operand='x', item_bytes=2, sizes=(40, 3, 16)")):
+        device.encode_map(described, 8)
+
+
+@on_both
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float16", "bsl")])
+def test_the_gradient_of_the_weights(device: Any, ks: Launcher, precision: str, layout: str) -> None:
+    x, _ = inputs(precision, layout)
+    grad_y = draw(*out_like(layout).shape, precision=precision, seed=2)
+    truth = reference.gradient(PATTERN, x, grad_y, layout)
+    own = CudaArray(device, np.empty(SHAPE, x.dtype), is_written=False)
+    assert ks.gradient(CudaArray(device, x), CudaArray(device, grad_y), layout=layout, out=own) is own
+    for got in (ks.gradient(x, grad_y, layout=layout), own.content()):
+        assert np.linalg.norm(got.astype(np.float64) - truth) <= 2 * tolerance(precision, BATCH) * np.linalg.norm(truth)
+
+
+# ---- device arrays
+
+
+@on_both
+@pytest.mark.parametrize("kind", [CudaArray, DlpackArray])
+def test_device_arrays_are_used_where_they_are(device: Any, ks: Launcher, kind: type[DeviceArray]) -> None:
+    x, weights = inputs()
+    out = kind(device, out_like(), is_written=False)
+    assert ks(kind(device, x), kind(device, weights), out=out) is out
+    check(out.content(), x, weights)
+
+
+@on_both
+def test_dlpack_is_asked_for_the_stream_of_the_call(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, out = DlpackArray(device, x), DlpackArray(device, out_like())
+    with new_stream(device) as stream:
+        ks(given, ks.pack(weights), out=out, stream=stream)
+        assert given.asked == [handle_of(stream)]
+        check(out.content(stream), x, weights)
+
+
+@on_pycuda
+def test_gpuarrays(device: Any, ks: Launcher) -> None:
+    with inside(device):
+        from pycuda import gpuarray
+
+        x, weights = inputs()
+        given, own = gpuarray.to_gpu(x), gpuarray.to_gpu(weights)
+        y = ks(given, own)
+        assert type(y) is gpuarray.GPUArray
+        check(y.get(), x, weights)
+        out = gpuarray.empty((BATCH, PATTERN.out_features), np.float32)
+        assert ks(given, ks.pack(own), out=out) is out
+        check(out.get(), x, weights)
+
+
+# ---- streams
+
+
+@contextmanager
+def inside(device: Any) -> Iterator[None]:
+    """The device's context, current on this thread."""
+    with device._entered("a test") if device.runtime == "pycuda" else device._current():
+        yield
+
+
+@contextmanager
+def new_stream(device: Any, flags: int = 0) -> Iterator[Any]:
+    """A stream as the runtime's users have it: PyCUDA's own, or a handle."""
+    with inside(device):
+        if device.runtime == "pycuda":
+            stream = device._driver.Stream()
+            yield stream
+            stream.synchronize()
+            del stream
+        else:
+            stream = int(cuda(device).cuStreamCreate(flags)[1])
+            yield stream
+            cuda(device).cuStreamDestroy(stream)
+
+
+def handle_of(stream: Any) -> int:
+    return stream if isinstance(stream, int) else int(stream.handle)
+
+
+def cuda(device: Any) -> Any:
+    """cuda-bindings' driver."""
+    return find_device("driver:0")._cu
+
+
+def put(device: Any, array: DeviceArray, content: Array, stream: Any) -> None:
+    """Copy into the array in the stream's order, and wait for nothing. `content` must live until the stream has come there."""
+    with inside(device):
+        if device.runtime == "pycuda":
+            device._driver.memcpy_htod_async(array.pointer, content, stream)
+        else:
+            (status,) = cuda(device).cuMemcpyHtoDAsync(array.pointer, content.ctypes.data, content.nbytes, stream)
+            assert not status
+
+
+@on_both
+def test_work_is_done_in_the_callers_stream(device: Any, ks: Launcher) -> None:
+    """What the stream was given before comes first, the weights' too."""
+    x, weights = inputs()
+    given, own, out = CudaArray(device, 0 * x), CudaArray(device, 0 * weights), CudaArray(device, out_like())
+    with new_stream(device) as stream:
+        put(device, given, x, stream)
+        put(device, own, weights, stream)
+        ks(given, own, out=out, stream=stream)
+        check(out.content(stream), x, weights)
+
+
+@on_driver
+def test_a_stream_that_waits_for_no_other(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, own, out = CudaArray(device, 0 * x), CudaArray(device, 0 * weights), CudaArray(device, out_like())
+    with new_stream(device, int(cuda(device).CUstream_flags.CU_STREAM_NON_BLOCKING)) as stream:
+        put(device, given, x, stream)
+        put(device, own, weights, stream)
+        ks(given, own, out=out, stream=stream)
+        check(out.content(stream), x, weights)
+
+
+@on_both
+def test_an_array_that_names_its_stream_is_waited_for(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, out = CudaArray(device, 0 * x), CudaArray(device, out_like())
+    kept = ks.pack(weights)
+    with new_stream(device) as producer, new_stream(device) as stream:
+        given.stream = handle_of(producer)
+        put(device, given, x, producer)
+        ks(given, kept, out=out, stream=stream)
+        check(out.content(stream), x, weights)
+
+
+@on_both
+def test_packed_weights_serve_every_stream(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, out = CudaArray(device, x), CudaArray(device, out_like())
+    own = CudaArray(device, 0 * weights)
+    with new_stream(device) as first, new_stream(device) as second:
+        put(device, own, weights, first)
+        kept = ks.pack(own, stream=first)
+        for stream in (second, first, None):
+            ks(given, kept, out=out, stream=stream)
+            check(out.content(stream), x, weights)
+
+
+@on_pycuda
+def test_a_handle_under_pycuda_goes_to_the_driver_runtime(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, out = CudaArray(device, 0 * x), CudaArray(device, out_like())
+    kept = ks.pack(weights)
+    with new_stream(device) as stream:
+        put(device, given, x, stream)
+        call = ks.prepare(given, kept, out=out, stream=handle_of(stream))
+        assert call.plan.device.runtime == "driver"
+        call()
+        check(out.content(stream), x, weights)
+
+
+# ---- CUDA graphs
+
+
+@contextmanager
+def captured(device: Any, stream: int) -> Iterator[Callable[[], None]]:
+    """What happens inside is recorded; the replay of it, for afterwards."""
+    cu, graphs = cuda(device), []
+
+    def replay() -> None:
+        (status,) = cu.cuGraphLaunch(graphs[0], stream)
+        assert not status
+
+    (status,) = cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+    assert not status
+    yield replay
+    status, graph = cu.cuStreamEndCapture(stream)
+    assert not status, status
+    status, executable = cu.cuGraphInstantiate(graph, 0)
+    assert not status
+    graphs.append(executable)
+
+
+@on_both
+def test_a_graph_replays_on_new_data(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, own, out = CudaArray(device, x), CudaArray(device, weights), CudaArray(device, out_like(), is_written=False)
+    with new_stream(device) as stream:
+        ks.prepare(given, own, out=out, stream=stream)
+        with captured(device, handle_of(stream)) as replay:
+            ks(given, own, out=out, stream=stream)
+        for factor in (1, 2):
+            device.upload(given.memory, factor * x)
+            device.upload(own.memory, -factor * weights)
+            replay()
+            check(out.content(stream), factor * x, -factor * weights)
+
+
+@on_both
+def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: ChainLauncher) -> None:
+    """Behind each other, and behind those that pack the weights anew."""
+    x, weights, between, y = chain_arrays()
+    given, own, middle, out = (
+        CudaArray(device, x),
+        [CudaArray(device, each) for each in weights],
+        *(CudaArray(device, e) for e in (between, y)),
+    )
+    first, second = early_chain.factors
+    with new_stream(device) as stream:
+
+        def call() -> None:
+            first(given, own[0], out=middle, stream=stream)
+            second(middle, own[1], out=out, stream=stream)
+
+        call()
+        check_chain(out.content(stream), x, weights)
+        with captured(device, handle_of(stream)) as replay:
+            call()
+        for factor in (2, -1):
+            device.upload(given.memory, factor * x)
+            device.upload(own[0].memory, -weights[0])
+            replay()
+            check_chain(out.content(stream), factor * x, [-weights[0], weights[1]])
+
+
+@on_both
+def test_a_first_use_is_refused_and_spoils_no_capture(device: Any, ks: Launcher) -> None:
+    x, weights = inputs()
+    given, own, out = CudaArray(device, x), CudaArray(device, weights), CudaArray(device, out_like())
+    kept, other = ks.pack(own), [CudaArray(device, draw(*shape)) for shape in ((3, 20), (2, 9, 5, 2), (3, 36))]
+    with new_stream(device) as stream:
+        ks.prepare(given, kept, out=out, stream=stream)
+        with captured(device, handle_of(stream)) as replay:
+            with pytest.raises(LaunchError, match="builds and loads its kernel"):
+                Launcher(2, 9, 5, 2)(other[0], other[1], out=other[2], stream=stream)
+            with pytest.raises(LaunchError, match="packs its weights for the first time"):
+                ks(given, own, out=out, stream=stream)
+            with pytest.raises(LaunchError, match="allocates its output"):
+                ks(given, kept, stream=stream)
+            ks(given, kept, out=out, stream=stream)
+        replay()
+        check(out.content(stream), x, weights)
+
+
+@on_both
+def test_what_is_dropped_inside_a_capture_does_not_spoil_it(device: Any, ks: Launcher) -> None:
+    """Memory and kernels may be collected as garbage at any time."""
+    x, weights = inputs()
+    given, out, kept = CudaArray(device, x), CudaArray(device, out_like()), ks.pack(weights)
+    with new_stream(device) as stream:
+        plan = ks.prepare(given, kept, out=out, stream=stream).plan
+        dropped = [CudaArray(device, x), ks.pack(weights)]
+        dropped += [device.load(plan.binary, plan.source.entry, 0, early) for early in (False, True)]
+        with captured(device, handle_of(stream)) as replay:
+            dropped.clear()
+            gc.collect()
+            ks(given, kept, out=out, stream=stream)
+        replay()
+        check(out.content(stream), x, weights)

@@ -1,0 +1,187 @@
+"""The check itself: that it passes what is right, fails what is wrong anywhere, and times against an honest floor."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.devices import Found, find_device, list_devices
+from ksgen.devices.base import uploaded
+from ksgen.emit.render import render_processor_probe
+from ksgen.launch.plan import Choice, Plan, Planner, choice_by_name, limits_of
+from ksgen.measure import verify
+from ksgen.measure.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
+from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from tests.emulator import is_installed
+from tests.support.fake_gpu import FakeGpu, TextCompiler
+
+HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+KERNEL = KernelSpec(Pattern(2, 9, 5, 3), epilogue=Epilogue(True, "relu", True))
+
+
+def truth(problem: verify.Problem) -> np.ndarray:
+    epilogue = problem.kernel.epilogue
+    return reference.multiply(
+        problem.kernel.pattern, problem.x, problem.weights, problem.kernel.layout,
+        bias=problem.bias, activation=epilogue.activation, residual=problem.residual,
+    )  # fmt: skip
+
+
+def test_problems_are_reproducible_and_as_the_protocol_says() -> None:
+    one, again, other = make_problem(KERNEL, 500), make_problem(KERNEL, 500), make_problem(KERNEL, 500, seed=1)
+    np.testing.assert_array_equal(one.x, again.x)
+    assert (one.x != other.x).any()
+    assert np.abs(one.weights).max() <= 1 / np.sqrt(5)
+    assert abs(one.x.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compare_accepts_the_truth_and_finds_one_wrong_entry(layout: str) -> None:
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), layout=layout), 100)
+    y = truth(problem).astype(np.float32)
+    error, checked = compare(problem, y)
+    assert error < 1e-7
+    assert checked == 100
+    y[3, 4] += 0.1
+    assert compare(problem, y)[0] > tolerance("float32", 5)
+
+
+def test_a_sample_holds_both_ends_and_any_gap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "MOST_REFERENCE_FLOPS", 1)
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3)), 1000)
+    y = truth(problem).astype(np.float32)
+    error, checked = compare(problem, y)
+    assert error < 1e-7
+    assert 60 <= checked <= 64
+    for entry in (0, 999):
+        wrong = y.copy()
+        wrong[entry] = 0
+        assert compare(problem, wrong)[0] > 0.01
+    y[517, 3] = np.nan  # not in the sample
+    assert np.isnan(compare(problem, y)[0])
+
+
+def test_a_problem_can_be_compared_in_fewer_entries() -> None:
+    problem = replace(make_problem(KERNEL, 1000), most_compared=128)
+    y = truth(make_problem(KERNEL, 1000)).astype(np.float32)
+    assert compare(problem, y)[0] < 1e-7
+    assert 124 <= compare(problem, y)[1] <= 128
+    y[-1] = 0
+    assert compare(problem, y)[0] > 0.01
+    assert compare(replace(problem, most_compared=1000), y)[1] == 1000
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_numpys_way_is_right(precision: str, layout: str, job: str) -> None:
+    problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout, job=job), 33)
+    seconds, y = numpy_way(problem)
+    assert seconds > 0
+    assert y.flags.c_contiguous
+    assert compare(problem, y)[0] <= tolerance(precision, 5)
+
+
+def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
+    kernel = KernelSpec(Pattern(1, 10, 20, 1))
+    moved, computed = 4 * (100 * 30 + 200), 2 * 100 * 200
+    assert Ceilings(1e3, 1e30).floor_s(kernel, 100) == pytest.approx(moved / 1e3)
+    assert Ceilings(1e30, 1e3).floor_s(kernel, 100) == pytest.approx(computed / 1e3)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)
+    return FakeGpu()
+
+
+PERMUTED = KernelSpec(Pattern(1, 16, 8, 2), "float16")
+GRADIENT = KernelSpec(Pattern(1, 9, 5, 2), job="gradient")
+
+
+def plan_in_parts(gpu: Any, parts: int, batch: int) -> Plan:
+    """Of a gradient that is summed in so many parts of the batch."""
+    default = choice_by_name("gradient", GRADIENT, batch, limits_of(gpu))
+    return Planner().plan_of(gpu, GRADIENT, batch, Choice("gradient", replace(default.constants, parts=parts), "a test"))
+
+
+def test_what_launches_leave_to_each_other_is_poisoned_before_a_check(gpu: Any) -> None:
+    """So that none passes by what an earlier candidate left there."""
+    permuted = Planner().plan_of(gpu, PERMUTED, 40, choice_by_name("wgmma_permuted", PERMUTED, 40, limits_of(gpu)))
+    for right in (permuted, plan_in_parts(gpu, 2, 1000)):
+        bench = Bench(gpu, make_problem(right.kernel, right.batch))
+        assert bench.check(right, bench.pack(right))[0] <= tolerance(right.kernel.precision, bench.problem.terms)
+        for missing in right.steps[:-1]:
+            wrong = replace(right, steps=tuple(each for each in right.steps if each is not missing))
+            assert np.isnan(bench.check(wrong, bench.pack(wrong))[0])
+
+
+def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
+    _, small, large, again = plans = [plan_in_parts(gpu, parts, 1000) for parts in (1, 2, 4, 2)]
+    assert [each.workspace_bytes // small.workspace_bytes for each in plans] == [0, 1, 2, 1]
+    bench = Bench(gpu, make_problem(GRADIENT, 1000))
+    launch = bench.launches(small, bench.pack(small))
+    before = len(gpu._memory)
+    for plan in plans:
+        assert bench.check(plan, bench.pack(plan))[0] <= tolerance("float32", 1000)
+        assert len(gpu._memory) - before == (1 if plan.workspace_bytes else 0)
+    y = bench._sets[0][2]
+    gpu.upload(y, bench._poison)
+    launch()  # made ready before there was memory for the large one
+    result = np.empty_like(bench._poison)
+    gpu.download(result, y)
+    assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
+    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace[0].pointer].nbytes
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "precision"), [("bsf", "float32"), ("bsl", "tf32")])
+def test_a_call_on_the_hosts_arrays_is_the_problems_own(layout: str, precision: str) -> None:
+    problem = make_problem(replace(KERNEL, layout=layout, precision=precision), 70)
+    result = host_call(find_device("opencl"), problem)()
+    assert compare(problem, result)[0] <= tolerance("float32", problem.terms)
+
+
+@needs_opencl
+def test_measuring_a_kernel_and_a_device() -> None:
+    device = find_device("opencl")
+    measured = measure(device, KERNEL, 70, runs=3)
+    assert measured.passed
+    assert len(measured.seconds) == 3
+    for precision in ("float32", "float64", "tf32x3"):
+        ceilings = measure_ceilings(device, precision)
+        assert ceilings.products == 1  # there are no tensor cores, whose products would stand for one in threes
+        assert 1e8 < ceilings.bytes_per_s < 1e14
+        assert 1e8 < ceilings.flops_per_s < 1e16
+
+
+@needs_opencl
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
+def test_a_processors_probes_do_what_is_counted(precision: str, vector_bytes: int) -> None:
+    device, probe = find_device("opencl"), render_processor_probe(precision, vector_bytes)
+    item_bytes = 8 if precision == "float64" else 4
+    assert probe.multiply_adds == vector_bytes // item_bytes * (24 if vector_bytes == 64 else 12)
+    copy, multiply = load_probe(device, probe)
+    real = np.dtype(f"f{item_bytes}")
+    x = np.arange(37 * vector_bytes // item_bytes, dtype=real)
+    sent, taken = uploaded(device, x), uploaded(device, np.full_like(x, np.nan))
+    device.launch(copy, 5, 1, 0, (sent, taken, 36), None)  # 36 vectors, and no more
+    device.launch(multiply, 5, 1, 0, (sent, 3), None)
+    for buffer, expected in ((taken, np.append(x[: -vector_bytes // item_bytes], [np.nan] * (vector_bytes // item_bytes))), (sent, x)):
+        found = np.empty_like(x)
+        device.download(found, buffer)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_processors_probe_copies_more_than_a_cache_holds() -> None:
+    assert PROCESSOR_COPIED_BYTES >= 256 * 2**20

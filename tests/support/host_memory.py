@@ -1,0 +1,75 @@
+"""Host memory in which arrays lie for a device that uses it as it is: poisoned beside them, or with pages that nothing may touch."""
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import Plan
+
+Array = np.ndarray[Any, Any]
+NOTHING = 0xFF  # in every byte: a NaN in every type
+GAP = 129  # elements between arrays: odd, so that none begins at a vector's boundary
+
+
+def processor() -> Device:
+    try:
+        device = find_device("opencl")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    if not device.shares_host:
+        pytest.skip(f"{device.name} does not use host memory where it lies")
+    return device
+
+
+def nothing(nbytes: int) -> Array:
+    """Bytes that begin at a multiple of what buffers of devices begin at."""
+    whole = np.full(nbytes + 256, NOTHING, np.uint8)
+    begin = -whole.ctypes.data % 256
+    return whole[begin : begin + nbytes]
+
+
+def placed(arrays: list[Array], dtype: str, boundary: int = 1) -> tuple[Array, list[Array]]:
+    """One memory that holds copies of the arrays, flat, each from such a boundary on, with nothing before, between and behind them."""
+    kind = numpy_dtype(dtype)
+    memory = nothing((sum(each.size for each in arrays) + GAP * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
+    places, begin = [], GAP * kind.itemsize
+    for array in arrays:
+        begin += -begin % boundary
+        places.append(place := memory[begin : begin + array.nbytes].view(kind))
+        place[:] = array.reshape(-1)
+        begin += array.nbytes + GAP * kind.itemsize
+    return memory, places
+
+
+def workspace_of(plan: Plan) -> Array:
+    """In which nothing was ever written, with something behind it."""
+    return nothing(plan.workspace_bytes + 256)
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """Memory whose neighbours on both sides may not be touched: the process would end."""
+
+    memory: mmap.mmap
+
+    @classmethod
+    def of(cls, nbytes: int) -> "Fenced":
+        memory = mmap.mmap(-1, (-(-nbytes // mmap.PAGESIZE) + 2) * mmap.PAGESIZE)
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for page in (begin, begin + len(memory) - mmap.PAGESIZE):
+            assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, 0) == 0
+        return cls(memory)
+
+    def place(self, array: Array, at_end: bool) -> Array:
+        begin = len(self.memory) - mmap.PAGESIZE - array.nbytes if at_end else mmap.PAGESIZE
+        place = np.frombuffer(self.memory, np.uint8, array.nbytes, begin).view(array.dtype)
+        place[:] = array.reshape(-1)
+        return place

@@ -1,0 +1,375 @@
+"""What must hold of every family's kernels: the matrix of them, and the checks, each for the emulator or for a device.
+
+A check takes `run`, which makes one launch: `in_emulator()` or `on_device(device)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import count, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import families
+from ksgen.build.build import build, default_caches
+from ksgen.devices import Device
+from ksgen.emit.render import Source, render
+from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.families.operands import LEAST_IN
+from ksgen.measure.verify import Problem, compare, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from tests.emulator import TensorMap, is_installed, run_cuda
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Source, str, Geometry, list[Any]], None]
+
+LIMITS = cuda_limits("sm_90a")
+PLAIN = Epilogue()
+PATTERNS = {  # every branch: d = 1, all of d in a block, d in several blocks, d with a rest; b and c smaller and ragged; a > 1
+    "dense": (1, 70, 50, 1),
+    "tiny": (1, 1, 1, 1),
+    "flat": (2, 37, 13, 5),
+    "slab": (1, 33, 9, 16),
+    "rest": (3, 5, 7, 11),
+    "blocks": (4, 64, 48, 1),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 130, 18, 2),
+}
+ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byte chunks
+    "dense": (1, 70, 56, 1),
+    "flat": (2, 37, 24, 5),
+    "slab": (1, 33, 9, 16),
+    "rest": (1, 5, 6, 24),
+    "blocks": (4, 64, 48, 1),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 130, 20, 2),
+}
+IN_EIGHTS = {  # and for the one whose b and c are multiples of 8
+    "flat": (2, 40, 24, 5),
+    "slab": (1, 24, 72, 16),
+    "rest": (3, 8, 104, 24),
+    "blocks": (2, 72, 64, 8),
+    "aligned": (2, 48, 16, 4),
+    "wide": (1, 136, 24, 2),
+}
+BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
+EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
+BEHIND = 4096  # elements of a buffer behind its array
+MOST_EXACT = 256  # up to which integers are exact in every precision
+
+
+def _job(family: str) -> str | None:
+    """A family's; None of those that emit no CUDA, so that the emulator runs none of theirs."""
+    every = (
+        KernelSpec(Pattern(2, 64, 48, 4), precision, layout, job=job)
+        for job, precision, layout in product(("multiply", "gradient"), PRECISIONS, LAYOUTS)
+    )
+    return next((kernel.job for kernel in every if FAMILIES[family].serves(kernel, LIMITS)), None)
+
+
+JOB_OF = {family: job for family in FAMILIES if (job := _job(family))}
+
+
+def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
+    return KernelSpec(Pattern(*pattern), precision, layout, epilogue, batch)
+
+
+def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
+    """The kernel with the family's job in the place of its own; a gradient has no epilogue."""
+    job = JOB_OF[family]
+    return replace(kernel, job=job, epilogue=PLAIN if job == "gradient" else kernel.epilogue)
+
+
+def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
+    return FAMILIES[family].serves(job_of(family, kernel), limits)
+
+
+def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
+    """Those of a family; with 16 inputs more where operands in parts want more."""
+    if family == "wgmma_permuted":
+        return IN_EIGHTS
+    takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
+    least = LEAST_IN.get(precision, 1) if JOB_OF[family] == "multiply" else 1
+    found = PATTERNS if takes_anything else ALIGNED
+    return {name: (a, b, c if c >= least else c + 16, d) for name, (a, b, c, d) in found.items()}
+
+
+def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
+    """A pattern of which nothing divides its tile."""
+    found = (patterns_of(family, precision)[name] for name in ("flat", "dense"))
+    return next(pattern for pattern in found if serves(family, kernel_of(pattern, precision, layout)))
+
+
+def batch_for(source: Source, batch: int) -> int:
+    """That batch, or the next that the family takes."""
+    family = family_named(source.family)
+    return next(each for each in count(batch) if family.takes(source.kernel, each, True))
+
+
+def batches_for(source: Source) -> list[int]:
+    return list(dict.fromkeys(batch_for(source, batch) for batch in BATCHES[source.kernel.job]))
+
+
+def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
+    """A family's text for its job, under its default where no constants are given."""
+    kernel = job_of(family, kernel)
+    if not serves(family, kernel, limits):
+        pytest.skip(f"{family} does not serve {kernel.name} here")
+    return render(kernel, constants or FAMILIES[family].default(kernel, limits), family=family)
+
+
+def _body(source: Source) -> str:
+    """The text but for its name and the comments of its first lines: what a precision that is computed as another shares."""
+    return "\n".join(line for line in source.text.splitlines() if not line.startswith("//")).replace(source.entry, "")
+
+
+def _served() -> list[tuple[str, str, str]]:
+    """Every (family, precision, layout), once for each text."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
+        kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
+        if kernel := next((each for each in kernels if serves(family, each)), None):
+            found.setdefault(_body(source_of(family, kernel)), (family, precision, layout))
+    return list(found.values())
+
+
+SERVED = _served()
+MATRIX = [
+    (*each, name) for each in SERVED for name, pattern in patterns_of(*each[:2]).items() if serves(each[0], kernel_of(pattern, *each[1:]))
+]
+
+
+# ---- one launch
+
+
+def in_emulator(**options: Any) -> Run:
+    """Options of `run_cuda`."""
+    if not is_installed(options.get("sanitize", "none")):
+        pytest.skip("the emulator needs g++, with its sanitizers' libraries")
+
+    def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
+        launched = (geometry.launched(EMULATED), geometry.block, geometry.shared_bytes)
+        run_cuda(source.text, entry, *launched, args, early=geometry.starts_early, **options)
+
+    return run
+
+
+def on_device(device: Device) -> Run:
+    def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
+        launch(device, source.text, source.entry, entry, geometry, args)
+
+    return run
+
+
+def launch(device: Device, text: str, built_as: str, entry: str, geometry: Geometry, args: list[Any]) -> None:
+    """Upload, launch, and bring back every array that may have been written. An array given twice is one buffer."""
+    handle = _load(device, text, built_as, entry, geometry.shared_bytes, geometry.starts_early)
+    named = (arg.array if isinstance(arg, TensorMap) else arg for arg in args)
+    arrays = {id(array): array for array in named if isinstance(array, np.ndarray)}
+    buffers = {key: device.allocate(array.nbytes) for key, array in arrays.items()}
+    for key, array in arrays.items():
+        device.upload(buffers[key], array)
+    given = tuple(_given(device, buffers, arg) for arg in args)
+    device.launch(handle, geometry.launched(device.limits.multiprocessors), geometry.block, geometry.shared_bytes, given, None)
+    for key, array in arrays.items():
+        if array.flags.writeable:
+            device.download(array, buffers[key])
+
+
+@lru_cache(maxsize=32)
+def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: int, starts_early: bool) -> Any:
+    binary = build(text, built_as, device.target, device.compiler(), default_caches())
+    return device.load(binary, entry, shared_bytes, starts_early)
+
+
+def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
+    """An argument as a device takes it: signed numbers have 64 bits at most."""
+    if isinstance(arg, TensorMap):
+        described = families.TensorMap("x", arg.element_bytes, tuple(arg.sizes), tuple(arg.strides), tuple(arg.box), arg.swizzle)
+        return device.encode_map(described, int(buffers[id(arg.array)]))
+    return buffers.get(id(arg), arg.view(np.int64) if isinstance(arg, np.uint64) else arg)
+
+
+# ---- one product
+
+
+def as_bits(array: Array) -> Array:
+    """The same memory as the kernel's own type: 16-bit floats are unsigned shorts there."""
+    return array.view(np.uint16) if array.itemsize == 2 else array
+
+
+def shifted(array: Array, elements: int = 0) -> Array:
+    """A copy whose first element lies `elements` past a 16-byte boundary."""
+    padded = np.empty(array.size + 32, array.dtype)
+    start = (-(padded.ctypes.data // array.itemsize)) % (16 // array.itemsize) + elements
+    copy = padded[start : start + array.size].reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def pack(problem: Problem, source: Source, run: Run) -> Array:
+    """The weights as the source's own packing kernel leaves them: every word is written."""
+    family, kernel = family_named(source.family), problem.kernel
+    packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
+    run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [as_bits(problem.weights), packed])
+    word = np.uint16 if problem.x.itemsize == 2 else np.uint32
+    assert (packed.view(word) != np.iinfo(word).max).all(), "packing left elements unwritten"  # all ones: NaN in every format
+    return packed
+
+
+def _run_all(source: Source, geometry: Geometry, maps: list[TensorMap], arguments: list[Any], run: Run) -> None:
+    for each in geometry.before:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+    run(source, source.entry, geometry, [*maps, *arguments])
+    for each in geometry.after:
+        run(source, source.entry_of(each.name), each.geometry, arguments)
+
+
+def multiply(
+    problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0, in_place: bool = False, **shifts: int
+) -> Array:
+    """Y of one launch, NaN before, or the residual `in_place`. Behind X lie so many elements of Inf and NaN, and behind Y what
+    must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say."""
+    family, x = family_named(source.family), problem.x
+    bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(x.dtype)
+    size = int(np.prod(problem.y_shape))
+    y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
+    added = {"bias": problem.bias, "residual": problem.residual}
+    extras = [as_bits(shifted(extra, shifts.get(name, 0))) for name, extra in added.items() if extra is not None]
+    if in_place and problem.residual is not None:
+        y[:size] = problem.residual.reshape(-1)
+    x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
+    geometry = family.geometry(problem.kernel, source.constants, problem.batch)
+    workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
+    arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}
+    extras = [*extras[:-1], arrays["y"]] if in_place else extras
+    maps = [
+        TensorMap(arrays[each.operand], each.sizes, each.strides, each.box, each.swizzle, each.item_bytes)
+        for each in family.maps(problem.kernel, source.constants, problem.batch)
+    ]
+    given = [workspace] if geometry.workspace_bytes else []
+    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, problem.batch], run)
+    assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
+    return y[:size].reshape(problem.y_shape)
+
+
+def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:
+    """The weights' gradient of one launch, or two where the batch has parts; NaN before, and so are the parts. Behind X and dY
+    lie so many elements of Inf and NaN, and behind the gradient what must stay as it is."""
+    assert problem.grad_y is not None
+    family, kernel, dtype = family_named(source.family), problem.kernel, problem.x.dtype
+    bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(dtype)
+    x, grad_y = (shifted(np.concatenate([array.reshape(-1), bad]), shift) for array in (problem.x, problem.grad_y))
+    size = kernel.pattern.weight_count
+    grad = shifted(np.full((size + behind) * dtype.itemsize, 0xFF, np.uint8).view(dtype), shift)
+    geometry = family.geometry(kernel, source.constants, problem.batch)
+    parts = shifted(np.full(geometry.workspace_bytes or 16, 0xFF, np.uint8))
+    _run_all(source, geometry, [], [as_bits(x), as_bits(grad_y), as_bits(grad), parts, problem.batch], run)
+    assert (grad[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind the gradient"
+    return grad[:size].reshape(kernel.pattern.shape)
+
+
+def result(problem: Problem, source: Source, run: Run, **options: Any) -> Array:
+    return (differentiate if problem.kernel.job == "gradient" else multiply)(problem, source, run, **options)
+
+
+# ---- checks
+
+
+def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
+    """The kernel agrees with the float64 reference on random arrays, at the batch or the next that its family takes; what it gave."""
+    problem = make_problem(source.kernel, batch_for(source, batch))
+    y = result(problem, source, run, **options)
+    error, _ = compare(problem, y)
+    assert error <= tolerance(source.kernel.precision, problem.terms), (error, source.constants)
+    return y
+
+
+def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
+    """Small integers: every sum is exact in every precision, in whatever order."""
+    random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
+    assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
+
+    def integers(like: Array | None, most: int = 2) -> Array | None:
+        return None if like is None else random.integers(-most, most + 1, like.shape).astype(like.dtype)
+
+    parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual", "grad_y")}
+    return replace(problem, weights=integers(problem.weights, 1), **parts)
+
+
+def check_exact(source: Source, batch: int, run: Run) -> None:
+    """The result is right to the last bit where nothing but itself is rounded."""
+    problem = exact_problem(source.kernel, batch_for(source, batch))
+    got = result(problem, source, run)
+    np.testing.assert_array_equal(got.astype(np.float64), problem.truth.astype(got.dtype).astype(np.float64))
+
+
+def check_leaks(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN stay where they belong, and all else is the same to the last bit."""
+    (_check_leaks_of_gradient if source.kernel.job == "gradient" else _check_leaks_of_product)(source, batch, run)
+
+
+def _by_entry(array: Array, layout: str) -> Array:
+    return array if layout == "bsf" else array.T
+
+
+def _check_leaks_of_product(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN in X stay in their batch entry and (i, j) block, those in the weights in their output. They are planted in
+    half of the blocks and a tenth of the outputs, so next to everything, and behind X, where padding would be read from."""
+    kernel, batch = source.kernel, batch_for(source, batch)
+    random = np.random.default_rng(batch)
+    a, b, c, d = kernel.pattern.shape
+    clean = make_problem(kernel, batch)
+    bad = [np.inf, np.nan, -np.inf]
+
+    def by_entry(array: Array) -> Array:
+        return _by_entry(array, kernel.layout)
+
+    blocks, outputs = random.random((batch, a, d)) < 0.5, random.random((a, b, d)) < 0.1
+    x, weights = by_entry(clean.x).reshape(batch, a, c, d).copy(), clean.weights.copy()
+    (s, i, j), (wi, k, wj) = np.nonzero(blocks), np.nonzero(outputs)
+    x[s, i, random.integers(0, c, s.size), j] = random.choice(bad, s.size)
+    weights[wi, k, random.integers(0, c, k.size), wj] = random.choice(bad, k.size)
+    planted = replace(clean, x=np.ascontiguousarray(by_entry(x.reshape(batch, a * c * d))), weights=weights)
+
+    touched = by_entry((blocks[:, :, None, :] | outputs[None]).reshape(batch, a * b * d))
+    expected, got = multiply(clean, source, run), multiply(planted, source, run, behind=BEHIND)
+    assert np.isfinite(expected).all()
+    assert not np.isfinite(got[touched]).any()
+    np.testing.assert_array_equal(got[~touched], expected[~touched])
+
+
+def _check_leaks_of_gradient(source: Source, batch: int, run: Run) -> None:
+    """Inf and NaN in X stay in their input and (i, j) block, those in dY in their output. They are planted in a third of both,
+    so next to everything, and behind both, where padding would be read from."""
+    kernel, random = source.kernel, np.random.default_rng(batch)
+    a, b, c, d = kernel.pattern.shape
+    clean = make_problem(kernel, batch)
+    assert clean.grad_y is not None
+
+    def planted(array: Array, rows: int) -> tuple[Array, Array]:
+        where = random.random((a, rows, d)) < 0.3
+        i, row, j = np.nonzero(where)
+        values = _by_entry(array, kernel.layout).reshape(batch, a, rows, d).copy()
+        values[random.integers(0, batch, i.size), i, row, j] = random.choice([np.inf, np.nan, -np.inf], i.size)
+        return np.ascontiguousarray(_by_entry(values.reshape(batch, a * rows * d), kernel.layout)), where
+
+    (x, inputs), (grad_y, outputs) = planted(clean.x, c), planted(clean.grad_y, b)
+    touched = outputs[:, :, None, :] | inputs[:, None, :, :]
+    expected = differentiate(clean, source, run)
+    got = differentiate(replace(clean, x=x, grad_y=grad_y), source, run, behind=BEHIND)
+    assert np.isfinite(expected).all()
+    assert not np.isfinite(got[touched]).any()
+    np.testing.assert_array_equal(got[~touched], expected[~touched])
+
+
+def ulps(y: Array, other: Array) -> int:
+    """The most floats that lie between two arrays' finite entries."""
+    steps = []
+    for each in (y, other):
+        bits = each.reshape(-1).view(f"i{each.itemsize}").astype(np.int64)
+        steps.append(np.where(bits < 0, np.iinfo(f"i{each.itemsize}").min - bits, bits))
+    return int(np.abs(steps[0] - steps[1]).max(initial=0))

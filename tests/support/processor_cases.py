@@ -1,0 +1,103 @@
+"""Small cases of the families for processors, on any OpenCL device, its memory shared with the host or not: run and compared."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ksgen.devices.base import Device, uploaded
+from ksgen.families import family_named
+from ksgen.families.vector import factor_kernels
+from ksgen.launch.plan import PLANNER, Choice, choice_by_name, limits_of
+from ksgen.measure.verify import Bench, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from tests.families.test_vector_chain import arrays_of, is_right, truth_of
+
+
+@dataclass(frozen=True)
+class Case:
+    pattern: tuple[int, int, int, int]
+    precision: str = "float32"
+    layout: str = "bsf"
+    epilogue: tuple[bool, str, bool] = (False, "none", False)
+    batches: tuple[int, ...] = (7,)
+    family: str = "simt"
+    constants: dict[str, Any] | None = None  # None: the family's default
+    before: tuple[tuple[int, int, int, int], ...] = ()  # of a chain
+
+    @property
+    def job(self) -> str:
+        return "gradient" if "gradient" in self.family else "chain" if self.before else "multiply"
+
+    def __str__(self) -> str:
+        own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
+        shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern))
+        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}"
+
+    @property
+    def kernel(self) -> KernelSpec:
+        before = tuple(Pattern(*each) for each in self.before)
+        return KernelSpec(Pattern(*self.pattern), self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, before)
+
+    def choice(self, kernel: KernelSpec, device: Device, batch: int) -> Choice:
+        if self.constants is None:
+            return choice_by_name(self.family, kernel, batch, limits_of(device))
+        return Choice(self.family, family_named(self.family).constants(self.constants), "a test's")
+
+
+def passes(device: Device, case: Case) -> list[bool]:
+    """Of each batch: whether the kernel gave what float64 gives, from workspaces full of NaN."""
+    return [(chain_passes if case.before else factor_passes)(device, case, batch) for batch in case.batches]
+
+
+def factor_passes(device: Device, case: Case, batch: int) -> bool:
+    kernel = case.kernel
+    problem = make_problem(kernel, batch)
+    bench = Bench(device, problem)
+    plan = PLANNER.plan_of(device, kernel, batch, case.choice(kernel, device, batch))
+    return bench.check(plan, bench.pack(plan))[0] <= tolerance(kernel.precision, problem.terms)
+
+
+def chain_passes(device: Device, case: Case, batch: int) -> bool:
+    kernel = case.kernel
+    choice = case.choice(kernel, device, batch)
+    whole = PLANNER.plan_of(device, kernel, batch, choice)
+    arrays = arrays_of(kernel, batch)
+    at = {name: uploaded(device, array) for name, array in arrays.items()}
+    packed = []
+    for number, (factor, own) in enumerate(zip(factor_kernels(kernel), choice.constants.parsed, strict=True)):
+        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice("vector", own, "a test's"))
+        packed.append(plan.pack(at[f"weights {number}"], None))
+    workspace = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
+    whole.launch((at["x"], *packed, at["y"], workspace, *(at[name] for name in ("bias", "residual") if name in at), batch), None)
+    got = np.empty_like(arrays["y"])
+    device.download(got, at["y"])
+    return is_right(kernel, got, truth_of(kernel, arrays))
+
+
+def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
+    """Constants of the vector families, which end with `panel` or, of a gradient, `pieces`."""
+    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last}
+
+
+VECTOR = [
+    Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True)),
+    Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
+    Case((1, 3, 2, 7), "bfloat16", batches=(7,), family="vector", constants=tiles("outputs", 4, 2, 2, 6, 2, 1)),
+    Case((2, 5, 3, 3), batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1), epilogue=(True, "silu", True)),
+    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1)),
+    Case((2, 3, 3, 1), "float64", batches=(5,), family="vector", constants=tiles("batch", 2, 2, 2, 4, 1, 1)),
+]
+FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
+ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1"}
+CHAIN = [
+    Case(
+        LAST, "float32", "bsf", (True, "relu", True), (31,), "vector_chain", {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1"}, FIRST
+    ),
+    Case(LAST, "float16", "bsl", batches=(14,), family="vector_chain", constants=ALONG_BATCH, before=FIRST),
+]
+VECTOR_GRADIENT = [
+    Case((2, 5, 3, 2), batches=(14,), family="vector_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
+    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector_gradient", constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces")),
+]

@@ -1,0 +1,116 @@
+"""What machine code a cubin holds: how often each entry has each instruction. Needs cuobjdump and nvdisasm, and no GPU."""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+
+import pytest
+
+from ksgen.build.toolchain import CudaCompiler, _packaged_toolkits, find_compiler
+from ksgen.errors import ToolchainError
+
+HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+
+_FUNCTION = re.compile(r"\s*Function : (\S+)")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][\w.]*)")  # address, predicate, opcode
+_FLOW = re.compile(r"(@\S+\s+)?([A-Z0-9]+)(?:.*?(0x[0-9a-f]+) ;)?")  # predicate, opcode, where a branch goes
+_WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
+
+
+def find_cuobjdump() -> str | None:
+    """cuobjdump with nvdisasm beside it, which it runs: from Python packages, else from PATH."""
+    folders = [*(str(toolkit / "bin") for toolkit in _packaged_toolkits()), None]
+    found = (shutil.which("cuobjdump", path=folder) for folder in folders if shutil.which("nvdisasm", path=folder))
+    return next((each for each in found if each), None)
+
+
+def needed_compiler() -> CudaCompiler:
+    """A test is skipped where there is none; what one refuses is an error."""
+    try:
+        return find_compiler()
+    except ToolchainError as error:
+        pytest.skip(f"no CUDA compiler: {error}")
+
+
+def needed_disassembler() -> None:
+    """A test is skipped where there is none."""
+    if find_cuobjdump() is None:
+        pytest.skip(f"no cuobjdump with nvdisasm; {HINT}")
+
+
+def instructions(cubin: bytes) -> dict[str, Counter[str]]:
+    """{entry: {opcode with its modifiers, such as LDGSTS.E.BYPASS.128: how often}}."""
+    return read(listing_of(cubin))
+
+
+def listing_of(cubin: bytes) -> str:
+    tool = find_cuobjdump()
+    if tool is None:
+        raise FileNotFoundError(f"no cuobjdump with nvdisasm; {HINT}")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def read(listing: str) -> dict[str, Counter[str]]:
+    entries: dict[str, Counter[str]] = {}
+    counts: Counter[str] = Counter()
+    for line in listing.splitlines():
+        if found := _FUNCTION.match(line):
+            counts = entries.setdefault(found[1], Counter())
+        elif found := _INSTRUCTION.match(line):
+            counts[found[1]] += 1
+    return entries
+
+
+def registers_after(listing: str, entry: str, opcode: str) -> int:
+    """Registers, by the highest that is named, of all that a warp of an entry can come to after an instruction."""
+    reached = _reached(listing, entry, begin=opcode)
+    return 1 + max((int(each) for words in reached for each in re.findall(r"(?<!\w)R(\d+)", words)), default=-1)
+
+
+def opcodes_before(listing: str, entry: str, opcode: str) -> set[str]:
+    """The opcodes of all that a warp of an entry can come to with no instruction of that opcode before."""
+    return {_FLOW.match(words)[2] for words in _reached(listing, entry, end=opcode)}  # type: ignore[index]
+
+
+def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") -> list[str]:
+    """Every instruction of an entry that a warp can come to from the first that has `begin` in it, not going past any with `end`."""
+    (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
+    found = [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
+    places = {address: number for number, (address, _) in enumerate(found)}
+    start = next(number for number, (_, words) in enumerate(found) if begin in words)
+    waiting, seen = [start], set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen or number >= len(found) or end in found[number][1]:
+            continue
+        seen.add(number)
+        predicate, name, target = _FLOW.match(found[number][1]).groups()  # type: ignore[union-attr]
+        if name in ("BRA", "CALL") and target:
+            waiting.append(places[int(target, 16)])
+        if predicate or name not in ("BRA", "EXIT", "RET"):
+            waiting.append(number + 1)
+    return [found[number][1] for number in seen]
+
+
+def count(counts: Counter[str], wanted: str) -> int:
+    """How many are `wanted`: an opcode and those modifiers that matter. A 32 stands for an access without a width."""
+    opcode, *modifiers = wanted.split(".")
+    is_word = "32" in modifiers
+
+    def matches(name: str) -> bool:
+        first, *others = name.split(".")
+        if first != opcode or (is_word and not _WIDTHS.isdisjoint(others)):
+            return False
+        return set(modifiers) - {"32"} <= set(others)
+
+    return sum(number for name, number in counts.items() if matches(name))
+
+
+def local_accesses(counts: Counter[str]) -> int:
+    """Loads and stores of memory that stands in for registers."""
+    return count(counts, "LDL") + count(counts, "STL")

@@ -1,0 +1,62 @@
+"""Imports run down the table of layers, lazy ones too, and the design page prints that table."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ksgen.layers import LAYERS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ksgen"
+ORDER = [room.name for room in LAYERS]
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")  # whose names are all lazy
+
+
+def room_of(module: str) -> str:
+    """The room of a module's dotted name."""
+    return module.split(".")[1]
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every module of ksgen's that a source imports, at its top or within a function."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("ksgen."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "ksgen":
+            yield from (f"ksgen.{alias.name}" for alias in node.names if alias.name in ORDER)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ksgen."):
+            yield node.module or ""
+
+
+def upward(room: str, source: str) -> list[str]:
+    return [module for module in imported(source) if ORDER.index(room_of(module)) > ORDER.index(room)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_down(path: Path) -> None:
+    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    assert upward(room, path.read_text(encoding="utf-8")) == []
+
+
+def test_a_lazy_import_upwards_is_found() -> None:
+    assert upward("build", "def late():\n    from ksgen.launcher import Launcher\n") == ["ksgen.launcher"]
+    assert upward("spec", "from ksgen import tuning, errors\nimport ksgen.emit.render\n") == ["ksgen.tuning", "ksgen.emit.render"]
+
+
+def test_no_import_is_relative() -> None:
+    """They would escape the check above."""
+    for path in MODULES:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], path
+
+
+def test_every_room_is_in_the_table_once() -> None:
+    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in MODULES}
+    assert sorted(ORDER) == sorted(rooms)
+
+
+def test_the_design_page_prints_the_table() -> None:
+    rows = [f"| `{room.name}` | {room.answers} | {room.never} |" for room in LAYERS]
+    assert "\n".join(rows) in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")

@@ -1,0 +1,330 @@
+"""KSLinear: in the place of nn.Linear, built, called, moved, saved, compiled and exported; and what it refuses."""
+
+import copy
+import io
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from torch import nn  # noqa: E402  (after the skip)
+from torch.nn.utils import parametrize  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
+from ksgen.install import install_line  # noqa: E402
+from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
+from ksgen.spec import LAYOUTS  # noqa: E402
+from ksgen.torch import KSLinear, choice  # noqa: E402
+from ksgen.torch.backends import NAMES, to_dense  # noqa: E402
+from tests.support.torch_cases import use_kernels  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sparse rows are in beta, says PyTorch
+CHAIN = [(2, 8, 4, 3), (4, 6, 12, 1)]  # 24 -> 48 -> 24
+ROOT = Path(__file__).parents[2]
+
+
+def make(**options: Any) -> KSLinear:
+    torch.manual_seed(0)
+    return KSLinear(CHAIN, **options)
+
+
+def x_of(layout: str = "bsf", *others: int) -> Any:
+    torch.manual_seed(1)
+    others = others or (5, 3)
+    return torch.randn((*others, 24) if layout == "bsf" else (24, *others))
+
+
+def dense_of(layer: KSLinear) -> Any:
+    """The product of the factors, as one matrix."""
+    matrix = torch.eye(layer.in_features, dtype=layer.weights[0].dtype)
+    for weights in layer.weights:
+        matrix = to_dense(weights) @ matrix
+    return matrix
+
+
+# ---- in the place of nn.Linear
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("others", [(), (5,), (5, 3), (2, 1, 4)], ids=str)
+def test_as_a_linear_layer(others: tuple[int, ...], layout: str) -> None:
+    layer = make(layout=layout)
+    linear = nn.Linear(24, 24)
+    linear.weight.data, linear.bias.data = dense_of(layer).data, layer.bias.data
+    torch.manual_seed(1)
+    x = torch.randn(*others, 24)
+    given = x if layout == "bsf" else x.movedim(-1, 0)
+    y = layer(given)
+    torch.testing.assert_close(y if layout == "bsf" else y.movedim(0, -1), linear(x))
+
+
+def test_patterns_are_given_in_any_form() -> None:
+    patterns = [Pattern(*shape) for shape in CHAIN]
+    for given in (CHAIN, patterns, tuple(patterns), [patterns[0], list(CHAIN[1])], Chain(tuple(patterns))):
+        assert KSLinear(given).chain == Chain(tuple(patterns))
+    assert KSLinear(patterns[0]).out_features == 48
+    assert (KSLinear(monarch(64, 32, 8, 4)).in_features, KSLinear(monarch(64, 32, 8, 4)).out_features) == (64, 32)
+
+
+def test_weights_begin_as_in_the_paper_and_the_bias_as_in_pytorch() -> None:
+    layer = KSLinear([(6, 64, 64, 1), (1, 768, 192, 2)])
+    for weights, c in zip(layer.weights, (64, 192), strict=True):
+        most = c**-0.5
+        assert 0.99 * most < weights.abs().max() <= most
+        assert abs(float(weights.detach().mean())) < 0.01 * most
+        assert float(weights.detach().std()) == pytest.approx(most / 3**0.5, rel=0.01)
+    most = 384**-0.5
+    assert 0.95 * most < layer.bias.abs().max() <= most
+
+
+def test_a_layer_from_weights() -> None:
+    layer = make(dtype=torch.float64)
+    again = KSLinear.from_weights(layer.weights, layer.bias, activation="relu")
+    x = x_of().double()
+    torch.testing.assert_close(again(x), layer(x).relu())
+    assert again.weights[0] is not layer.weights[0]
+    assert KSLinear.from_weights([torch.randn(1, 4, 3, 2)]).bias is None
+    with pytest.raises(PatternError, match=r"weights=\[\]; accepted: one tensor of shape \(a, b, c, d\) or more"):
+        KSLinear.from_weights([])
+    with pytest.raises(LaunchError, match=r"got bias of shape \(5,\); \(24,\) is needed"):
+        KSLinear.from_weights(layer.weights, torch.zeros(5))
+
+
+def test_activation_and_residual() -> None:
+    layer, x, residual = make(activation="silu"), x_of(), x_of("bsf", 5, 3) * 2
+    plain = KSLinear.from_weights(layer.weights, layer.bias)
+    expected = nn.functional.silu(plain(x)) + residual
+    torch.testing.assert_close(layer(x, residual=residual), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, residual=residual), expected)
+
+
+# ---- state, copies, moves
+
+
+def test_the_state_loads_into_every_backend_and_layout() -> None:
+    layer, x = make(), x_of("bsf", 5)
+    assert {name: tuple(each.shape) for name, each in layer.state_dict().items()} == {
+        "bias": (24,), "weights.0": CHAIN[0], "weights.1": CHAIN[1],
+    }  # fmt: skip
+    for backend in NAMES:
+        for layout in LAYOUTS:
+            other = KSLinear(CHAIN, backend=backend, layout=layout)
+            other.load_state_dict(layer.state_dict())
+            with torch.no_grad():
+                y = other(x) if layout == "bsf" else other(x.t()).t()
+            torch.testing.assert_close(y, layer(x).detach())
+
+
+def test_how_a_layer_shows_itself() -> None:
+    assert repr(make()).startswith("KSLinear(\n  2,8,4,3 then 4,6,12,1, in_features=24, out_features=24, bias=True\n")
+    told = make(bias=False, layout="bsl", precision="tf32x3", backend="ksgen", activation="gelu").extra_repr()
+    assert told.endswith("bias=False, layout=bsl, precision=tf32x3, backend=ksgen, activation=gelu")
+
+
+@pytest.mark.parametrize("backend", ["auto", "bmm", "ksgen"])
+def test_copies(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "ksgen":
+        use_kernels(monkeypatch)
+    layer, x = make(backend=backend), x_of()
+    with torch.no_grad():
+        y = layer(x)
+        buffer = io.BytesIO()
+        torch.save(layer, buffer)
+        buffer.seek(0)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)):
+            torch.testing.assert_close(other(x), y)
+            other.weights[0].zero_()
+        torch.testing.assert_close(layer(x), y)
+
+
+def test_moves() -> None:
+    layer, x = make(), x_of()
+    y = layer(x)
+    assert layer.double()(x.double()).dtype == torch.float64
+    torch.testing.assert_close(layer.to(torch.bfloat16)(x.bfloat16()).float(), y, rtol=0.05, atol=0.05)
+    empty = KSLinear(CHAIN, device="meta")
+    assert empty(torch.empty(5, 24, device="meta")).shape == (5, 24)
+    assert empty.to_empty(device="cpu")(x).shape == y.shape
+    assert KSLinear(CHAIN, precision="bfloat16").weights[0].dtype == torch.bfloat16
+
+
+def test_a_parametrization() -> None:
+    class Half(nn.Module):
+        def forward(self, weights: Any) -> Any:
+            return weights / 2
+
+    layer, x = make(bias=False), x_of()
+    y = layer(x)
+    parametrize.register_parametrization(layer.weights, "0", Half())
+    torch.testing.assert_close(layer(x), y / 2)
+    layer(x).sum().backward()
+    assert layer.weights.parametrizations["0"].original.grad is not None
+
+
+def test_checkpointing() -> None:
+    layer, x = make(activation="gelu"), x_of().requires_grad_()
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    found = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), [x, *layer.parameters()])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])  # which PyTorch has in float32 alone
+def test_autocast(backend: str) -> None:
+    layer, x = make(activation="gelu", backend=backend), x_of()
+    expected = copy.deepcopy(layer).to(torch.bfloat16)(x.bfloat16())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x, residual=x_of())
+        torch.testing.assert_close(y, expected + x_of().bfloat16(), rtol=0.02, atol=0.02)
+        assert KSLinear(CHAIN, precision="tf32x3")(x).dtype == torch.bfloat16
+        assert make(dtype=torch.float64)(x.double()).dtype == torch.float64  # as nn.Linear
+    y.float().sum().backward()
+    assert layer.weights[0].grad.dtype == torch.float32
+
+
+# ---- compiled and exported
+
+
+def check_compiled(layout: str, compiler: str) -> None:
+    layer, x = make(layout=layout, activation="gelu"), x_of(layout).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=compiler)
+    given = [x, *layer.parameters()]
+    found = torch.autograd.grad(compiled(x).square().sum(), given)
+    for one, other in zip(found, torch.autograd.grad(layer(x).square().sum(), given), strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_without_a_break(layout: str) -> None:
+    check_compiled(layout, "aot_eager")
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor() -> None:
+    check_compiled("bsf", "inductor")
+
+
+@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("bsr", "sparse")])  # torch.compile makes no sparse tensors
+def test_every_dense_backend_compiles(backend: str) -> None:
+    layer, x = make(backend=backend), x_of()
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exported_for_any_batch(layout: str) -> None:
+    layer = make(layout=layout, activation="gelu")
+    batch = {0 if layout == "bsf" else 1: torch.export.Dim("batch", min=2, max=4096)}
+    with torch.no_grad():
+        exported = torch.export.export(layer, (x_of(layout),), dynamic_shapes={"x": batch})
+        other = x_of(layout, 9, 3)
+        torch.testing.assert_close(exported.module()(other), layer(other))
+    products = [node for node in exported.graph.nodes if "ksgen.multiply" in str(node.target)]
+    assert [node.args[6] for node in products] == ["none", "gelu"]  # without gradients, the activation is inside
+
+
+# ---- who multiplies
+
+
+def test_a_layer_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda"})
+    words = "bmm, as there are no kernels for tensors on cpu: permute, one batched product, permute back"
+    for backend in ("auto", "ksgen"):
+        assert make(backend=backend).explain() == f"2,8,4,3: {words}\n4,6,12,1: {words}"
+    assert make(backend="dense").explain().startswith("2,8,4,3: dense, as asked for: a product with the whole matrix, zeros included\n")
+
+
+def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kernels(monkeypatch)
+    told = make(backend="ksgen", activation="gelu").explain(batch=77).splitlines()
+    assert told[0].startswith("2,8,4,3: ksgen: as asked for; ks_2x8x4x3_float32_bsf at batch 77 on ")
+    assert "ks_4x6x12x1_float32_bsf_bias_gelu at batch 77" in told[1]
+    assert "vector" in told[1]
+    monkeypatch.setattr(choice, "_measured", {})
+    layer = KSLinear([(2, 8, 4, 3)], bias=False)
+    assert layer.explain(batch=7).startswith("2,8,4,3: ksgen: it is timed beside PyTorch's products when it is met first")
+    with torch.no_grad():
+        layer(torch.randn(7, 24))
+    assert re.match(r"2,8,4,3: (ksgen|strided): \d+ us here, (ksgen|strided) \d+ us", layer.explain(batch=7))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("patterns", "options", "kind", "message"),
+    [
+        ([(2, 8, 4, 3), (6, 64, 64, 1)], {}, PatternError, "2,8,4,3 gives 48 features and 6,64,64,1, next in the chain, takes 384"),
+        ([], {}, PatternError, r"accepted: one Pattern or more"),
+        ([(2, 8, 4)], {}, PatternError, r"patterns\[0\]=\(2, 8, 4\); accepted: a Pattern, or four numbers \(a, b, c, d\)"),
+        ((2, 8, 4, 3), {}, PatternError, r"patterns\[0\]=2; accepted: a Pattern, or four numbers"),
+        ("2,8,4,3", {}, PatternError, r"patterns='2,8,4,3'; accepted: a Chain, a Pattern, or a list of \(a, b, c, d\)"),
+        ([(2, 0, 4, 3)], {}, PatternError, "b=0; accepted: a whole number from 1"),
+        (CHAIN, {"layout": "bfs"}, SpecError, r"layout='bfs'; did you mean bsl\? accepted: bsf, bsl"),
+        (CHAIN, {"backend": "einsums"}, SpecError, "backend='einsums'; did you mean einsum"),
+        (CHAIN, {"precision": "tf32x"}, SpecError, "precision='tf32x'; did you mean tf32"),
+        (CHAIN, {"activation": "geluu"}, SpecError, "activation='geluu'; did you mean gelu"),
+        (CHAIN, {"bias": "yes"}, SpecError, "bias='yes'; accepted: True or False"),
+        (CHAIN, {"dtype": torch.int64}, LaunchError, "tensors of int64; accepted: float32, float64, float16, bfloat16"),
+        (CHAIN, {"precision": "tf32", "dtype": torch.float16}, LaunchError, "precision='tf32' for tensors of float16; accepted: float16"),
+        (CHAIN, {"precision": "tf32", "backend": "bmm"}, SpecError, "precision='tf32' with backend='bmm'; only ksgen's kernels have it"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else None,
+)
+def test_what_cannot_be_built_is_refused(patterns: Any, options: dict[str, Any], kind: type[KsgenError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        KSLinear(patterns, **options)
+
+
+@pytest.mark.parametrize("backend", ["auto", "einsum"])
+def test_what_does_not_fit_is_refused(backend: str) -> None:
+    layer, x = make(backend=backend), x_of()
+    with pytest.raises(LaunchError, match=r"got x of shape \(5, 3, 23\); layout bsf wants \(\.\.\., 24\)"):
+        layer(x[..., :23])
+    with pytest.raises(LaunchError, match=r"got x of shape \(24, 5, 3\); layout bsf wants \(\.\.\., 24\); that fits layout bsl"):
+        layer(x_of("bsl"))
+    with pytest.raises(LaunchError, match=r"got x of shape \(5, 3, 24\); layout bsl wants \(24, \.\.\.\); that fits layout bsf"):
+        make(backend=backend, layout="bsl")(x)
+    with pytest.raises(LaunchError, match=r"got x of shape \(\)"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(LaunchError, match=r"got residual of shape \(5, 2, 24\) beside x of shape \(5, 3, 24\); \(5, 3, 24\) is needed"):
+        layer(x, x[:, :2])
+    with pytest.raises(LaunchError, match="got x of float64 and weights of float32; give both in one precision"):
+        layer(x.double())
+    with pytest.raises(LaunchError, match="x lies on meta and weights on cpu; give both in one place"):
+        layer(x.to("meta"))
+    with pytest.raises(LaunchError, match=r"KSLinear\(.*\): x is ndarray; accepted: a torch\.Tensor"):
+        layer(x.numpy())
+
+
+def test_a_backend_that_a_precision_does_not_have_is_refused_later_too() -> None:
+    layer = make(precision="tf32x3")
+    layer.backend = "einsum"
+    with pytest.raises(SpecError, match="precision='tf32x3' with backend='einsum'; only ksgen's kernels have it"):
+        layer(x_of())
+
+
+def test_a_precision_that_a_moved_layer_no_longer_has_is_refused() -> None:
+    with pytest.raises(LaunchError, match="precision='tf32x3' for tensors of float16; accepted: float16"):
+        make(precision="tf32x3").half()(x_of().half())
+
+
+def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: ksgen.torch needs PyTorch 2.4 or later: {install_line('torch')}"
+    (tmp_path / "torch.py").write_text("class library: pass\n__version__ = '2.3.1'\n")
+    done = subprocess.run([sys.executable, "-c", "import ksgen.torch"], env=environment, capture_output=True, text=True)
+    assert "ImportError: ksgen.torch needs PyTorch 2.4 or later, and 2.3.1 is installed" in done.stderr

@@ -1,0 +1,278 @@
+"""Searches on a real device: who wins, what is kept, what a bad candidate costs, and how a search goes on after it was stopped."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ksgen
+from ksgen import reference
+from ksgen.emit.render import template_digest
+from ksgen.errors import ConstantsError, KsgenError, SpecError
+from ksgen.families import FAMILIES
+from ksgen.families.simt import Simt, SimtConstants
+from ksgen.launch.plan import PLANNER
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.tuning.engine import LocalEngine
+from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.search import Budget, Progress, Tuned
+from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.tuning.tuner import Options, Tuner, parse_budget
+from ksgen.wisdom.store import Entry, load_wisdom, save
+from tests.support import broken_kernels as broken
+from tests.tuning.test_worker import HAS_OPENCL
+
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+JOB = Job(KernelSpec(Pattern(2, 24, 9, 3)), 70)
+CONSTANTS = SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalEngine]:
+    made = LocalEngine("opencl:0", compilers=2, preload=["tests.support.broken_kernels"], limit_s=6)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def wisdom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of the test's own, in which launchers look."""
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    PLANNER.forget()
+    yield
+    PLANNER.forget()
+
+
+@pytest.fixture
+def store(tmp_path: Path, wisdom: None) -> TrialStore:
+    return TrialStore(tmp_path / "trials.sqlite")
+
+
+def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list[Candidate]:
+    monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(constants))
+    return [Candidate("simt", each) for each in constants]
+
+
+def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
+    (found,) = Tuner(engine, store, Options(**{"family": "simt", **options})).run([JOB], say)
+    if isinstance(found, KsgenError):
+        raise found
+    return found
+
+
+@needs_opencl
+def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = (broken.WRONG, broken.CRASHES, broken.HANGS, broken.REFUSED, broken.CRASHES_COMPILER)
+    space_of(monkeypatch, *(replace(CONSTANTS, min_blocks=each) for each in (2, *bad)), replace(CONSTANTS, tile_out=32))
+    told: list[Progress] = []
+    found = search(engine, store, told.append, strategy="exhaustive")
+
+    states = {trial.constants.min_blocks: trial.state for trial in store.trials() if trial.constants.min_blocks != 1}
+    assert states == {
+        2: "measured", broken.WRONG: "wrong", broken.CRASHES: "failed", broken.HANGS: "hung",
+        broken.REFUSED: "failed", broken.CRASHES_COMPILER: "failed",
+    }  # fmt: skip
+    assert found.looked == len(store.trials()) == 8  # the space and the default
+    assert found.best.state == "measured"
+    assert told[-1].best == found.best
+    assert found.default is not None
+    assert found.default.constants == FAMILIES["simt"].default(JOB.kernel, Tuner(engine, store).limits)
+    assert found.best.floor_us is not None
+    assert 0 < found.best.floor_us < found.best.median_us * 1.5
+
+    (entry,) = load_wisdom(engine.facts.name).entries()
+    assert (entry.kernel, entry.batch, entry.constants) == (JOB.kernel, 70, found.best.constants)
+    assert entry.median_us == pytest.approx(found.best.median_us, abs=1e-3)
+    assert entry.measured["template"] == template_digest("simt")
+    assert not entry.is_stale
+    assert {"spread", "driver", "compiler", "ksgen", "date", "floor_us"} <= set(entry.measured)
+
+    assert [each.phase for each in told].count("done") == 1
+    assert told[-1].phase == "done"
+    assert [each.looked for each in told if each.phase == "searching"] == list(range(1, 9))
+
+
+@needs_opencl
+def test_what_is_known_is_not_measured_again(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
+    assert search(engine, store, budget=Budget(candidates=2)).measured_now == 2
+    again = search(engine, store, strategy="exhaustive")
+    assert (again.looked, again.measured_now) == (4, 2)
+    assert search(engine, store, strategy="exhaustive").measured_now == 0
+    assert search(engine, store, strategy="exhaustive", fresh=True).measured_now == 4
+    for trial in store.trials():
+        store.add(replace(trial, driver="an older one"))
+    assert search(engine, store, strategy="exhaustive").measured_now == 4
+
+
+@needs_opencl
+def test_the_wisdom_of_before_is_the_first_guess_and_defends_its_place(
+    engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space_of(monkeypatch, replace(CONSTANTS, tile_in=4))
+    known = replace(CONSTANTS, tile_batch=64)
+    save(engine.facts.name, [Entry(JOB.kernel, 64, "simt", known, {"median_us": 1.0, "template": "stale"})])
+    order: list[Trial] = []
+    search(engine, store, lambda each: order.append(each.last) if each.last else None, budget=Budget(candidates=1))
+    assert order[0].constants == known
+
+
+@needs_opencl
+def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialStore) -> None:
+    begin = time.monotonic()
+    found = search(engine, store, budget=Budget(seconds=1.0), strategy="random")
+    assert time.monotonic() - begin < 60
+    assert 1 <= found.looked < 500
+    with pytest.raises(KsgenError, match=r"ks_2x24x9x3_float32_bsf, batch 70: mma does not serve it on .* \(it is for: tensor cores"):
+        search(engine, store, family="mma")
+    with pytest.raises(ConstantsError, match=r"unknown kernel family 'magic'; known: .*mma, .*simt"):
+        search(engine, store, family="magic")
+    with pytest.raises(KsgenError, match="strategy 'luck': accepted: model, random, exhaustive"):
+        Tuner(engine, store, Options(strategy="luck"))
+
+
+@needs_opencl
+def test_a_job_of_which_nothing_can_be_measured_says_why(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(CONSTANTS, min_blocks=broken.WRONG)
+    space_of(monkeypatch, wrong)
+    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: wrong)
+    with pytest.raises(KsgenError, match="no candidate could be measured; wrong: relative error "):
+        search(engine, store)
+    assert not load_wisdom(engine.facts.name).entries()
+
+
+@needs_opencl
+def test_damaged_wisdom_is_refused_before_anything_is_measured(engine: LocalEngine, store: TrialStore, tmp_path: Path) -> None:
+    path = save(engine.facts.name, [])
+    path.write_text("my own notes")
+    with pytest.raises(KsgenError, match="not a wisdom file"):
+        Tuner(engine, store)
+
+
+@needs_opencl
+def test_a_search_that_is_stopped_keeps_and_saves_the_best_so_far(store: TrialStore) -> None:
+    engine = LocalEngine("opencl:0", compilers=1)
+    tuner = Tuner(engine, store, Options(strategy="exhaustive"))
+
+    def interrupt() -> None:
+        while len(store.trials()) < 3:
+            time.sleep(0.05)
+        tuner.stop.set()
+        engine.close()
+
+    threading.Thread(target=interrupt).start()
+    found, unbegun = tuner.run([JOB, replace(JOB, batch=71)])
+    assert isinstance(found, Tuned)
+    assert not found.is_complete
+    assert found.best.median_us == min(trial.median_us for trial in store.trials() if trial.median_us)
+    assert all(trial.state == "measured" for trial in store.trials())
+    assert [entry.constants for entry in load_wisdom(engine.facts.name).entries()] == [found.best.constants]
+    assert str(unbegun) == "ks_2x24x9x3_float32_bsf, batch 71: the search was stopped before it came to this one"
+
+
+TUNE = "import ksgen; ksgen.tune(ksgen.Pattern(2, 24, 9, 3), batch=70, device='opencl:0', strategy='exhaustive', budget={budget!r})"
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ, "KSGEN_CACHE_DIR": str(tmp_path / "cache"), "KSGEN_WISDOM_DIR": str(tmp_path / "wisdom"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@needs_opencl
+def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path) -> None:
+    store = TrialStore(tmp_path / "cache" / "trials.sqlite")
+    command = [sys.executable, "-c", TUNE.format(budget=None)]
+    killed = subprocess.Popen(command, env=_environment(tmp_path), start_new_session=True)
+    while len(store.trials()) < 5:
+        assert killed.poll() is None
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    kept = store.trials()
+    assert len(kept) >= 5
+    subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=_environment(tmp_path), check=True)
+    after = store.trials()
+    assert len(after) == len(kept) + 3
+    finalists = {trial.constants for trial in after if trial.runs >= 6}
+    assert [trial for trial in after[: len(kept)] if trial.constants not in finalists] == [
+        trial for trial in kept if trial.constants not in finalists
+    ]
+
+
+def _tune_twice(folder: Path, batch: int) -> None:
+    os.environ |= {"KSGEN_CACHE_DIR": str(folder / "cache"), "KSGEN_WISDOM_DIR": str(folder / "wisdom")}
+    for layout in ("bsf", "bsl"):
+        ksgen.tune(Pattern(1, 8, 8, 2), layout=layout, batch=batch, budget=3, device="opencl:0")
+
+
+@pytest.mark.slow
+@needs_opencl
+def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    tuners = [spawn.Process(target=_tune_twice, args=(tmp_path, batch)) for batch in (50, 60)]
+    for tuner in tuners:
+        tuner.start()
+    for tuner in tuners:
+        tuner.join()
+    assert [tuner.exitcode for tuner in tuners] == [0, 0]
+    trials = TrialStore(tmp_path / "cache" / "trials.sqlite").trials()
+    assert len(trials) == 12
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    entries = load_wisdom(trials[0].device).entries()
+    assert sorted((entry.kernel.layout, entry.batch) for entry in entries) == [("bsf", 50), ("bsf", 60), ("bsl", 50), ("bsl", 60)]
+
+
+@needs_opencl
+def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
+    chosen = replace(CONSTANTS, tile_in=4)
+    space_of(monkeypatch, chosen)
+    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: chosen)
+    PLANNER.forget()  # the wisdom of other tests
+    launcher = ksgen.Launcher(2, 24, 9, 3)
+    assert "the family's default: no search has been run" in launcher.explain(70)
+    generation, told = PLANNER.generation, []
+    found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
+    assert isinstance(found, ksgen.tuning.Tuned)
+    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
+    assert found.best.constants == chosen
+    assert told[-1].phase == "done"
+    assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")
+    assert PLANNER.generation > generation
+    assert "wisdom, measured at batch 70" in launcher.explain(70)
+    x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
+    np.testing.assert_allclose(launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [(None, Budget()), ("60s", Budget(seconds=60)), ("1.5m", Budget(seconds=90)), ("2h", Budget(seconds=7200)), ("200", Budget(None, 200))],
+)
+def test_budgets(text: str | None, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@needs_opencl
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "64"])
+def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
+    with pytest.raises(SpecError, match=r"batch=.*; accepted: a whole number from 1 up"):
+        ksgen.tune(Pattern(2, 24, 9, 3), batch=batch, budget=1, device="opencl:0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])
+def test_mistakes_of_budgets(text: str) -> None:
+    with pytest.raises(KsgenError, match="accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"):
+        parse_budget(text)
