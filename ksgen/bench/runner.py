@@ -128,7 +128,7 @@ class Runner:
             torch.cuda.empty_cache()  # what the job before left
         else:
             return_freed_memory()
-        ceilings = {each.arithmetic: self._ceilings(each.arithmetic, job) for each in todo}
+        ceilings = {name: self._ceilings(name, job) for name in dict.fromkeys(each.arithmetic for each in todo)}
         with _allowing(job.comparison), torch.no_grad():
             try:
                 problem = self._problem(job)
@@ -245,14 +245,16 @@ class Runner:
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
-        """Of this process: measured when first asked for, by the instructions of the family that serves it best."""
+        """Measured when first asked for, by the instructions of the family that serves it best; on a processor for every job anew, since
+        its speed changes with what else runs on the machine."""
         known = self.log.content.ceilings.get(arithmetic)
+        if known and not self.device.limits.is_cpu:
+            return Ceilings(known["bytes_per_s"], known["flops_per_s"])
+        kernel, limits = job.kernel(arithmetic), limits_of(self.device)
+        found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
         if known is None:
-            kernel, limits = job.kernel(arithmetic), limits_of(self.device)
-            found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
-            known = {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s}
-            self.log.append("ceilings", known)
-        return Ceilings(known["bytes_per_s"], known["flops_per_s"])
+            self.log.append("ceilings", {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s})
+        return found
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ksgen.families import family_named
 from ksgen.install import install_line
 from ksgen.launch.plan import Choice, limits_of, load, make_plan
 from ksgen.measure import pause
+from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import LAYOUTS
@@ -161,6 +163,17 @@ def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Pat
     assert found["2,4,8,1", "ksgen"].is_accurate
     order = [line["key"].split()[4] for line in lines_of(path, "measurement") if line["key"].startswith("1,8,8,2")]
     assert order == ["ksgen", "bmm", "rewriting"] * 3
+
+
+def test_a_processors_floor_is_measured_for_every_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speed changes with what else runs on the machine; a GPU's is measured once."""
+    rates = iter(range(1, 100))
+    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(1e9 * next(rates), 1e11))
+    jobs = [JOB, replace(JOB, layout="bsl")]
+    path = tmp_path / "log.jsonl"
+    measure(cpu, path, jobs)
+    found = {row["layout"]: row["ceiling_byte_per_s"] for row in lines_of(path, "contender")}
+    assert found == {"bsf": 1e9, "bsl": 2e9}
 
 
 def test_everyone_works_on_the_hosts_memory_and_gives_y_without_gaps(cpu: Any) -> None:
