@@ -26,7 +26,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.plan import limits_of
-from ksgen.measure.roofline import Ceilings, measure_ceilings
+from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.verify import tolerance
 from ksgen.words import counted
 
@@ -136,16 +136,28 @@ class Runner:
                 for each in todo:
                     self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
                 return True
-            ready: list[tuple[Contender, Timed]] = []
+            ready: list[tuple[Contender, Timed, Facts]] = []
             for each in todo:
                 if not self._is_time_for(each):
                     return False
                 begin = monotonic()
-                fastest_s = min((timed.once_s for known, timed in ready if not known.is_part), default=inf)
-                if found := self._prepare(each, problem, ceilings[each.arithmetic], fastest_s):
-                    ready.append((each, found))
+                fastest_s = min((timed.once_s for known, timed, _ in ready if not known.is_part), default=inf)
+                timed, facts = self._attempt(each, problem, ceilings[each.arithmetic], fastest_s)
+                self._say(each, ceilings[each.arithmetic], facts)
+                if timed:
+                    ready.append((each, timed, facts))
                 self._longest[each.implementation] = max(monotonic() - begin, self._longest.get(each.implementation, 0.0))
-            return self._in_turn(ready, ceilings)
+            is_done = self._in_turn([(each, timed) for each, timed, _ in ready], ceilings)
+        if self.device.limits.is_cpu:
+            self._say_again(job, ready, ceilings)
+        return is_done
+
+    def _say_again(self, job: Job, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]) -> None:
+        """Contenders with the better of the ceilings before and after they were measured: no time may lie below its floor."""
+        after = {name: best_of(before[name], self._ceilings(name, job)) for name in dict.fromkeys(each.arithmetic for each, _, _ in ready)}
+        for each, _, facts in ready:
+            if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed meanwhile
+                self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
 
     def _problem(self, job: Job) -> Problem:
         if why := self._too_large(2 * job.bytes):
@@ -167,13 +179,8 @@ class Runner:
                         self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
-    def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> Timed | None:
-        """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
-        timed, facts = self._attempt(contender, problem, ceilings, fastest_s)
-        self._say(contender, ceilings, facts)
-        return timed
-
     def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
+        """Checked, warm, and with as many runs as its time allows; None where the facts say why not."""
         job = problem.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
@@ -200,9 +207,12 @@ class Runner:
                 "error": error,
                 "tolerance": ACCEPTED * tolerance(contender.arithmetic, job.pattern.c),
                 "checked": problem.checked,
-                "floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6,
             }
-        return timed, facts
+        return timed, facts | self._floor(contender, ceilings)
+
+    def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
+        job = contender.job
+        return {} if contender.is_part else {"floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
         """Why it is not run at all on a processor, where a run may take minutes: at a pace far better than it ever had it would take too
@@ -245,8 +255,8 @@ class Runner:
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
-        """Measured when first asked for, by the instructions of the family that serves it best; on a processor for every job anew, since
-        its speed changes with what else runs on the machine."""
+        """Measured when first asked for, by the instructions of the family that serves it best; on a processor before and after every job,
+        since its speed changes with what else runs on the machine."""
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
             return Ceilings(known["bytes_per_s"], known["flops_per_s"])

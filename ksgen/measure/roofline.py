@@ -39,6 +39,11 @@ class Ceilings:
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
 
+def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
+    """What was reached in either of two measurements."""
+    return Ceilings(max(one.bytes_per_s, other.bytes_per_s), max(one.flops_per_s, other.flops_per_s), one.products)
+
+
 def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
     """Run the two probes of a text made for the device; about a second. `operand`: what tensor cores multiply, where they do."""
     if device.limits.is_cpu:
