@@ -29,6 +29,7 @@ from ksgen.errors import KsgenError, ToolchainError
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # how long to wait for another process that compiles the same, before doing it here too
+MOST_WAIT_S = 60  # for a compiler within this process that ends the process with an abort if it is left alone
 
 Result = Binary | KsgenError
 
@@ -133,7 +134,8 @@ def build_many(
                 on_done(jobs[index], result)
     finally:
         children.stop()
-        _join(crew, time.monotonic() + 1)  # most take milliseconds, to remove their temporary folders
+        patience = MOST_WAIT_S if getattr(compiler, "must_end", False) else 1  # most take milliseconds, to remove their temporary folders
+        _join(crew, time.monotonic() + patience)
     return [results[index] for index in range(len(jobs))]
 
 

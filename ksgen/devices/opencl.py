@@ -207,6 +207,7 @@ class OpenCLCompiler:
     """The compiler inside an OpenCL driver: it builds only for the device it belongs to."""
 
     name = "opencl"
+    must_end = True  # a driver aborts the process that ends while it compiles
 
     def __init__(self, device: Any, context: Any) -> None:
         self.version = _target(device)

@@ -326,6 +326,30 @@ def test_exception_of_the_callback_stops_the_build(compiler):
     assert compiler.count() < 10
 
 
+class StubbornCompiler(Compiler):
+    must_end = True
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        time.sleep(0.01 if text == "text 0" else 1.5)
+        return super().compile(text, entry, target)
+
+
+def test_a_compiler_that_must_end_is_waited_for(compiler):
+    """An OpenCL driver aborts the process that ends while it compiles."""
+
+    def enough(job: Request, result: Binary | KsgenError) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_many(
+            [Request(f"text {n}", "ks_1", "sm_90a") for n in range(9)], StubbornCompiler(compiler.journal), workers=2, on_done=enough
+        )
+    begun = compiler.count()
+    assert begun >= 2
+    time.sleep(1.6)
+    assert compiler.count() == begun  # none goes on behind the caller's back
+
+
 STUCK_NVCC = """#!/bin/sh
 case "$1" in
 --version) echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0;;
