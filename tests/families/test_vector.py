@@ -141,6 +141,16 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
+    """But the last one: a tile that ends within a block is multiplied whole and stored element by element."""
+    kernel = kernel_of((1, 64, 64, 3), layout=layout)
+    whole = VectorConstants("batch", 16, 8, 3, 336, 1, 1, 0)
+    assert Shape(kernel, whole).step == 48
+    assert Shape(kernel, replace(whole, block=320)).step == 16  # it cannot be
+    assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
+
+
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -58,7 +58,7 @@ def registers(shape: Planes) -> int:
 def multiply_cycles(shape: Shape, batch: int) -> float:
     """Of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
-    block = min(divide_up(divide_up(batch, shape.unit), blocks) * shape.unit, batch)  # as the kernel shares them out
+    block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)  # as the kernel shares them out
     tasks = blocks * shape.constants.parts
     return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
 

@@ -130,7 +130,7 @@ class Vector(Addressed):
             Constexpr("LANES", constants.lanes, "of a vector register"),
             Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
-            Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
+            Constexpr("UNIT", shape.step, "batch entries of which blocks are made"),
             Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
             Constexpr(
                 "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"

@@ -92,6 +92,12 @@ class Shape(Planes):
         """Batch entries of which blocks are made."""
         return self.constants.height if self.is_along_outputs else self.constants.lanes
 
+    @property
+    def step(self) -> int:
+        """Batch entries by which blocks of a factor alone differ: whole tiles, where a block is made of them."""
+        is_whole = not self.is_along_outputs and self.constants.block % self.tile_lanes == 0
+        return self.tile_lanes if is_whole else self.unit
+
     # ---- what a work group keeps
 
     @property
