@@ -1,5 +1,6 @@
 """The family for processors, run through OpenCL on host memory as it lies: right, within its arrays, nothing else written."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,22 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
     assert Shape(kernel, whole).step == 48
     assert Shape(kernel, replace(whole, block=320)).step == 16  # it cannot be
     assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
+
+
+@needs_opencl
+def test_gelu_is_right_everywhere() -> None:
+    """Its erf is a quotient of polynomials that ends at 1 and -1: beyond them, at zeros, and where nothing is a number."""
+    values = np.linspace(-8, 8, 100001, dtype=np.float32)
+    launcher, one = Launcher(1, 1, 1, 1), np.ones((1, 1, 1, 1), np.float32)
+
+    def gelu(x: Array) -> Array:
+        return np.asarray(launcher(x[:, None], one, activation="gelu"))[:, 0]
+
+    wanted = 0.5 * values.astype(np.float64) * np.array([math.erfc(-value * math.sqrt(0.5)) for value in values.tolist()])
+    assert np.abs(gelu(values) - wanted).max() < 1.5e-6
+    assert np.linalg.norm(gelu(values) - wanted) < 1e-7 * np.linalg.norm(wanted)
+    far = np.array([np.nan, np.inf, 1e30, 50, 0, -50, -1e30], np.float32)
+    np.testing.assert_array_equal(gelu(far), np.array([np.nan, np.inf, 1e30, 50, 0, 0, 0], np.float32))
 
 
 @needs_opencl

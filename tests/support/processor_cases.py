@@ -77,23 +77,31 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
 
 
 def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
-    """Constants of the vector families, which end with `panel` or, of a gradient, `pieces`."""
-    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last}
+    """Constants of the vector families, which end with `panel` and `past` or, of a gradient, with `pieces`."""
+    past = {"past": int(lanes == 8)} if name == "panel" else {}
+    return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **past}
 
 
 VECTOR = [
     Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True)),
     Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
     Case((1, 3, 2, 7), "bfloat16", batches=(7,), family="vector", constants=tiles("outputs", 4, 2, 2, 6, 2, 1)),
-    Case((2, 5, 3, 3), batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1), epilogue=(True, "silu", True)),
+    Case((2, 5, 3, 3), batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1), epilogue=(True, "gelu", True)),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1)),
     Case((2, 3, 3, 1), "float64", batches=(5,), family="vector", constants=tiles("batch", 2, 2, 2, 4, 1, 1)),
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
-ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1"}
+ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "past": 0}
 CHAIN = [
     Case(
-        LAST, "float32", "bsf", (True, "relu", True), (31,), "vector_chain", {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1"}, FIRST
+        LAST,
+        "float32",
+        "bsf",
+        (True, "gelu", True),
+        (31,),
+        "vector_chain",
+        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1", "past": 1},
+        FIRST,
     ),
     Case(LAST, "float16", "bsl", batches=(14,), family="vector_chain", constants=ALONG_BATCH, before=FIRST),
 ]

@@ -172,8 +172,8 @@ class VectorChain(Addressed):
 
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
-        first_words = factor_words(shape.factors[0])
-        return {**first_words, "factors": [self._factor(shape, number) for number in range(len(shape.factors))]}
+        words = factor_words(shape.factors[-1])  # of which the activation is the last factor's
+        return {**words, "factors": [self._factor(shape, number) for number in range(len(shape.factors))]}
 
     def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""

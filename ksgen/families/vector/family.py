@@ -151,7 +151,11 @@ def tile_registers(constants: VectorConstants) -> int:
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
-    return shape.words | {"rows": "panel" if shape.constants.panel else "in_place"}
+    activation = shape.kernel.epilogue.activation
+    return shape.words | {
+        "rows": "panel" if shape.constants.panel else "in_place",
+        "activation": f"{activation}_lanes" if activation == "gelu" and shape.real_bytes == 4 else activation,
+    }
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
