@@ -21,7 +21,8 @@ from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import TensorMap, families_for
 from ksgen.families.ptx import Wgmma
-from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import measure_ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

@@ -20,7 +20,8 @@ from ksgen.devices import Found, find_device, list_devices
 from ksgen.errors import DeviceError
 from ksgen.launch.arguments import check_context, check_memory, device_and_stream
 from ksgen.launch.arrays import view
-from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

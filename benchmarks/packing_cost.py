@@ -15,7 +15,8 @@ import numpy as np
 from ksgen.devices import Device, find_device
 from ksgen.devices.base import uploaded
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load

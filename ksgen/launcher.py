@@ -32,7 +32,8 @@ from ksgen.launch.fits import Fits, are_aligned
 from ksgen.launch.fused import fused_plan
 from ksgen.launch.gradient import weight_gradient
 from ksgen.launch.memory import host_array, is_whole, new_array
-from ksgen.launch.plan import PLANNER, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
 from ksgen.launch.workspace import new_workspace
 from ksgen.pattern import Chain, Pattern

@@ -22,7 +22,9 @@ from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import families_for, family_named, operand_of
-from ksgen.launch.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
+from ksgen.launch.choice import Choice, limits_of
+from ksgen.launch.plan import Plan, check_grid, load, make_plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
 from ksgen.measure.pause import rest
 from ksgen.spec import KernelSpec

@@ -4,17 +4,19 @@ and the plans that serve them.
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ksgen.devices.base import Device, Stream
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.launch.arguments import Views, check_arrays, check_precision, check_words
 from ksgen.launch.arrays import Place, common_device
-from ksgen.launch.plan import PLANNER, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import refuse_capture
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 
-MOST_FITS = 4096  # that are remembered: one a batch, and cheap to find again
+MOST_FITS = 4096  # that are remembered: one per batch, and cheap to find again
 
 
 @dataclass(eq=False, slots=True)
@@ -62,10 +64,9 @@ class Fits:
         plan = fit.plans.get(key)
         if plan is None:
             kernel = self.kernel(fit.precision, fit.layout, Epilogue(*fit.epilogue), fit.batch)
-            if not PLANNER.is_loaded(device, kernel, fit.batch, aligned):
-                once = "call it once before the capture" if self._job == "gradient" else ""  # there is no prepare for it
-                refuse_capture(device, stream, "builds and loads its kernel", once)
-            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch, aligned)
+            once = "call it once before the capture" if self._job == "gradient" else ""  # there is no prepare for it
+            refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+            plan = fit.plans[key] = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
         return plan
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from ksgen.devices.base import Device
 from ksgen.families.vector import factor_kernels
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN

@@ -14,8 +14,10 @@ import numpy as np
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.errors import DeviceError
+from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Plan, choice_by_name, limits_of
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.spec import PRECISIONS, KernelSpec
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.vector import Shape, Vector, VectorConstants
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern

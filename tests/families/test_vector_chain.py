@@ -15,9 +15,11 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.vector import ChainConstants, VectorChain, VectorConstants, factor_kernels
+from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern

@@ -23,7 +23,7 @@ from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
 from ksgen.launch import arguments, arrays, fits
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import Planner
+from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern

@@ -24,7 +24,8 @@ from ksgen.devices import Found, device_for, find_device, list_devices
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.launch import arguments, arrays, fits
-from ksgen.launch.plan import Planner, choice_by_name, limits_of
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, Launcher, Weights
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern

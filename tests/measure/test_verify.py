@@ -11,7 +11,9 @@ from ksgen import reference
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.devices.base import uploaded
 from ksgen.emit.render import render_processor_probe
-from ksgen.launch.plan import Choice, Plan, Planner, choice_by_name, limits_of
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import Planner
 from ksgen.measure import verify
 from ksgen.measure.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
 from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance

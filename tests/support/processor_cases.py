@@ -8,7 +8,8 @@ import numpy as np
 from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
 from ksgen.families.vector import factor_kernels
-from ksgen.launch.plan import PLANNER, Choice, choice_by_name, limits_of
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.measure.verify import Bench, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
