@@ -18,10 +18,11 @@ import numpy as np
 
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.errors import DeviceError
-from ksgen.launch.arguments import check_context, check_memory, device_and_stream
 from ksgen.launch.arrays import view
+from ksgen.launch.checks import check_memory
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER
+from ksgen.launch.streams import check_context, device_and_stream
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

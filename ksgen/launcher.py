@@ -4,37 +4,27 @@ Reads precision, batch and device off the arguments and launches on the caller's
 no gradients: `ksgen.torch` does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from ksgen.devices import find_device
 from ksgen.devices.base import Stream
+from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
-from ksgen.families import family_named
-from ksgen.launch.arguments import (
-    check_arrays,
-    check_context,
-    check_memory,
-    check_precision,
-    check_range,
-    check_weights,
-    check_words,
-    device_and_stream,
-    stream_on,
-    views_of,
-    where_to_work,
-    y_shape,
-)
+from ksgen.families import family_named, operand_of
 from ksgen.launch.arrays import ArrayView, common_device, stream_handle, view
+from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_weights, check_words, y_shape
 from ksgen.launch.fits import Fits, are_aligned
 from ksgen.launch.fused import fused_plan
 from ksgen.launch.gradient import weight_gradient
 from ksgen.launch.memory import host_array, is_whole, new_array
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
-from ksgen.launch.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, refuse_capture, storage_of
+from ksgen.launch.streams import check_context, device_and_stream, stream_on, where_to_work
+from ksgen.launch.views import views_of
+from ksgen.launch.weights import Rooms, Weights, check_packed, pack_host, pack_in_place, storage_of
 from ksgen.launch.workspace import new_workspace
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -369,6 +359,18 @@ class ChainLauncher:
             batch = check_arrays(factor, factor.pattern, layout, views)
             common_device(views)
             between = between._replace(shape=y_shape(factor.pattern, layout, batch))
+
+
+def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
+    """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
+    if plan.kernel.precision != "fp16x3":
+        return
+    import numpy as np
+
+    is_split = operand_of(plan.kernel, plan.choice.constants) is not None
+    if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
+        largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
+        raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
 
 
 def use_bundle(path: str) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ksgen.devices.base import Device, Stream
+from ksgen.devices.capture import refuse_capture
 from ksgen.families import MAP_ALIGNMENT
-from ksgen.launch.arguments import Views, check_arrays, check_precision, check_words
 from ksgen.launch.arrays import Place, common_device
+from ksgen.launch.checks import check_arrays, check_precision, check_words
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
-from ksgen.launch.weights import refuse_capture
+from ksgen.launch.views import Views
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 

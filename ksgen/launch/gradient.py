@@ -6,12 +6,14 @@ Never knows how it is computed, and records no gradients of its own: `ksgen.torc
 from typing import Any
 
 from ksgen.devices.base import Stream, uploaded
-from ksgen.launch.arguments import check_context, check_memory, views_of, where_to_work
+from ksgen.devices.capture import refuse_capture
 from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.checks import check_memory
 from ksgen.launch.fits import Fits
 from ksgen.launch.memory import host_array, is_whole, new_array
 from ksgen.launch.plan import Plan
-from ksgen.launch.weights import refuse_capture
+from ksgen.launch.streams import check_context, where_to_work
+from ksgen.launch.views import views_of
 from ksgen.launch.workspace import new_workspace
 
 

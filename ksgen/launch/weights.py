@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ksgen.devices.base import Buffer, Device, Stream, uploaded
+from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import host_array, new_array
@@ -172,10 +173,3 @@ class Rooms:
 def storage_of(found: ArrayView) -> Any:
     """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
     return found.owner.untyped_storage() if found.kind == "torch" else None
-
-
-def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
-    """Raise `LaunchError` while a CUDA graph records the stream."""
-    if device.kind == "cuda" and device.is_capturing(stream):
-        remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
-        raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 from ksgen.devices.base import Stream
+from ksgen.devices.capture import refuse_capture
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import new_array
 from ksgen.launch.plan import Plan
-from ksgen.launch.weights import refuse_capture
 
 STREAM_ORDERED = ("torch", "cupy")  # whose freed memory is not given to others before the stream is done with it
 

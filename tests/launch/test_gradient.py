@@ -21,7 +21,7 @@ from ksgen.families.gradient import Gradient, GradientConstants, Shape
 from ksgen.families.gradient.family import registers_taken
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
-from ksgen.launch import arguments, arrays, fits
+from ksgen.launch import arrays, fits, streams
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
@@ -144,7 +144,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     fake, planner = FakeGpu(), Planner()
-    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
     for module in (launchers, fits):
         monkeypatch.setattr(module, "PLANNER", planner)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
@@ -202,7 +202,7 @@ def test_inside_a_capture_nothing_compiles_or_allocates(gpu: FakeGpu, monkeypatc
         ks.gradient(*others)
     with pytest.raises(LaunchError, match=r"allocates memory to work in.*give PyTorch's tensors"):
         ks.gradient(*others, out=out)
-    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     with pytest.raises(LaunchError, match=r"copies arrays from the host.*give arrays that lie on the device"):
         ks.gradient(x, grad_y)
     gpu.end_capture()()

@@ -23,7 +23,7 @@ from ksgen import reference
 from ksgen.devices import Found, device_for, find_device, list_devices
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
 from ksgen.families import FAMILIES
-from ksgen.launch import arguments, arrays, fits
+from ksgen.launch import arrays, fits, streams
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, Launcher, Weights
@@ -78,7 +78,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     fake = FakeGpu()
-    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
     plan_anew(monkeypatch)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
@@ -778,7 +778,7 @@ def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_o
 
 
 def test_host_arrays_and_an_epilogue_through_several_launches(gpu: FakeGpu, permuting: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     x, weights = in_16_bits()
     extras = {"bias": draw(32, precision="float16"), "residual": draw(BATCH, 32, precision="float16")}
     check(permuting(x, weights, activation="relu", **extras), x, weights, precision="float16", activation="relu", **extras)
@@ -794,7 +794,7 @@ def moved(array: Any, elements: int) -> Any:
 
 
 def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     x, weights = np.ones((BATCH, PATTERN.in_features), np.float32), np.ones(SHAPE, np.float32)
     np.testing.assert_array_equal(ks(x, weights, precision="fp16x3"), np.full((BATCH, PATTERN.out_features), 5))
     x[7, 5] = 7e4
@@ -808,7 +808,7 @@ def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launch
 
 
 def test_overflow_of_fp16x3_is_reported_whichever_family_serves(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     monkeypatch.setattr(FAMILIES["wgmma_registers"], "measured", True)
     x, weights = np.ones((8, 32), np.float32), np.ones((1, 8, 16, 2), np.float32)
     x[7, 5] = 7e4
@@ -816,7 +816,7 @@ def test_overflow_of_fp16x3_is_reported_whichever_family_serves(gpu: FakeGpu, mo
         Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")
     assert len(gpu.encoded) == 1  # a tensor map: it was the warpgroups' kernel
     older = FakeGpu(target="sm_75")  # no tensor cores: plain float32, whose own overflow is the caller's
-    monkeypatch.setattr(arguments, "device_for", lambda place: older)
+    monkeypatch.setattr(streams, "device_for", lambda place: older)
     x[7, 5] = 3e38
     weights[...] = 4
     assert np.isinf(Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")).any()
@@ -833,22 +833,22 @@ def test_a_foreign_stream_leaves_pycuda_for_the_driver(gpu: FakeGpu, monkeypatch
         handle = 12
 
     pycuda, asked = FakeGpu(runtime="pycuda", supports_foreign_streams=False), []
-    monkeypatch.setattr(arguments, "device_for", lambda place: pycuda)
-    monkeypatch.setattr(arguments, "find_device", lambda name: asked.append(name) or gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: pycuda)
+    monkeypatch.setattr(streams, "find_device", lambda name: asked.append(name) or gpu)
     monkeypatch.setitem(sys.modules, "pycuda.driver", SimpleNamespace(Stream=Stream))
     own = Stream()
     for stream, device, handle in ((5, gpu, 5), (0, pycuda, None), (1, pycuda, None), (None, pycuda, None), (own, pycuda, own)):
-        assert arguments.device_and_stream("ks", ("cuda", 0), stream) == (device, handle)
+        assert streams.device_and_stream("ks", ("cuda", 0), stream) == (device, handle)
     assert asked == ["driver:0"]
 
     def none_there(name: str) -> FakeGpu:
         raise DeviceError("no driver")
 
-    monkeypatch.setattr(arguments, "find_device", none_there)
+    monkeypatch.setattr(streams, "find_device", none_there)
     with pytest.raises(
         LaunchError, match="PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: no driver"
     ):
-        arguments.device_and_stream("ks", ("cuda", 0), 5)
+        streams.device_and_stream("ks", ("cuda", 0), 5)
 
 
 @needs_opencl
