@@ -225,7 +225,8 @@ def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, ro
         handle = device.load(plan.binary, plan.source.entry, plan.shared_bytes, starts_early)
         y = device.allocate(2 * batch * pattern.out_features)
         weights = np.full(pattern.shape, 1 / pattern.c, np.float16)
-        launches.append((replace(plan, multiply=handle), (x, plan.pack(uploaded(device, weights), None), y, batch)))
+        operands = {"x": x, "weights": plan.pack(uploaded(device, weights), None), plan.result: y}
+        launches.append((replace(plan, multiply=handle), plan.arguments(operands)))
         x = y
 
     def launch_all() -> None:

@@ -123,7 +123,7 @@ def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArra
         return {}
     plan = PLANNER.plan_of(device, kernel, BATCH, choice_by_name("wgmma_registers", kernel, BATCH, limits))
     late = replace(plan, multiply=device.load(plan.binary, plan.source.entry, plan.shared_bytes))
-    arguments = (x.pointer, plan.pack(weights.pointer, None), out.pointer, BATCH)
+    arguments = plan.arguments({"x": x.pointer, "weights": plan.pack(weights.pointer, None), plan.result: out.pointer})
     named = {"a prepared call, one tensor map, begins early": plan, "  the same, does not begin early": late}
     return {name: Call(each, arguments, None, out, None, None, ()) for name, each in named.items()}
 

@@ -14,13 +14,14 @@ from ksgen.devices.base import Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import family_named, operand_of
+from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, stream_handle, view
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_weights, check_words, y_shape
 from ksgen.launch.fits import Fits, are_aligned
 from ksgen.launch.fused import fused_plan
 from ksgen.launch.gradient import weight_gradient
 from ksgen.launch.memory import host_array, is_whole, new_array
-from ksgen.launch.plan import Plan
+from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import check_context, device_and_stream, stream_on, where_to_work
 from ksgen.launch.views import views_of
@@ -43,7 +44,7 @@ class Call:
     """
 
     plan: Plan
-    arguments: tuple[Any, ...]
+    arguments: Arguments
     stream: Stream
     out: Any
     before: Callable[[], object] | None  # host arrays are uploaded, weights are packed, or packed ones checked
@@ -214,10 +215,10 @@ class Launcher:
             handle = None if plan.device.kind == "opencl" else stream_handle(stream)
             out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch), handle)
             views["out"] = view(out, "out")
-        extras = [views[name].pointer for name in ("bias", "residual") if name in views]
         workspace = new_workspace(plan, views["x"], stream, "record the call that launcher.prepare(...) gave before the capture")
-        arguments = (views["x"].pointer, packed, views["out"].pointer, *workspace.pointers, *extras, plan.batch)
-        return Call(plan, arguments, stream, out, before, None, (views, weights, room, workspace))
+        operands = {name: found.pointer for name, found in views.items()}
+        operands |= {"weights": packed, plan.result: operands["out"], "workspace": workspace.pointer}
+        return Call(plan, plan.arguments(operands), stream, out, before, None, (views, weights, room, workspace))
 
     def _shared_call(self, plan: Plan, views: dict[str, ArrayView], weights: Any, out: Any, stream: Stream) -> Call:
         """On arrays of the host, where they lie: on a device that shares its memory."""
@@ -231,9 +232,9 @@ class Launcher:
         if out is None:
             out = new_array(views["x"], y_shape(self.pattern, plan.kernel.layout, plan.batch))
             views["out"] = view(out, "out")
-        x, y, *extras = (device.shared(views[name].pointer) for name in ("x", "out", "bias", "residual") if name in views)
-        arguments = (x, packed, y, *plan.workspace(stream), *extras, plan.batch)
-        return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights, room))
+        operands = {name: device.shared(found.pointer) for name, found in views.items()}
+        operands |= {"weights": packed, plan.result: operands["out"], "workspace": plan.workspace(stream)}
+        return Call(plan, plan.arguments(operands), stream, out, before, partial(device.synchronize, stream), (views, weights, room))
 
     def _host_call(self, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
         device = plan.device
@@ -254,14 +255,13 @@ class Launcher:
             else:
                 plan.pack(buffers["weights"], stream, into=at)
 
-        extras = [buffers[name] for name in ("bias", "residual") if name in buffers]
-        arguments = (buffers["x"], at, buffers["out"], *plan.workspace(stream), *extras, plan.batch)
+        operands = buffers | {"weights": at, plan.result: buffers["out"], "workspace": plan.workspace(stream)}
 
         def receive() -> None:
             device.download(result, buffers["out"], stream)
             check_range(self, plan, hosts, result)
 
-        return Call(plan, arguments, stream, out, send, receive, (packed, views))
+        return Call(plan, plan.arguments(operands), stream, out, send, receive, (packed, views))
 
 
 class ChainLauncher:
@@ -334,14 +334,23 @@ class ChainLauncher:
         if out is None:
             out = new_array(views["x"], y_shape(self.chain[-1], layout, batch))
             views["out"] = view(out, "out")
-        first, y, *extras = (device.shared(views[name].pointer) for name in ("x", "out", "bias", "residual") if name in views)
-        arguments = (first, *packed, y, *fused.whole.workspace(on), *extras, batch)
+        operands = {name: device.shared(found.pointer) for name, found in views.items()}
+        operands |= dict(zip(weights_of(fused.whole.kernel), packed, strict=True))
+        operands |= {fused.whole.result: operands["out"], "workspace": fused.whole.workspace(on)}
 
         def pack_all() -> None:
             for pack in packs:
                 pack()
 
-        return Call(fused.whole, arguments, on, out, pack_all, partial(device.synchronize, on), (views, weights, own_weights, rooms))
+        return Call(
+            fused.whole,
+            fused.whole.arguments(operands),
+            on,
+            out,
+            pack_all,
+            partial(device.synchronize, on),
+            (views, weights, own_weights, rooms),
+        )
 
     def _check(
         self, x: Any, weights: Sequence[Any], layout: str, activation: str, precision: str | None, last_only: dict[str, Any]

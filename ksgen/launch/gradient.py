@@ -36,9 +36,9 @@ def _on_device(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream
         if x.kind != "torch":  # which keeps memory for graphs
             refuse_capture(device, stream, "allocates its output", "give out=")
         out = new_array(x, plan.kernel.pattern.shape, handle)
-    pointers = (x.pointer, views["grad_y"].pointer, view(out, "out").pointer)
     sums = new_workspace(plan, x, stream, "give PyTorch's tensors")
-    plan.launch((*pointers, *(sums.pointers or (None,)), plan.batch), stream)
+    operands = {"x": x.pointer, "grad_y": views["grad_y"].pointer, plan.result: view(out, "out").pointer, "workspace": sums.pointer}
+    plan.launch(plan.arguments(operands), stream)
     return out
 
 
@@ -50,13 +50,14 @@ def _on_host(plan: Plan, views: dict[str, ArrayView], out: Any, stream: Stream) 
         views["out"] = view(out, "out")
     result = host_array(views["out"])
     if device.shares_host and all(is_whole(found) for found in views.values()):
-        shared = (device.shared(views[name].pointer) for name in ("x", "grad_y", "out"))
-        plan.launch((*shared, *(plan.workspace(stream) or (None,)), plan.batch), stream)
+        operands = {name: device.shared(found.pointer) for name, found in views.items()}
+        operands |= {plan.result: operands["out"], "workspace": plan.workspace(stream)}
+        plan.launch(plan.arguments(operands), stream)
         device.synchronize(stream)
         return out
 
-    x, grad_y = (uploaded(device, host_array(views[name]), stream) for name in ("x", "grad_y"))
-    grad = device.allocate(result.nbytes)
-    plan.launch((x, grad_y, grad, *(plan.workspace(stream) or (None,)), plan.batch), stream)
+    operands = {name: uploaded(device, host_array(views[name]), stream) for name in ("x", "grad_y")}
+    operands |= {plan.result: (grad := device.allocate(result.nbytes)), "workspace": plan.workspace(stream)}
+    plan.launch(plan.arguments(operands), stream)
     device.download(result, grad, stream)
     return out

@@ -1,25 +1,29 @@
 """What a launch of a loaded kernel takes but the arrays: grid, block, shared memory, maps, workspace, packing.
 
-Knows buffers of devices, never arrays of users, and never how its constants were chosen.
+Knows buffers of devices and the order in which kernels take them, never arrays of users, nor how its constants were chosen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import index
-from typing import Any, NamedTuple, NoReturn
+from functools import cached_property
+from operator import index, itemgetter
+from typing import Any, NamedTuple, NewType, NoReturn
 
 from ksgen.build.request import Binary
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
 from ksgen.families import Geometry, Pass, TensorMap, family_named
+from ksgen.families.signature import operands_of, result_of
 from ksgen.launch.choice import Choice
 from ksgen.launch.threads import groups_for
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
 MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of what they describe
-ARGUMENTS = {"x": 0, "y": 2, "workspace": 3}  # where a launch has what maps describe
+
+Arguments = NewType("Arguments", tuple[Any, ...])
+"""What a launch takes, in the order of its kernel's signature: `Plan.arguments` alone knows that order."""
 
 
 class Step(NamedTuple):
@@ -50,6 +54,7 @@ class Plan:
     pack_block: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
+    operands: tuple[str, ...]  # what a launch takes besides maps and the batch, in order
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
@@ -71,17 +76,19 @@ class Plan:
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
 
-    def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
-        """`arguments`: x, packed weights, y, the workspace where there is one, then the bias and residual that the epilogue
-        wants, then the batch. A gradient's: x, the gradient of y, that of the weights, the workspace or None, the batch."""
+    def arguments(self, operands: Mapping[str, Any]) -> Arguments:
+        """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
+        return Arguments((*self._ordered(operands), self.batch))
+
+    def launch(self, arguments: Arguments, stream: Stream) -> None:
+        """Enqueue the launches that belong to it, on what `arguments` gave."""
         if self.steps:
             self._launch_steps(arguments, stream)
             return
-        if self.maps:
-            arguments = (*self._encode(arguments), *arguments)
-        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, arguments, stream)
+        given = (*self._encode(arguments), *arguments) if self.maps else arguments
+        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, given, stream)
 
-    def _launch_steps(self, arguments: tuple[Any, ...], stream: Stream) -> None:
+    def _launch_steps(self, arguments: Arguments, stream: Stream) -> None:
         for step in self.steps:
             maps = self._encode(arguments) if step.handle is self.multiply else ()
             grid = self._blocks() if step.handle is self.multiply else step.grid
@@ -91,13 +98,27 @@ class Plan:
         """Of the launch that multiplies: on a processor, no more than it may take threads."""
         return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
 
-    def workspace(self, stream: Stream = None) -> tuple[Buffer, ...]:
-        """Memory to give launches on that stream: one buffer, or none. Freeing it waits for all launches."""
-        return (self.device.workspace(self.workspace_bytes, stream),) if self.workspace_bytes else ()
+    def workspace(self, stream: Stream = None) -> Buffer:
+        """Memory to give launches on that stream; None where they take none. Freeing it waits for all launches."""
+        return self.device.workspace(self.workspace_bytes, stream) if self.workspace_bytes else None
 
-    def _encode(self, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
+    @property
+    def result(self) -> str:
+        """The operand that a launch writes for its caller."""
+        return result_of(self.kernel)
+
+    @cached_property
+    def _ordered(self) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+        return itemgetter(*self.operands)
+
+    @cached_property
+    def _described(self) -> tuple[int, ...]:
+        """Where a launch has what its maps describe."""
+        return tuple(self.operands.index(each.operand) for each in self.maps)
+
+    def _encode(self, arguments: Arguments) -> tuple[bytes, ...]:
         """The maps of what is at these places, encoded at the first launch on it."""
-        places = tuple([index(arguments[ARGUMENTS[each.operand]]) for each in self.maps])
+        places = tuple([index(arguments[place]) for place in self._described])
         encoded = self._encoded.get(places)
         if encoded is None:
             if len(self._encoded) >= MOST_ENCODED:
@@ -145,9 +166,24 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
 
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
-        device, kernel, batch, choice, source, loaded.binary, *multiply,
-        loaded.handles.get(source.pack_entry), packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
-        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
-        family.maps(kernel, choice.constants, batch), geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
-        (*before, multiply, *after) if before or after else (), bool(geometry.at_once),
-    )  # fmt: skip
+        device=device,
+        kernel=kernel,
+        batch=batch,
+        choice=choice,
+        source=source,
+        binary=loaded.binary,
+        multiply=multiply.handle,
+        grid=multiply.grid,
+        block=multiply.block,
+        shared_bytes=multiply.shared_bytes,
+        pack_handle=loaded.handles.get(source.pack_entry),
+        pack_grid=packing.grid,
+        pack_block=packing.block,
+        packed_bytes=family.packed_bytes(kernel, choice.constants),
+        packing=f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+        operands=operands_of(family.signature, kernel),
+        maps=family.maps(kernel, choice.constants, batch),
+        workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
+        steps=(*before, multiply, *after) if before or after else (),
+        walks=bool(geometry.at_once),
+    )

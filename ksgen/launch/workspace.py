@@ -12,9 +12,9 @@ STREAM_ORDERED = ("torch", "cupy")  # whose freed memory is not given to others 
 
 
 class Workspace(NamedTuple):
-    """What launches take of it, one argument or none, and what keeps it: needed until the last launch was enqueued."""
+    """What launches take of it, None where they take none, and what keeps it: needed until the last launch was enqueued."""
 
-    pointers: tuple[Any, ...] = ()
+    pointer: Any = None
     owner: Any = None
 
 
@@ -29,5 +29,5 @@ def new_workspace(plan: Plan, x: ArrayView, stream: Stream, remedy: str) -> Work
         refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
     if x.kind in STREAM_ORDERED:
         array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
-        return Workspace((view(array).pointer,), array)
-    return Workspace(buffers := plan.workspace(stream), buffers)
+        return Workspace(view(array).pointer, array)
+    return Workspace(buffer := plan.workspace(stream), buffer)

@@ -57,8 +57,8 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
 def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
     """On these arrays, in a workspace in which nothing was ever written; what lies behind it stays as it is."""
     workspace = workspace_of(plan)
-    pointers = (each.ctypes.data for each in (*arrays, workspace))
-    plan.launch((*(device.shared(pointer) for pointer in pointers), plan.batch), None)
+    named = dict(zip(("x", "grad_y", "grad", "workspace"), (*arrays, workspace), strict=True))
+    plan.launch(plan.arguments({name: device.shared(each.ctypes.data) for name, each in named.items()}), None)
     device.synchronize(None)
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()
 

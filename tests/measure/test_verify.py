@@ -136,7 +136,7 @@ def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
     for plan in plans:
         assert bench.check(plan, bench.pack(plan))[0] <= tolerance("float32", 1000)
         assert len(gpu._memory) - before == (1 if plan.workspace_bytes else 0)
-    y = bench._sets[0][2]
+    y = bench._sets[0]["grad"]
     gpu.upload(y, bench._poison)
     launch()  # made ready before there was memory for the large one
     result = np.empty_like(bench._poison)
