@@ -41,6 +41,8 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
+FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, contiguous and device, which decide whether it fits
+
 Reader = Callable[[Any, str, int | None], ArrayView]
 
 _readers: dict[type, Reader] = {}  # of the types seen so far

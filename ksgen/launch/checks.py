@@ -6,6 +6,7 @@ Never asks which device or stream.
 import sys
 
 from ksgen.errors import LaunchError
+from ksgen.families import MAP_ALIGNMENT
 from ksgen.launch.arrays import ArrayView
 from ksgen.launch.memory import size_of
 from ksgen.launch.views import Views
@@ -17,6 +18,11 @@ from ksgen.values import excerpt
 
 def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
     return (batch, pattern.out_features) if layout == "bsf" else (pattern.out_features, batch)
+
+
+def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[int, ...]:
+    """Of what a call gives."""
+    return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
 
 
 def check_words(caller: object, layout: str, activation: str) -> None:
@@ -47,7 +53,7 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, jo
     batch = int(x.shape[batch_axis])
     y = y_shape(pattern, layout, batch)
     shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "grad_y": y}
-    shapes["out"] = pattern.shape if job == "gradient" else y
+    shapes["out"] = result_shape(pattern, layout, batch, job)
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
@@ -56,6 +62,12 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, jo
         if not given.contiguous:
             raise LaunchError(f"{caller!r}: {name} is not row-major without gaps; give a contiguous copy of it")
     return batch
+
+
+def are_aligned(views: Views) -> bool:
+    """Whether tensor maps can describe x and the output, which may not be there yet, and wide reads what is added to it."""
+    pointers = (views[name].pointer for name in ("x", "bias", "residual", "out") if name in views)
+    return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)
 
 
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:

@@ -6,15 +6,18 @@ Takes binaries and wisdom from bundles first. Never launches.
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ksgen.build.build import Request, build, default_caches
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
-from ksgen.devices.base import Device
+from ksgen.devices.base import Device, Stream
+from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
 from ksgen.launch.choice import Choice, choose, limits_of
+from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Wisdom, file_name, load_wisdom
@@ -101,3 +104,14 @@ class Planner:
 
 
 PLANNER = Planner()
+
+
+def plan_for(fit: Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
+    """The plan that serves a call. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    key = (device, PLANNER.generation, aligned)
+    plan = fit.plans.get(key)
+    if plan is None:
+        once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # there is no prepare for it
+        refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+        plan = fit.plans[key] = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
+    return plan

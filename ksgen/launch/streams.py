@@ -16,15 +16,23 @@ OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 def where_to_work(
-    caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any
+    caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any, packed_on: Device | None = None
 ) -> tuple[Device, Stream, dict[str, ArrayView]]:
-    """The device and stream of a call: the named one, else the one that the arrays work on; and the arrays, ready for it."""
+    """The device and stream of a call: the named one, else the one that the arrays work on; and the arrays, ready for it.
+
+    Host arrays follow weights to the device that these were packed on.
+    """
+    if place == "host" and packed_on and (stream is None or packed_on.kind == "cuda"):
+        return *stream_on(caller, packed_on, stream), views
     if stream is None and (agreed := agreed_stream(caller, views)):
         ready = views_of({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
-        return *device_and_stream(caller, place, agreed), views | ready
-    device, on = device_and_stream(caller, place, stream)
-    if stream is not None:
-        wait_for_producers(device, stream_handle(stream), views)
+        views = views | ready
+        device, on = device_and_stream(caller, place, agreed)
+    else:
+        device, on = device_and_stream(caller, place, stream)
+        if stream is not None:
+            wait_for_producers(device, stream_handle(stream), views)
+    check_context(caller, device, views)
     return device, on, views
 
 

@@ -8,7 +8,8 @@ what can be noticed against that promise is refused at every use.
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from ksgen.devices.base import Buffer, Device, Stream, uploaded
 from ksgen.devices.capture import refuse_capture
@@ -47,6 +48,14 @@ def _writes_to(tensor: Any) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+class Packed(NamedTuple):
+    """Weights as the launches of a call take them."""
+
+    at: Buffer
+    before: Callable[[], object]  # what is done before each launch: they are packed anew, or what was packed is checked
+    keep: Any = None  # what keeps their memory: needed until the last launch was enqueued
+
+
 @dataclass(eq=False)
 class Weights:
     """What `Launcher.pack` returns: canonical weights on a device, and their packed forms as they become needed.
@@ -73,6 +82,10 @@ class Weights:
         self.check()
         packed = self._packed.get(plan.packing)
         return self._pack(plan, stream) if packed is None else packed
+
+    def use(self, plan: Plan, stream: Stream) -> Packed:
+        """What a plan's launches take of them."""
+        return Packed(self.packed_for(plan, stream), self.check)
 
     def check(self) -> None:
         """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
@@ -168,6 +181,16 @@ class Rooms:
                 del everything[number]
 
         return forget
+
+
+def packed_in(plan: Plan, own: Any, found: ArrayView | None, rooms: Rooms, stream: Stream) -> Packed:
+    """Weights for a plan's launches: those that were packed once, or an array, to be packed before each launch where it lies."""
+    if isinstance(own, Weights):
+        return own.use(plan, stream)
+    assert found is not None
+    at, room = rooms.find(own, found, plan, stream)
+    source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
+    return Packed(at, partial(plan.pack, source, stream, at), room)
 
 
 def storage_of(found: ArrayView) -> Any:

@@ -21,11 +21,13 @@ class Workspace(NamedTuple):
 NONE = Workspace()
 
 
-def new_workspace(plan: Plan, x: ArrayView, stream: Stream, remedy: str) -> Workspace:
-    """A plan's, for launches on that stream alone. `remedy`: what to do instead where a graph that is recorded forbids it."""
+def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
+    """A plan's, for launches on that stream alone."""
     if not plan.workspace_bytes:
         return NONE
     if x.kind != "torch":  # which keeps memory for graphs
+        prepared = "record the call that launcher.prepare(...) gave before the capture"
+        remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
         refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
     if x.kind in STREAM_ORDERED:
         array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))

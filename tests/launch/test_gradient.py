@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import launcher as launchers
 from ksgen import reference
 from ksgen.devices import device_for
 from ksgen.emit.render import PORTABLE, emit, render, template_digest
@@ -21,7 +20,8 @@ from ksgen.families.gradient import Gradient, GradientConstants, Shape
 from ksgen.families.gradient.family import registers_taken
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
-from ksgen.launch import arrays, fits, streams
+from ksgen.launch import arrays, planner, streams
+from ksgen.launch import launcher as launchers
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
@@ -143,10 +143,10 @@ def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
-    fake, planner = FakeGpu(), Planner()
+    fake, own = FakeGpu(), Planner()
     monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
-    for module in (launchers, fits):
-        monkeypatch.setattr(module, "PLANNER", planner)
+    for module in (launchers, planner):
+        monkeypatch.setattr(module, "PLANNER", own)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)

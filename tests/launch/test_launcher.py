@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 import ksgen
-from ksgen import launcher as launchers
 from ksgen import reference
 from ksgen.devices import Found, device_for, find_device, list_devices
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError
 from ksgen.families import FAMILIES
-from ksgen.launch import arrays, fits, streams
+from ksgen.launch import arrays, fits, planner, streams
+from ksgen.launch import launcher as launchers
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, Launcher, Weights
@@ -67,9 +67,9 @@ def compiler() -> TextCompiler:
 
 
 def plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    planner = Planner()
-    for module in (launchers, fits):
-        monkeypatch.setattr(module, "PLANNER", planner)
+    own = Planner()
+    for module in (launchers, planner):
+        monkeypatch.setattr(module, "PLANNER", own)
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def test_tensors_are_packed_before_every_launch(gpu: FakeGpu, ks: Launcher, writ
             check(out.content, x, factor * weights)
             gpu.waits.clear()
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True, False] * 6
-    assert not ks._rooms._rooms  # nothing is kept of a tensor
+    assert not ks.rooms._rooms  # nothing is kept of a tensor
 
 
 def test_a_prepared_call_packs_tensors_each_time(gpu: FakeGpu, ks: Launcher) -> None:
@@ -483,7 +483,7 @@ def test_an_array_that_takes_a_dead_ones_place_is_packed_anew(gpu: FakeGpu, ks: 
         gpu.synchronize()
         check(out.content, x, weights)
         del array
-    assert not ks._rooms._rooms
+    assert not ks.rooms._rooms
 
 
 def test_an_arrays_room_stays_in_its_place_and_goes_when_the_array_moves(gpu: FakeGpu, ks: Launcher) -> None:
@@ -496,7 +496,7 @@ def test_an_arrays_room_stays_in_its_place_and_goes_when_the_array_moves(gpu: Fa
     ks(ready, array, out=out)
     gpu.synchronize()
     check(out.content, x, 2 * weights)
-    assert [len(room.buffers) for room in ks._rooms._rooms.values()] == [1]
+    assert [len(room.buffers) for room in ks.rooms._rooms.values()] == [1]
 
 
 def test_arrays_without_weak_references_are_packed_for_the_call(gpu: FakeGpu, ks: Launcher) -> None:
