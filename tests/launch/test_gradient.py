@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from ksgen import reference
-from ksgen.devices import device_for
 from ksgen.emit.render import PORTABLE, emit, render, template_digest
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import check, cuda_limits, family_for
@@ -20,20 +19,17 @@ from ksgen.families.gradient import Gradient, GradientConstants, Shape
 from ksgen.families.gradient.family import registers_taken
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
-from ksgen.launch import arrays, planner, streams
-from ksgen.launch import launcher as launchers
+from ksgen.launch import arrays, streams
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec import parse as parse_spec
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
-from tests.emulator import is_installed
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
-from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor, TextCompiler
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.kernels import in_emulator, kernel_of, source_of
 
 FAMILY, TENSOR_CORES = Gradient(), GradientMma()
@@ -137,20 +133,6 @@ def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
     x, grad_y = inputs()
     ks = Launcher(*SHAPE)
     np.testing.assert_array_equal(ks.gradient(x, grad_y, precision="tf32x3"), ks.gradient(x, grad_y))
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
-    if not is_installed("none"):
-        pytest.skip("the emulator needs g++")
-    fake, own = FakeGpu(), Planner()
-    monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
-    for module in (launchers, planner):
-        monkeypatch.setattr(module, "PLANNER", own)
-    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
-    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)
-    return fake
 
 
 def test_tensors_work_on_their_stream_and_nothing_is_waited_for(gpu: FakeGpu) -> None:

@@ -142,7 +142,7 @@ def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
     result = np.empty_like(bench._poison)
     gpu.download(result, y)
     assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
-    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace[0].pointer].nbytes
+    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace.pointer].nbytes
 
 
 @needs_opencl

@@ -1,0 +1,44 @@
+"""What a call was given: options that nobody changes, arrays that are read once, for the stream that they will be used on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.errors import LaunchError
+from ksgen.launch import arrays
+from ksgen.launch.views import CallOptions, views_of
+
+
+def test_options_are_frozen_and_plain_by_default() -> None:
+    options = CallOptions()
+    assert options == ("bsf", "none", None, None)
+    with pytest.raises(AttributeError):
+        options.layout = "bsl"  # type: ignore[misc]
+
+
+def test_each_array_is_read_once_for_the_stream_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Array:
+        pass
+
+    def read(array: Array, name: str, stream: Any) -> arrays.ArrayView:
+        asked.append((name, stream))
+        return arrays.ArrayView("dlpack", 64, (1,), "float32", True, ("cuda", 0), stream, array, False)
+
+    monkeypatch.setitem(arrays._readers, Array, read)
+    given = {"x": Array(), "out": Array()}
+    assert list(views_of(given, 5)) == ["x", "out"]
+    views_of(given, None)
+    assert asked == [("x", 5), ("out", 5), ("x", None), ("out", None)]
+
+
+def test_a_queue_is_no_stream_that_arrays_are_made_ready_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksgen.launch.views.stream_handle", lambda stream: object())
+    assert views_of({"x": np.ones(3, np.float32)}, "a queue")["x"].stream is None
+
+
+def test_what_is_no_array_is_refused_by_its_name() -> None:
+    with pytest.raises(LaunchError, match="bias is a list"):
+        views_of({"bias": [1.0]}, None)
