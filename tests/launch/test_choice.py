@@ -38,7 +38,7 @@ def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
         check_fit("simt", constants, KERNEL, replace(HOPPER, async_copies=False))
     tensor = KernelSpec(KERNEL.pattern, "tf32")
     with pytest.raises(ConstantsError, match="mma does not run on this device"):
-        check_fit("mma", FAMILIES["mma"].default(tensor, HOPPER), tensor, TURING)
+        check_fit("mma", FAMILIES["mma"].default(tensor, HOPPER), tensor, replace(HOPPER, tensor_cores=False))
 
 
 def test_limits_are_the_tables_where_the_device_does_not_say_less() -> None:
