@@ -67,7 +67,7 @@ def measure(rounds: int) -> dict[str, float]:
         "  checking the memory": lambda: (check_memory(ks, views), check_context(ks, device, views)),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
-        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  packed weights": lambda: kept.use(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
         **_hopper_calls(device, ks.pattern, x, weights, out),
@@ -97,7 +97,7 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
         "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
         "  checking the memory": lambda: check_memory(ks, views),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
-        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  packed weights": lambda: kept.use(plan, None),
         "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }

@@ -112,4 +112,5 @@ def _check_out(caller: object, views: Views) -> None:
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
     if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
         return bool(one.pointer == other.pointer)
-    return one.pointer < other.pointer + size_of(other) and other.pointer < one.pointer + size_of(one)
+    first, second = (one, other) if one.pointer <= other.pointer else (other, one)
+    return bool(second.pointer < first.pointer + size_of(first))

@@ -15,7 +15,7 @@ from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import result_shape
 from ksgen.launch.memory import host_array, new_array
-from ksgen.launch.plan import Plan
+from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Packed, Weights
 from ksgen.launch.workspace import new_workspace
 
@@ -29,7 +29,8 @@ def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     workspace = new_workspace(plan, views["x"], stream)
     operands = {name: found.pointer for name, found in views.items()}
     operands["workspace"] = workspace.pointer
-    return Call(plan, _arguments(plan, operands, weights), stream, out, _before(weights.values()), None, (views, weights, workspace))
+    arguments, before = _bound(plan, operands, weights)
+    return Call(plan, arguments, stream, out, before, None, (views, weights, workspace))
 
 
 def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
@@ -37,10 +38,10 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     device = plan.device
     if out is None:
         out = _new_out(plan, views)
-    operands = {name: device.shared(found.pointer) for name, found in views.items()}
+    operands = {name: device.shared(found.pointer) for name, found in views.items() if name not in weights}
     operands["workspace"] = plan.workspace(stream)
-    done = partial(device.synchronize, stream)
-    return Call(plan, _arguments(plan, operands, weights), stream, out, _before(weights.values()), done, (views, weights))
+    arguments, before = _bound(plan, operands, weights)
+    return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
 
 
 def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
@@ -60,7 +61,7 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
         at = device.allocate(plan.packed_bytes)
         weights["weights"] = Packed(at, partial(plan.pack, operands["weights"], stream, at))
     uploads = [(operands[name], host) for name, host in hosts.items()]
-    pack = _before(weights.values())
+    arguments, pack = _bound(plan, operands, weights)
 
     def send() -> None:
         for buffer, host in uploads:
@@ -72,7 +73,7 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
         device.download(result, operands["out"], stream)
         check_range(caller, plan, hosts, result)
 
-    return Call(plan, _arguments(plan, operands, weights), stream, out, send, receive, (packed, views))
+    return Call(plan, arguments, stream, out, send, receive, (packed, views))
 
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
@@ -95,21 +96,17 @@ def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any
     return out
 
 
-def _arguments(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> Any:
+def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
+    """The operands in order, and what is done to weights before each launch."""
     operands[plan.result] = operands["out"]
+    before = None
     for name, packed in weights.items():
-        operands[name] = packed.at
-    return plan.arguments(operands)
+        operands[name], before = packed.at, packed.before
+    if len(weights) > 1:
+        before = partial(_all_of, [packed.before for packed in weights.values()])
+    return plan.arguments(operands), before
 
 
-def _before(weights: Iterable[Packed]) -> Callable[[], object] | None:
-    """What is done to the weights before each launch."""
-    steps = [packed.before for packed in weights]
-    if len(steps) < 2:
-        return steps[0] if steps else None
-
-    def all_of_them() -> None:
-        for step in steps:
-            step()
-
-    return all_of_them
+def _all_of(steps: Iterable[Callable[[], object]]) -> None:
+    for step in steps:
+        step()

@@ -5,7 +5,6 @@ Knows buffers of devices and the order in which kernels take them, never arrays 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
@@ -59,7 +58,15 @@ class Plan:
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
     walks: bool = False  # whether its blocks share out the work among them, however many there are
-    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
+    result: str = field(init=False)  # the operand that a launch writes for its caller
+    _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
+    _described: tuple[int, ...] = field(init=False)  # where among them is what the maps describe
+    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where that is
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "result", result_of(self.kernel))
+        object.__setattr__(self, "_ordered", itemgetter(*self.operands))
+        object.__setattr__(self, "_described", tuple(self.operands.index(each.operand) for each in self.maps))
 
     def __repr__(self) -> str:
         return f"Plan({self})"
@@ -78,7 +85,9 @@ class Plan:
 
     def arguments(self, operands: Mapping[str, Any]) -> Arguments:
         """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
-        return Arguments((*self._ordered(operands), self.batch))
+        ordered: Any = (*self._ordered(operands), self.batch)
+        arguments: Arguments = ordered  # as its type says, without a call for it
+        return arguments
 
     def launch(self, arguments: Arguments, stream: Stream) -> None:
         """Enqueue the launches that belong to it, on what `arguments` gave."""
@@ -101,20 +110,6 @@ class Plan:
     def workspace(self, stream: Stream = None) -> Buffer:
         """Memory to give launches on that stream; None where they take none. Freeing it waits for all launches."""
         return self.device.workspace(self.workspace_bytes, stream) if self.workspace_bytes else None
-
-    @property
-    def result(self) -> str:
-        """The operand that a launch writes for its caller."""
-        return result_of(self.kernel)
-
-    @cached_property
-    def _ordered(self) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-        return itemgetter(*self.operands)
-
-    @cached_property
-    def _described(self) -> tuple[int, ...]:
-        """Where a launch has what its maps describe."""
-        return tuple(self.operands.index(each.operand) for each in self.maps)
 
     def _encode(self, arguments: Arguments) -> tuple[bytes, ...]:
         """The maps of what is at these places, encoded at the first launch on it."""

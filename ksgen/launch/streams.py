@@ -94,8 +94,10 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
 
 def check_context(caller: object, device: Device, views: Views) -> None:
     """Raise `LaunchError` on PyCUDA's arrays in a context of PyCUDA's own, where the driver runtime does not work."""
+    if device.runtime != "driver":
+        return
     for name, found in views.items():
-        if found.kind == "pycuda" and device.runtime == "driver" and not is_in_primary_context(found.pointer, device.index):
+        if found.kind == "pycuda" and not is_in_primary_context(found.pointer, device.index):
             other = "the driver runtime works in the primary one; import pycuda.autoprimaryctx in the place of pycuda.autoinit"
             raise LaunchError(f"{caller!r}: {name} lies in a CUDA context of PyCUDA's own, and {other}")
 

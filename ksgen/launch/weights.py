@@ -77,15 +77,11 @@ class Weights:
     def __reduce__(self) -> NoReturn:
         raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
-    def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
-        """The packed weights of a plan, complete for every stream: packing is waited for, once."""
+    def use(self, plan: Plan, stream: Stream) -> Packed:
+        """What a plan's launches take of them, complete for every stream: packing is waited for, once."""
         self.check()
         packed = self._packed.get(plan.packing)
-        return self._pack(plan, stream) if packed is None else packed
-
-    def use(self, plan: Plan, stream: Stream) -> Packed:
-        """What a plan's launches take of them."""
-        return Packed(self.packed_for(plan, stream), self.check)
+        return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
 
     def check(self) -> None:
         """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
