@@ -21,7 +21,8 @@ from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import TensorMap, families_for
 from ksgen.families.ptx import Wgmma
-from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import measure_ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -224,7 +225,8 @@ def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, ro
         handle = device.load(plan.binary, plan.source.entry, plan.shared_bytes, starts_early)
         y = device.allocate(2 * batch * pattern.out_features)
         weights = np.full(pattern.shape, 1 / pattern.c, np.float16)
-        launches.append((replace(plan, multiply=handle), (x, plan.pack(uploaded(device, weights), None), y, batch)))
+        operands = {"x": x, "weights": plan.pack(uploaded(device, weights), None), plan.result: y}
+        launches.append((replace(plan, multiply=handle), plan.arguments(operands)))
         x = y
 
     def launch_all() -> None:

@@ -18,9 +18,12 @@ import numpy as np
 
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.errors import DeviceError
-from ksgen.launch.arguments import check_context, check_memory, device_and_stream
 from ksgen.launch.arrays import view
-from ksgen.launch.plan import PLANNER, choice_by_name, limits_of
+from ksgen.launch.checks import check_memory
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER, plan_for
+from ksgen.launch.streams import check_context, device_and_stream
+from ksgen.launch.views import CallOptions
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -53,18 +56,18 @@ def measure(rounds: int) -> dict[str, float]:
     kept = ks.pack(weights)
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fits.find(ks, "bsf", "none", views, None)
+    plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
     kernel = plan.multiply
     parts = {
         "a prepared call": call,
         "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._fits.find(ks, "bsf", "none", views, None),
+        "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
         "  checking the memory": lambda: (check_memory(ks, views), check_context(ks, device, views)),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
-        "  selecting the binary": lambda: ks._fits.plan(fit, device, None),
-        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  selecting the binary": lambda: plan_for(fit, device, None, True),
+        "  packed weights": lambda: kept.use(plan, None),
         "  arguments, block and launch": lambda: device.launch(kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
         **_hopper_calls(device, ks.pattern, x, weights, out),
@@ -78,7 +81,7 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._fits.find(ks, "bsf", "none", views, None)
+    plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
     enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel
     call()  # which leaves its arguments in the kernel
 
@@ -91,10 +94,10 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
         "  the kernel, and what its binding takes": alone,
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._fits.find(ks, "bsf", "none", views, None),
+        "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
         "  checking the memory": lambda: check_memory(ks, views),
-        "  selecting the binary": lambda: ks._fits.plan(fit, device, None),
-        "  packed weights": lambda: kept.packed_for(plan, None),
+        "  selecting the binary": lambda: plan_for(fit, device, None, True),
+        "  packed weights": lambda: kept.use(plan, None),
         "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
@@ -121,7 +124,7 @@ def _hopper_calls(device: Any, pattern: Pattern, x: CudaArray, weights: CudaArra
         return {}
     plan = PLANNER.plan_of(device, kernel, BATCH, choice_by_name("wgmma_registers", kernel, BATCH, limits))
     late = replace(plan, multiply=device.load(plan.binary, plan.source.entry, plan.shared_bytes))
-    arguments = (x.pointer, plan.pack(weights.pointer, None), out.pointer, BATCH)
+    arguments = plan.arguments({"x": x.pointer, "weights": plan.pack(weights.pointer, None), plan.result: out.pointer})
     named = {"a prepared call, one tensor map, begins early": plan, "  the same, does not begin early": late}
     return {name: Call(each, arguments, None, out, None, None, ()) for name, each in named.items()}
 

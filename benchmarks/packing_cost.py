@@ -7,7 +7,6 @@ What packing costs the host beside that is in `benchmarks.launch_cost`.
 import json
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import click
 import numpy as np
@@ -15,7 +14,8 @@ import numpy as np
 from ksgen.devices import Device, find_device
 from ksgen.devices.base import uploaded
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load
@@ -35,7 +35,7 @@ def calls(device: Device, plan: Plan) -> dict[str, Callable[[], None]]:
     sizes = (plan.batch * pattern.in_features, pattern.weight_count, plan.batch * pattern.out_features)
     x, weights, y = (uploaded(device, np.zeros(size, dtype)) for size in sizes)
     packed = plan.pack(weights, None)
-    arguments: tuple[Any, ...] = (x, packed, y, *plan.workspace(), plan.batch)
+    arguments = plan.arguments({"x": x, "weights": packed, plan.result: y, "workspace": plan.workspace()})
 
     def alone() -> None:
         plan.launch(arguments, None)

@@ -20,7 +20,7 @@ import click
 
 from ksgen.build.request import Binary
 from ksgen.families import family_for, family_named
-from ksgen.launch.plan import limits_from
+from ksgen.launch.choice import limits_from
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec

@@ -24,7 +24,7 @@ import click
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from ksgen.launch.plan import limits_of
+from ksgen.launch.choice import limits_of
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import file_name
 from tests import gpu_benchmarks

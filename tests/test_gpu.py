@@ -15,7 +15,7 @@ from ksgen.build.build import Request, build_many
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
-from ksgen.launch.plan import limits_of
+from ksgen.launch.choice import limits_of
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern

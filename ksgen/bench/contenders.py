@@ -22,7 +22,9 @@ from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import families_for, family_named, operand_of
-from ksgen.launch.plan import PLANNER, Choice, Plan, check_grid, limits_of, load, make_plan
+from ksgen.launch.choice import Choice, limits_of
+from ksgen.launch.plan import Plan, check_grid, load, make_plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
 from ksgen.measure.pause import rest
 from ksgen.spec import KernelSpec
@@ -179,7 +181,9 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
     packed = plan.pack(problem.weights.data_ptr(), None)
     outputs = [problem.weights.new_full(problem.y_shape, float("nan")) for _ in problem.sets]
     workspace = plan.workspace()
-    arguments = [(x.data_ptr(), packed, y.data_ptr(), *workspace, plan.batch) for x, y in zip(problem.sets, outputs, strict=True)]
+    own = {"weights": packed, "workspace": workspace}
+    pairs = zip(problem.sets, outputs, strict=True)
+    arguments = [plan.arguments({"x": x.data_ptr(), plan.result: y.data_ptr(), **own}) for x, y in pairs]
 
     def run(number: int) -> Tensor:
         plan.launch(arguments[number], None)
@@ -195,7 +199,8 @@ def _on_host(plan: Plan, problem: Problem) -> Ready:
     calls = []
     for x in problem.sets:
         y = problem.weights.new_full(problem.y_shape, float("nan"))
-        arguments = (device.shared(x.data_ptr()), packed, device.shared(y.data_ptr()), *workspace, plan.batch)
+        arrays = {"x": device.shared(x.data_ptr()), plan.result: device.shared(y.data_ptr())}
+        arguments = plan.arguments({**arrays, "weights": packed, "workspace": workspace})
         calls.append(Call(plan, arguments, None, y, None, device.synchronize, (x, problem.weights)))
     return Ready(lambda number: calls[number](), lambda y: y, host_clock, device.synchronize, rest)
 
@@ -207,9 +212,11 @@ def _on_buffers(plan: Plan, problem: Problem) -> Ready:
     packed, workspace = plan.pack(_uploaded(device, problem.weights), None), plan.workspace()
     outputs = [_uploaded(device, poisoned) for _ in problem.sets]
     inputs = [_uploaded(device, x) for x in problem.sets]
+    own, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
+    arguments = [plan.arguments({"x": x, plan.result: y, **own}) for x, y in pairs]
 
     def run(number: int) -> Buffer:
-        plan.launch((inputs[number], packed, outputs[number], *workspace, plan.batch), None)
+        plan.launch(arguments[number], None)
         return outputs[number]
 
     def y(buffer: Buffer) -> Tensor:

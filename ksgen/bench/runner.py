@@ -25,7 +25,7 @@ from ksgen.build.build import Request, build_many
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
-from ksgen.launch.plan import limits_of
+from ksgen.launch.choice import limits_of
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.verify import tolerance
 from ksgen.words import counted

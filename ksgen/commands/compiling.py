@@ -11,7 +11,7 @@ from ksgen.commands.common import progress
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import cuda_limits
-from ksgen.launch.plan import choose
+from ksgen.launch.choice import choose
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices

@@ -38,7 +38,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     """
     from ksgen.devices import find_device
     from ksgen.emit.render import emit
-    from ksgen.launch.plan import limits_of
+    from ksgen.launch.choice import limits_of
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))

@@ -41,7 +41,7 @@ def command(
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
-    from ksgen.launch.plan import limits_of
+    from ksgen.launch.choice import limits_of
     from ksgen.measure.roofline import measure_ceilings
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure

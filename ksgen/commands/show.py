@@ -13,7 +13,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from ksgen.launch.plan import Choice
+    from ksgen.launch.choice import Choice
 
 
 @click.command("show", short_help="Say what a pattern is, with a picture.")
@@ -100,7 +100,8 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
     """By a device's wisdom; without a device, what runs on every GPU since sm_80."""
     from ksgen.emit.render import PORTABLE
-    from ksgen.launch.plan import PLANNER, choose
+    from ksgen.launch.choice import choose
+    from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
 
     if device is None:

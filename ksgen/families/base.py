@@ -139,6 +139,7 @@ class Family(Protocol[ConstantsT]):
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
     packs: bool  # whether its text has a second entry
+    signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, TensorMap
+from ksgen.families.signature import PRODUCT
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 
@@ -90,6 +91,7 @@ class Addressed:
 
     measured = True
     packs = True
+    signature = PRODUCT
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return True

@@ -41,8 +41,11 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
+FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, contiguous and device, which decide whether it fits
+
 Reader = Callable[[Any, str, int | None], ArrayView]
 
+_FLOATS = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}  # NumPy's letters
 _readers: dict[type, Reader] = {}  # of the types seen so far
 _dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
 
@@ -100,20 +103,29 @@ def is_same_stream(one: Any, other: Any) -> bool:
 
 
 def _find_reader(array: Any, name: str) -> Reader:
-    for module, classname, reader in _LIBRARIES:
+    reader: Reader = _read_interface
+    for module, classname, of_library in _LIBRARIES:
         library = sys.modules.get(module)
         if library is not None and isinstance(array, getattr(library, classname, ())):
             if "numpy.ma" in sys.modules and isinstance(array, sys.modules["numpy.ma"].MaskedArray):
-                break
-            _readers[type(array)] = reader
-            return reader
-    else:  # one type may offer an interface for some of its arrays only
-        if getattr(array, "__cuda_array_interface__", None) is not None:
-            return _read_cuda_array_interface
-        if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-            return _read_dlpack
-    made = f"np.asarray({name}, np.float32), or " if isinstance(array, list | tuple) else ""
-    raise LaunchError(f"{name} is {_article(array)}; give {made}{ACCEPTED}")
+                raise _no_array(array, name)
+            reader = of_library
+            break
+    return _readers.setdefault(type(array), reader)
+
+
+def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
+    """Of no library above. One type may offer an interface for some of its arrays only."""
+    if getattr(array, "__cuda_array_interface__", None) is not None:
+        return _read_cuda_array_interface(array, name, stream)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _read_dlpack(array, name, stream)
+    raise _no_array(array, name)
+
+
+def _no_array(thing: Any, name: str) -> LaunchError:
+    made = f"np.asarray({name}, np.float32), or " if isinstance(thing, list | tuple) else ""
+    return LaunchError(f"{name} is {_article(thing)}; give {made}{ACCEPTED}")
 
 
 def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -183,12 +195,11 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
         raise LaunchError(f"{name} is masked; give an array without a mask")
     shape, (pointer, read_only), typestr = tuple(map(operator.index, described["shape"])), described["data"], described["typestr"]
     pointer = operator.index(pointer)
-    known = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}.get(typestr)
+    known = _FLOATS.get(typestr)
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
     dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
-    width = int(typestr[2:])
     steps = described.get("strides")
-    contiguous = steps is None or _is_row_major(shape, [step / width for step in steps])
+    contiguous = steps is None or _is_row_major(shape, [step / int(typestr[2:]) for step in steps])
     current = described.get("stream")
     return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, not read_only)
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from ksgen.devices.base import Device
 from ksgen.families.vector import factor_kernels
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -23,7 +25,7 @@ class FusedPlan:
     factors: tuple[Plan, ...]
 
 
-def fused_plan(device: Device, chain: Chain, precision: str, layout: str, epilogue: tuple[bool, str, bool], batch: int) -> FusedPlan | None:
+def fused_plan(device: Device, chain: Chain, precision: str, layout: str, epilogue: Epilogue, batch: int) -> FusedPlan | None:
     """The plan of a chain as one launch; None where it is better served factor by factor."""
     if not device.shares_host or len(chain) < 2 or batch < LEAST_ENTRIES * device.limits.multiprocessors:
         return None
@@ -37,12 +39,12 @@ def _plan(
     patterns: tuple[Pattern, ...],
     precision: str,
     layout: str,
-    epilogue: tuple[bool, str, bool],
+    epilogue: Epilogue,
     batch: int,
     generation: int,
 ) -> FusedPlan | None:
     *before, last = patterns
-    kernel = KernelSpec(last, precision, layout, Epilogue(*epilogue), job=CHAIN, before=tuple(before))
+    kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before))
     whole = PLANNER.plan(device, kernel, batch)
     constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]

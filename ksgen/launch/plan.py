@@ -1,47 +1,28 @@
-"""A kernel made ready on one device: chosen, rendered, built, loaded. Knows devices' buffers, never users' arrays.
+"""What a launch of a loaded kernel takes but the arrays: grid, block, shared memory, maps, workspace, packing.
 
-The order of choice is DESIGN's: wisdom for this batch, wisdom for the nearest batch, the family's default.
+Knows buffers of devices and the order in which kernels take them, never arrays of users, nor how its constants were chosen.
 """
 
-import logging
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from operator import index
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import index, itemgetter
+from typing import Any, NamedTuple, NewType, NoReturn
 
-from ksgen.build.build import Request, build, default_caches
-from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
-from ksgen.devices.base import Limits as DeviceLimits
-from ksgen.emit.render import Source, render
-from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Geometry, Limits, Pass, TensorMap, check, cuda_limits, families_for, family_for, family_named
+from ksgen.emit.render import Source
+from ksgen.errors import LaunchError
+from ksgen.families import Geometry, Pass, TensorMap, family_named
+from ksgen.families.signature import operands_of, result_of
+from ksgen.launch.choice import Choice
 from ksgen.launch.threads import groups_for
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom, file_name, load_wisdom
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
-MOST_PLANS = 4096  # that are kept: one a batch, and cheap to make again
-NEAR = 4  # a search says something of batches so many times longer or shorter
 MOST_ENCODED = 1024  # maps that a plan keeps: one for each place of what they describe
-ARGUMENTS = {"x": 0, "y": 2, "workspace": 3}  # where a launch has what maps describe
 
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which family and constants serve a kernel, and who says so."""
-
-    family: str
-    constants: Any
-    why: str
-    misfit: bool = False  # wisdom had constants that this device cannot run
-    from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
-    is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
+Arguments = NewType("Arguments", tuple[Any, ...])
+"""What a launch takes, in the order of its kernel's signature: `Plan.arguments` alone knows that order."""
 
 
 class Step(NamedTuple):
@@ -72,11 +53,20 @@ class Plan:
     pack_block: int
     packed_bytes: int
     packing: str  # equal for plans whose packed weights are the same bytes
+    operands: tuple[str, ...]  # what a launch takes besides maps and the batch, in order
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # of memory that several launches hand on what they found in
     steps: tuple[Step, ...] = ()  # those launches, in order
     walks: bool = False  # whether its blocks share out the work among them, however many there are
-    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where what they describe is
+    result: str = field(init=False)  # the operand that a launch writes for its caller
+    _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
+    _described: tuple[int, ...] = field(init=False)  # where among them is what the maps describe
+    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by where that is
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "result", result_of(self.kernel))
+        object.__setattr__(self, "_ordered", itemgetter(*self.operands))
+        object.__setattr__(self, "_described", tuple(self.operands.index(each.operand) for each in self.maps))
 
     def __repr__(self) -> str:
         return f"Plan({self})"
@@ -93,17 +83,21 @@ class Plan:
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
 
-    def launch(self, arguments: tuple[Any, ...], stream: Stream) -> None:
-        """`arguments`: x, packed weights, y, the workspace where there is one, then the bias and residual that the epilogue
-        wants, then the batch. A gradient's: x, the gradient of y, that of the weights, the workspace or None, the batch."""
+    def arguments(self, operands: Mapping[str, Any]) -> Arguments:
+        """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
+        ordered: Any = (*self._ordered(operands), self.batch)
+        arguments: Arguments = ordered  # as its type says, without a call for it
+        return arguments
+
+    def launch(self, arguments: Arguments, stream: Stream) -> None:
+        """Enqueue the launches that belong to it, on what `arguments` gave."""
         if self.steps:
             self._launch_steps(arguments, stream)
             return
-        if self.maps:
-            arguments = (*self._encode(arguments), *arguments)
-        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, arguments, stream)
+        given = (*self._encode(arguments), *arguments) if self.maps else arguments
+        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, given, stream)
 
-    def _launch_steps(self, arguments: tuple[Any, ...], stream: Stream) -> None:
+    def _launch_steps(self, arguments: Arguments, stream: Stream) -> None:
         for step in self.steps:
             maps = self._encode(arguments) if step.handle is self.multiply else ()
             grid = self._blocks() if step.handle is self.multiply else step.grid
@@ -113,13 +107,13 @@ class Plan:
         """Of the launch that multiplies: on a processor, no more than it may take threads."""
         return groups_for(self.grid, self.device.limits.multiprocessors) if self.walks and self.device.limits.is_cpu else self.grid
 
-    def workspace(self, stream: Stream = None) -> tuple[Buffer, ...]:
-        """Memory to give launches on that stream: one buffer, or none. Freeing it waits for all launches."""
-        return (self.device.workspace(self.workspace_bytes, stream),) if self.workspace_bytes else ()
+    def workspace(self, stream: Stream = None) -> Buffer:
+        """Memory to give launches on that stream; None where they take none. Freeing it waits for all launches."""
+        return self.device.workspace(self.workspace_bytes, stream) if self.workspace_bytes else None
 
-    def _encode(self, arguments: tuple[Any, ...]) -> tuple[bytes, ...]:
+    def _encode(self, arguments: Arguments) -> tuple[bytes, ...]:
         """The maps of what is at these places, encoded at the first launch on it."""
-        places = tuple([index(arguments[ARGUMENTS[each.operand]]) for each in self.maps])
+        places = tuple([index(arguments[place]) for place in self._described])
         encoded = self._encoded.get(places)
         if encoded is None:
             if len(self._encoded) >= MOST_ENCODED:
@@ -127,60 +121,6 @@ class Plan:
             encoded = tuple(self.device.encode_map(each, place) for each, place in zip(self.maps, places, strict=True))
             self._encoded[places] = encoded
         return encoded
-
-
-def limits_of(device: Device) -> Limits:
-    """A device's limits as families see them."""
-    return limits_from(device.kind, device.target, device.limits)
-
-
-def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
-    """The target's table, where the device itself does not say less."""
-    if kind == "cuda":
-        table = cuda_limits(target)
-        shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
-    return Limits(
-        told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
-        vector_bytes=told.vector_bytes, multiprocessors=told.multiprocessors,
-    )  # fmt: skip
-
-
-def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
-    found = wisdom.lookup(kernel, batch, aligned)
-    why = "the family's default: no search has been run for this kernel on this device"
-    if found:
-        try:
-            check_fit(found.family, found.constants, kernel, limits)
-        except ConstantsError as error:
-            why = f"the family's default: what wisdom has does not fit this device ({error})"
-        else:
-            where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
-            who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
-            is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
-            said, is_measured = f"{who} measured at {where}", is_near and not found.is_stale
-            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
-    family = family_for(kernel, limits, batch, aligned)
-    return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
-
-
-def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
-    """A family's default for a kernel at a batch, measured or not."""
-    family = family_named(name)
-    if family not in families_for(kernel, limits, batch):
-        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
-    return Choice(name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
-
-
-def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
-    """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
-    family = family_named(family_name)
-    check(family, kernel, constants, limits)
-    if not family.serves(kernel, limits):
-        raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
-    if not limits.async_copies and getattr(constants, "copy", None) == "async":
-        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,87 +161,24 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
 
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
-        device, kernel, batch, choice, source, loaded.binary, *multiply,
-        loaded.handles.get(source.pack_entry), packing.grid, packing.block, family.packed_bytes(kernel, choice.constants),
-        f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
-        family.maps(kernel, choice.constants, batch), geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
-        (*before, multiply, *after) if before or after else (), bool(geometry.at_once),
-    )  # fmt: skip
-
-
-class Planner:
-    """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
-
-    def __init__(self) -> None:
-        self.generation = 0  # grows when what was planned before no longer holds
-        self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
-        self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
-        self._wisdom: dict[str, Wisdom] = {}
-        self._bundles: list[Bundle] = []
-        self._guard = threading.RLock()
-
-    def use_bundle(self, path: str | Path) -> None:
-        """Take binaries and wisdom from a bundle first, from now on."""
-        bundle = open_bundle(path)
-        with self._guard:
-            self._bundles.insert(0, bundle)
-            self.forget()
-
-    def forget(self) -> None:
-        """Read wisdom again, from now on: a search has found more."""
-        with self._guard:
-            self._plans.clear()
-            self._wisdom.clear()
-            self.generation += 1
-
-    def plan(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Plan:
-        """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes."""
-        key = (device, kernel, batch, aligned)
-        with self._guard:
-            if key not in self._plans:
-                if len(self._plans) >= MOST_PLANS:
-                    self._plans.clear()
-                self._plans[key] = self.plan_of(device, kernel, batch, self.choice(device, kernel, batch, aligned))
-            return self._plans[key]
-
-    def is_loaded(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> bool:
-        """Whether the kernel that serves the batch is on the device, so that its plan compiles and loads nothing."""
-        choice = self.choice(device, kernel, batch, aligned)
-        return (device, kernel, choice.family, choice.constants) in self._loaded
-
-    def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """The family and constants that serve a kernel at a batch on a device."""
-        return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
-
-    def _wisdom_of(self, device: Device) -> Wisdom:
-        with self._guard:
-            if device.name not in self._wisdom:
-                name = file_name(device.name)
-                packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
-                # The newest bundle wins: it comes last.
-                texts = [text.decode(errors="replace") for text in reversed(packed)]
-                self._wisdom[device.name] = load_wisdom(device.name, texts)
-            return self._wisdom[device.name]
-
-    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice) -> Plan:
-        """The plan that a choice asks for, whoever made it; kept by the caller."""
-        check_grid(kernel, choice.family, choice.constants, batch)
-        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
-
-    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> Loaded:
-        key = (device, kernel, choice.family, choice.constants)
-        if key not in self._loaded:
-            if choice.misfit:
-                _log.warning("%s: %s", kernel.name, choice.why)
-            source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
-            self._loaded[key] = load(device, source, self._binary(device, source))
-        return self._loaded[key]
-
-    def _binary(self, device: Device, source: Source) -> Binary:
-        request = Request(source.text, source.entry, device.target)
-        packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        compiler = device.compiler() if device.kind == "opencl" else None
-        return next(packed, None) or build(source.text, source.entry, device.target, compiler, default_caches())
-
-
-PLANNER = Planner()
+        device=device,
+        kernel=kernel,
+        batch=batch,
+        choice=choice,
+        source=source,
+        binary=loaded.binary,
+        multiply=multiply.handle,
+        grid=multiply.grid,
+        block=multiply.block,
+        shared_bytes=multiply.shared_bytes,
+        pack_handle=loaded.handles.get(source.pack_entry),
+        pack_grid=packing.grid,
+        pack_block=packing.block,
+        packed_bytes=family.packed_bytes(kernel, choice.constants),
+        packing=f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+        operands=operands_of(family.signature, kernel),
+        maps=family.maps(kernel, choice.constants, batch),
+        workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
+        steps=(*before, multiply, *after) if before or after else (),
+        walks=bool(geometry.at_once),
+    )

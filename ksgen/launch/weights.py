@@ -8,9 +8,11 @@ what can be noticed against that promise is refused at every use.
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from ksgen.devices.base import Buffer, Device, Stream, uploaded
+from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import host_array, new_array
@@ -46,6 +48,14 @@ def _writes_to(tensor: Any) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+class Packed(NamedTuple):
+    """Weights as the launches of a call take them."""
+
+    at: Buffer
+    before: Callable[[], object]  # what is done before each launch: they are packed anew, or what was packed is checked
+    keep: Any = None  # what keeps their memory: needed until the last launch was enqueued
+
+
 @dataclass(eq=False)
 class Weights:
     """What `Launcher.pack` returns: canonical weights on a device, and their packed forms as they become needed.
@@ -67,11 +77,11 @@ class Weights:
     def __reduce__(self) -> NoReturn:
         raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
-    def packed_for(self, plan: Plan, stream: Stream) -> Buffer:
-        """The packed weights of a plan, complete for every stream: packing is waited for, once."""
+    def use(self, plan: Plan, stream: Stream) -> Packed:
+        """What a plan's launches take of them, complete for every stream: packing is waited for, once."""
         self.check()
         packed = self._packed.get(plan.packing)
-        return self._pack(plan, stream) if packed is None else packed
+        return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
 
     def check(self) -> None:
         """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
@@ -169,13 +179,16 @@ class Rooms:
         return forget
 
 
+def packed_in(plan: Plan, own: Any, found: ArrayView | None, rooms: Rooms, stream: Stream) -> Packed:
+    """Weights for a plan's launches: those that were packed once, or an array, to be packed before each launch where it lies."""
+    if isinstance(own, Weights):
+        return own.use(plan, stream)
+    assert found is not None
+    at, room = rooms.find(own, found, plan, stream)
+    source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
+    return Packed(at, partial(plan.pack, source, stream, at), room)
+
+
 def storage_of(found: ArrayView) -> Any:
     """The memory under a PyTorch tensor, as an object of its own; None for other arrays, which do not change theirs."""
     return found.owner.untyped_storage() if found.kind == "torch" else None
-
-
-def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
-    """Raise `LaunchError` while a CUDA graph records the stream."""
-    if device.kind == "cuda" and device.is_capturing(stream):
-        remedy = instead or "before the capture, call launcher.prepare(...) with the same arguments"
-        raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")

@@ -14,8 +14,11 @@ import numpy as np
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.errors import DeviceError
+from ksgen.families.signature import result_of
+from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Plan, choice_by_name, limits_of
+from ksgen.launch.plan import Arguments, Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.spec import PRECISIONS, KernelSpec
 
 if TYPE_CHECKING:
@@ -173,21 +176,21 @@ class Bench:
     def __init__(self, device: Device, problem: Problem) -> None:
         self.device, self.problem = device, problem
         self._poison = np.full(problem.result_shape, np.nan, np.float32).astype(problem.x.dtype)
-        given = (problem.x, problem.grad_y, self._poison, problem.bias, problem.residual)
-        self._inputs = [array for array in given if array is not None]
-        self._result = 1 if problem.grad_y is None else 2  # its place in a set of arrays
+        given = {"x": problem.x, "grad_y": problem.grad_y, "bias": problem.bias, "residual": problem.residual}
+        self._result = result_of(problem.kernel)
+        self._arrays = {name: array for name, array in given.items() if array is not None} | {self._result: self._poison}
         self._weights = uploaded(device, problem.weights) if problem.grad_y is None else None
         self._sets = [self._new_set()]
-        self._workspace: tuple[Buffer, ...] = ()
+        self._workspace: Buffer = None
         self._workspace_bytes = 0
 
-    def _new_set(self) -> list[Buffer]:
-        return [uploaded(self.device, array) for array in self._inputs]
+    def _new_set(self) -> dict[str, Buffer]:
+        return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
-    def _rotated(self) -> list[list[Buffer]]:
+    def _rotated(self) -> list[dict[str, Buffer]]:
         """More sets of arrays than a cache holds."""
         most = CPU_ROTATED if self.device.limits.is_cpu else GPU_ROTATED
-        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._inputs), most)
+        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most)
         while len(self._sets) < wanted:
             self._sets.append(self._new_set())
         return self._sets
@@ -200,32 +203,30 @@ class Bench:
         """The relative error of one launch on a poisoned output and workspace, and how many batch entries were compared."""
         arrays = self._sets[0]
         self.device.upload(arrays[self._result], self._poison)
-        for workspace in self._workspace_of(plan):  # where another plan may have left what is right
+        if (workspace := self._workspace_of(plan)) is not None:  # where another plan may have left what is right
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
-        self._launch(plan, packed, arrays)
+        plan.launch(self._arguments(plan, packed, arrays), None)
         result = np.empty_like(self._poison)
         self.device.download(result, arrays[self._result])
         return compare(self.problem, result)
 
     def launches(self, plan: Plan, packed: Buffer) -> Callable[[], None]:
         """A launch over the next set of arrays at each call, to be timed."""
-        rotated = cycle(self._rotated())
-        return lambda: self._launch(plan, packed, next(rotated))
+        if plan.workspace_bytes:
+            rotated = cycle(self._rotated())
+            return lambda: plan.launch(self._arguments(plan, packed, next(rotated)), None)
+        ready = cycle([self._arguments(plan, packed, arrays) for arrays in self._rotated()])
+        return lambda: plan.launch(next(ready), None)
 
-    def _launch(self, plan: Plan, packed: Buffer, arrays: list[Buffer]) -> None:
-        workspace = self._workspace_of(plan)
-        if self.problem.grad_y is not None:
-            plan.launch((*arrays, *(workspace or (None,)), self.problem.batch), None)
-        else:
-            x, y, *extras = arrays
-            plan.launch((x, packed, y, *workspace, *extras, self.problem.batch), None)
+    def _arguments(self, plan: Plan, packed: Buffer, arrays: dict[str, Buffer]) -> Arguments:
+        return plan.arguments({**arrays, "weights": packed, "workspace": self._workspace_of(plan)})
 
-    def _workspace_of(self, plan: Plan) -> tuple[Buffer, ...]:
+    def _workspace_of(self, plan: Plan) -> Buffer:
         """The shared one, if the plan takes any. It is asked for at each launch: a larger plan may have replaced it."""
         if plan.workspace_bytes > self._workspace_bytes:
-            self._workspace, self._workspace_bytes = (), 0  # freed before there are two, which waits for launches that work in it
+            self._workspace, self._workspace_bytes = None, 0  # freed before there are two, which waits for launches that work in it
             self._workspace, self._workspace_bytes = plan.workspace(), plan.workspace_bytes
-        return self._workspace if plan.workspace_bytes else ()
+        return self._workspace if plan.workspace_bytes else None
 
 
 def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError
-from ksgen.launch.plan import PLANNER
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec

@@ -24,7 +24,7 @@ def tune(
     An interrupt saves the best so far, and then goes on as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
-    from ksgen.launch.plan import PLANNER
+    from ksgen.launch.planner import PLANNER
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget

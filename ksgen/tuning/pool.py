@@ -9,7 +9,7 @@ import numpy as np
 
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, families_for, family_named
-from ksgen.launch.plan import check_fit
+from ksgen.launch.choice import check_fit
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.surrogate import Array, Points, features

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ksgen.emit.render import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import families_for, family_for, family_named, operand_of
-from ksgen.launch.plan import limits_from
+from ksgen.launch.choice import limits_from
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word

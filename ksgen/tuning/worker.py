@@ -23,7 +23,8 @@ from ksgen.devices.base import Buffer, Device
 from ksgen.emit.render import render, template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
-from ksgen.launch.plan import Choice, Plan, load, make_plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Watch, doubt
 from ksgen.measure.verify import Bench, make_problem, time_launches, tolerance

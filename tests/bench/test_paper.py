@@ -22,7 +22,8 @@ from ksgen.emit.render import template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import family_named
 from ksgen.install import install_line
-from ksgen.launch.plan import Choice, limits_of, load, make_plan
+from ksgen.launch.choice import Choice, limits_of
+from ksgen.launch.plan import load, make_plan
 from ksgen.measure import pause
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
@@ -450,7 +451,7 @@ def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:
 
 
 def test_our_contenders_by_family_and_wisdom(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksgen.launch.plan import PLANNER
+    from ksgen.launch.planner import PLANNER
 
     gpu: Any = FakeGpu()
     job = Job(Pattern(1, 8, 24, 2), "float32", "bsf", 40)

@@ -19,7 +19,7 @@ from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
 from ksgen.families import cuda_limits, family_for
-from ksgen.launch.plan import choose
+from ksgen.launch.choice import choose
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom import store as wisdoms

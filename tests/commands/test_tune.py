@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from ksgen.cli import cli
 from ksgen.errors import KsgenError, SpecError
-from ksgen.launch.plan import PLANNER
+from ksgen.launch.planner import PLANNER
 from ksgen.tuning.trials import TrialStore
 from tests.tuning.test_worker import HAS_OPENCL
 

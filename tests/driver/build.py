@@ -40,7 +40,7 @@ def library_folder() -> Path:
     """The folder that holds libcuda.so.1, built now if it is not there."""
     sources = sorted((HERE / "library").iterdir())
     include = find_toolkit() / "include"
-    content = [path.read_bytes() for path in (*sources, HERE.parent / "simt/runtime/tensor_map.h", include / "cuda.h")]
+    content = [path.read_bytes() for path in (*sources, HERE.parent / "emulator/runtime/tensor_map.h", include / "cuda.h")]
     digest = hashlib.sha256(b"\0".join([" ".join(_FLAGS).encode(), *content])).hexdigest()[:32]
     folder = cache_folder() / f"driver-{digest}"
     if not folder.exists():

@@ -145,7 +145,7 @@ def main(arguments: dict[str, Any]) -> list[bool]:
     """In the process that `check` starts: builds and runs the case on the only device there, and compares."""
     from ksgen.devices import find_device
     from ksgen.emit.render import Source, render
-    from ksgen.launch import plan
+    from ksgen.launch import planner
 
     case, (before, after) = Case(**arguments["case"]), arguments["change"]
     device: Any = find_device("opencl")
@@ -161,7 +161,7 @@ def main(arguments: dict[str, Any]) -> list[bool]:
         assert before in source.text or source.kernel != case.kernel  # a chain's factors are packed by texts of their own
         return replace(source, text=source.text.replace(before, after) if before else source.text)
 
-    device.allocate, plan.render = allocate_and_keep, render_changed
+    device.allocate, planner.render = allocate_and_keep, render_changed
     return passes(device, case)
 
 

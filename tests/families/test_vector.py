@@ -19,7 +19,9 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.vector import Shape, Vector, VectorConstants
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
@@ -84,11 +86,11 @@ def planned(device: Device, kernel: KernelSpec, constants: VectorConstants, batc
 def launch(device: Device, plan: Plan, places: list[Array]) -> None:
     """On x, weights, y, and what the epilogue adds; packed weights and workspace hold NaN before, and what lies behind them stays."""
     packed, workspace = nothing(plan.packed_bytes + 256), workspace_of(plan)
-    x, weights, y, at, room, *added = (
-        device.shared(each.ctypes.data) for each in (places[0], places[1], places[2], packed, workspace, *places[3:])
-    )
-    plan.pack(weights, None, into=at)
-    plan.launch((x, at, y, room, *added, plan.batch), None)
+    added = [name for name in ("bias", "residual") if name in plan.operands]
+    named = dict(zip(("x", "unpacked", "y", *added), places, strict=True)) | {"weights": packed, "workspace": workspace}
+    at = {name: device.shared(place.ctypes.data) for name, place in named.items()}
+    plan.pack(at["unpacked"], None, into=at["weights"])
+    plan.launch(plan.arguments(at), None)
     device.synchronize(None)
     assert (packed[plan.packed_bytes :] == NOTHING).all()
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()

@@ -15,9 +15,11 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.vector import ChainConstants, VectorChain, VectorConstants, factor_kernels
+from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -95,12 +97,11 @@ def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Arr
     whole, factors = plans
     at = {name: device.shared(place.ctypes.data) for name, place in places.items()}
     packed = [nothing(plan.packed_bytes + 256) for plan in factors]
-    packed_at = [device.shared(each.ctypes.data) for each in packed]
-    for number, plan in enumerate(factors):
-        plan.pack(at[f"weights {number}"], None, into=packed_at[number])
+    for number, (plan, place) in enumerate(zip(factors, packed, strict=True)):
+        at[f"weights_{number + 1}"] = plan.pack(at[f"weights {number}"], None, into=device.shared(place.ctypes.data))
     workspace = workspace_of(whole)
-    added = [at[name] for name in ("bias", "residual") if name in at]
-    whole.launch((at["x"], *packed_at, at["y"], device.shared(workspace.ctypes.data), *added, whole.batch), None)
+    at["workspace"] = device.shared(workspace.ctypes.data)
+    whole.launch(whole.arguments(at), None)
     device.synchronize(None)
     for each, plan in zip(packed, factors, strict=True):
         assert (each[plan.packed_bytes :] == NOTHING).all()

@@ -16,7 +16,9 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.vector_gradient import Shape, VectorGradient, VectorGradientConstants
-from ksgen.launch.plan import PLANNER, Choice, Plan
+from ksgen.launch.choice import Choice
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
@@ -55,8 +57,8 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
 def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
     """On these arrays, in a workspace in which nothing was ever written; what lies behind it stays as it is."""
     workspace = workspace_of(plan)
-    pointers = (each.ctypes.data for each in (*arrays, workspace))
-    plan.launch((*(device.shared(pointer) for pointer in pointers), plan.batch), None)
+    named = dict(zip(("x", "grad_y", "grad", "workspace"), (*arrays, workspace), strict=True))
+    plan.launch(plan.arguments({name: device.shared(each.ctypes.data) for name, each in named.items()}), None)
     device.synchronize(None)
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()
 

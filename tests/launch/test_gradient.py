@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import launcher as launchers
 from ksgen import reference
-from ksgen.devices import device_for
 from ksgen.emit.render import PORTABLE, emit, render, template_digest
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import check, cuda_limits, family_for
@@ -21,19 +19,17 @@ from ksgen.families.gradient import Gradient, GradientConstants, Shape
 from ksgen.families.gradient.family import registers_taken
 from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
 from ksgen.families.mma.shape import wavefronts
-from ksgen.launch import arguments, arrays, fits
+from ksgen.launch import arrays, streams
 from ksgen.launch.memory import numpy_dtype
-from ksgen.launch.plan import Planner
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec import parse as parse_spec
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
-from tests.emulator import is_installed
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
-from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor, TextCompiler
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.kernels import in_emulator, kernel_of, source_of
 
 FAMILY, TENSOR_CORES = Gradient(), GradientMma()
@@ -139,20 +135,6 @@ def test_tf32_is_plain_float32_where_there_are_no_tensor_cores() -> None:
     np.testing.assert_array_equal(ks.gradient(x, grad_y, precision="tf32x3"), ks.gradient(x, grad_y))
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
-    if not is_installed("none"):
-        pytest.skip("the emulator needs g++")
-    fake, planner = FakeGpu(), Planner()
-    monkeypatch.setattr(arguments, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
-    for module in (launchers, fits):
-        monkeypatch.setattr(module, "PLANNER", planner)
-    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
-    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)
-    return fake
-
-
 def test_tensors_work_on_their_stream_and_nothing_is_waited_for(gpu: FakeGpu) -> None:
     x, grad_y = inputs()
     grad = Launcher(*SHAPE).gradient(FakeTensor(gpu, x, stream=7), FakeTensor(gpu, grad_y, stream=7))
@@ -202,7 +184,7 @@ def test_inside_a_capture_nothing_compiles_or_allocates(gpu: FakeGpu, monkeypatc
         ks.gradient(*others)
     with pytest.raises(LaunchError, match=r"allocates memory to work in.*give PyTorch's tensors"):
         ks.gradient(*others, out=out)
-    monkeypatch.setattr(arguments, "device_for", lambda place: gpu)
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     with pytest.raises(LaunchError, match=r"copies arrays from the host.*give arrays that lie on the device"):
         ks.gradient(x, grad_y)
     gpu.end_capture()()

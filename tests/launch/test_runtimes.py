@@ -20,7 +20,8 @@ from ksgen.devices import find_device
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
 from ksgen.families.wgmma.family import WarpgroupFamily
-from ksgen.launch.plan import PLANNER, Choice, Planner, choice_by_name, limits_of
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER, Planner
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import Bench, make_problem, measure, tolerance
 from ksgen.pattern import Pattern

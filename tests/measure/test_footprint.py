@@ -10,7 +10,7 @@ from ksgen.cli import cli
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError, SpecError
 from ksgen.families import family_for
-from ksgen.launch.plan import limits_of
+from ksgen.launch.choice import limits_of
 from ksgen.measure.footprint import footprint
 from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern

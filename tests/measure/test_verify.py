@@ -11,7 +11,9 @@ from ksgen import reference
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.devices.base import uploaded
 from ksgen.emit.render import render_processor_probe
-from ksgen.launch.plan import Choice, Plan, Planner, choice_by_name, limits_of
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import Planner
 from ksgen.measure import verify
 from ksgen.measure.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
 from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
@@ -134,13 +136,13 @@ def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
     for plan in plans:
         assert bench.check(plan, bench.pack(plan))[0] <= tolerance("float32", 1000)
         assert len(gpu._memory) - before == (1 if plan.workspace_bytes else 0)
-    y = bench._sets[0][2]
+    y = bench._sets[0]["grad"]
     gpu.upload(y, bench._poison)
     launch()  # made ready before there was memory for the large one
     result = np.empty_like(bench._poison)
     gpu.download(result, y)
     assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
-    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace[0].pointer].nbytes
+    assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace.pointer].nbytes
 
 
 @needs_opencl

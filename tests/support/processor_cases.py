@@ -8,7 +8,8 @@ import numpy as np
 from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
 from ksgen.families.vector import factor_kernels
-from ksgen.launch.plan import PLANNER, Choice, choice_by_name, limits_of
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.measure.verify import Bench, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -65,12 +66,11 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     whole = PLANNER.plan_of(device, kernel, batch, choice)
     arrays = arrays_of(kernel, batch)
     at = {name: uploaded(device, array) for name, array in arrays.items()}
-    packed = []
     for number, (factor, own) in enumerate(zip(factor_kernels(kernel), choice.constants.parsed, strict=True)):
         plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice("vector", own, "a test's"))
-        packed.append(plan.pack(at[f"weights {number}"], None))
-    workspace = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
-    whole.launch((at["x"], *packed, at["y"], workspace, *(at[name] for name in ("bias", "residual") if name in at), batch), None)
+        at[f"weights_{number + 1}"] = plan.pack(at[f"weights {number}"], None)
+    at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
+    whole.launch(whole.arguments(at), None)
     got = np.empty_like(arrays["y"])
     device.download(got, at["y"])
     return is_right(kernel, got, truth_of(kernel, arrays))

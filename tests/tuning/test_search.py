@@ -20,7 +20,7 @@ from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError, KsgenError, SpecError
 from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
-from ksgen.launch.plan import PLANNER
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine

@@ -14,7 +14,8 @@ from ksgen.emit.render import render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.families.simt import SimtConstants
-from ksgen.launch.plan import Planner, choose, limits_of
+from ksgen.launch.choice import choose, limits_of
+from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom import store as wisdoms

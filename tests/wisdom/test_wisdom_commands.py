@@ -13,7 +13,7 @@ from ksgen.devices import find_device
 from ksgen.emit.render import template_digest
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families.simt import SimtConstants
-from ksgen.launch.plan import PLANNER
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.wisdom import exchange

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Geometry, Limits, Pass, Rule, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
+from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import WARP, Addressed, divide_up, read_constants
 from ksgen.spec import KernelSpec
 
@@ -47,6 +48,7 @@ class GradientFamily(Addressed, Generic[ConstantsT]):
     """Its subclasses say which constants are right; here is what they come to."""
 
     name: str
+    signature = GRADIENT
     constants_type: type[ConstantsT]
     listed: tuple[Rule[ConstantsT], ...]
 

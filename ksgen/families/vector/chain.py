@@ -12,6 +12,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
@@ -114,6 +115,7 @@ class VectorChain(Addressed):
     """All factors of a layer in one launch."""
 
     name = "vector_chain"
+    signature = PRODUCT_WITH_WORKSPACE
     constants_type = ChainConstants
     why = "all factors of a layer in one launch, block by block: processors"
     packs = False  # weights are packed as for each factor alone

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
@@ -50,6 +51,7 @@ class Vector(Addressed):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector"
+    signature = PRODUCT_WITH_WORKSPACE
     constants_type = VectorConstants
     why = "vector registers full of sums: processors"
 

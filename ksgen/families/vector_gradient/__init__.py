@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Rule, Work
+from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.cycles import gradient_cycles
@@ -44,6 +45,7 @@ class VectorGradient(Addressed):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector_gradient"
+    signature = GRADIENT
     constants_type = VectorGradientConstants
     why = "the weights' gradient from vector registers full of sums: processors"
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
+from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
@@ -30,6 +31,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
     constants_type: type[ConstantsT]
     measured = False
     packs = True
+    signature = PRODUCT
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError

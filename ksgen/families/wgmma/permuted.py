@@ -8,6 +8,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap, Work
 from ksgen.families.operands import CHUNK
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up
 from ksgen.families.wgmma.registers import MOST_FLAT
 from ksgen.families.wgmma.shared import SharedBlock, SharedConstants, WgmmaShared
@@ -39,6 +40,7 @@ class WgmmaPermuted(WgmmaShared):
     """Its block, and so all that follows from it, is that of the kernel between the permutations."""
 
     name = "wgmma_permuted"
+    signature = PRODUCT_WITH_WORKSPACE
     constants_type = PermutedConstants
     why = "Hopper's wgmma between two permutations: 16-bit types in bsf with d > 1, large b and c; not measured yet"
 

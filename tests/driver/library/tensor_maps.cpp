@@ -1,7 +1,7 @@
 // Tensor maps: checked as the manual says that the driver does, in the form that the emulator reads.
 #include <cstring>
 
-#include "../../simt/runtime/tensor_map.h"
+#include "../../emulator/runtime/tensor_map.h"
 #include "call.h"
 #include "devices.h"
 

@@ -1,0 +1,33 @@
+"""Which operands a kernel's launch takes, by name and in order. The batch comes last, tensor maps come first.
+
+A family's `signature` states all that its kernels may take; a kernel takes those of them that its epilogue and its job ask for.
+"""
+
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+PRODUCT: tuple[str, ...] = ("x", "weights", "y", "bias", "residual")
+PRODUCT_WITH_WORKSPACE: tuple[str, ...] = ("x", "weights", "y", "workspace", "bias", "residual")
+GRADIENT: tuple[str, ...] = ("x", "grad_y", "grad", "workspace")
+
+
+def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ...]:
+    """What a family's text for the kernel takes; a chain's weights are one operand per factor."""
+    spelled = {
+        "bias": ("bias",) if kernel.epilogue.bias else (),
+        "residual": ("residual",) if kernel.epilogue.residual else (),
+        "weights": weights_of(kernel),
+    }
+    return tuple(name for operand in signature for name in spelled.get(operand, (operand,)))
+
+
+def weights_of(kernel: KernelSpec) -> tuple[str, ...]:
+    """The operands that hold packed weights, from the factor that meets X first."""
+    if kernel.job == CHAIN:
+        return tuple(f"weights_{number}" for number in range(1, len(kernel.factors) + 1))
+    return () if kernel.job == "gradient" else ("weights",)
+
+
+def result_of(kernel: KernelSpec) -> str:
+    """The operand that a launch writes for its caller."""
+    return "grad" if kernel.job == "gradient" else "y"

@@ -1,0 +1,100 @@
+"""y = chain(x, weights): the factors of one layer, in one launch where a device has a family for that, else one after the other.
+
+Refuses what any factor would refuse before the first one is launched.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ksgen.errors import LaunchError
+from ksgen.families.signature import weights_of
+from ksgen.launch.arrays import ArrayView, common_device, view
+from ksgen.launch.call import Call
+from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, y_shape
+from ksgen.launch.fused import fused_plan
+from ksgen.launch.launcher import Launcher
+from ksgen.launch.memory import is_whole
+from ksgen.launch.places import on_shared
+from ksgen.launch.streams import device_and_stream
+from ksgen.launch.views import CallOptions, views_of
+from ksgen.launch.weights import Weights, check_packed, packed_in
+from ksgen.pattern import Chain
+from ksgen.spec import Epilogue
+from ksgen.values import excerpt, listed
+from ksgen.words import counted
+
+
+class ChainLauncher:
+    """One layer: the launchers of its factors, from the one that meets X first to the last one."""
+
+    def __init__(self, *factors: Launcher) -> None:
+        if not factors or not all(isinstance(factor, Launcher) for factor in factors):
+            raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
+        self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
+        self.factors = factors
+
+    def __repr__(self) -> str:
+        return f"ChainLauncher({', '.join(map(repr, self.factors))})"
+
+    def __call__(
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        *,
+        layout: str = "bsf",
+        bias: Any = None,
+        activation: str = "none",
+        residual: Any = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: str | None = None,
+    ) -> Any:
+        """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
+        if (own := listed(weights)) is None:
+            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
+        if len(own) != len(self.factors):
+            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
+        options = CallOptions(layout, activation, stream, precision)
+        last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
+        views = views_of({"x": x} | last_only, stream)
+        own_views = [None if isinstance(each, Weights) else view(each, "weights") for each in own]
+        batch = self._check(views, own_views, options)
+        if fused := self._fused(views, own, own_views, out, batch, options):
+            return fused()
+        for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
+            x = factor(x, weights_of_it, layout=layout, stream=stream, precision=precision)
+        return self.factors[-1](x, own[-1], layout=layout, activation=activation, stream=stream, precision=precision, **last_only)
+
+    def _check(self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions) -> int:
+        """The batch; `LaunchError` on what any factor would refuse."""
+        between, layout = views["x"], options.layout
+        check_precision(self, options.precision, between.dtype)
+        check_words(self, layout, options.activation)
+        for number, (factor, own) in enumerate(zip(self.factors, own_views, strict=True), start=1):
+            given = {"x": between} if own is None else {"x": between, "weights": own}
+            if number == len(self.factors):
+                given = views | given
+            batch = check_arrays(factor, factor.pattern, layout, given)
+            common_device(given)
+            between = between._replace(shape=y_shape(factor.pattern, layout, batch))
+        return batch
+
+    def _fused(
+        self, views: dict[str, ArrayView], own: Sequence[Any], own_views: list[ArrayView | None], out: Any, batch: int, options: CallOptions
+    ) -> Call | None:
+        """All factors in one launch, on arrays of the host where they lie; None where that is not to be had."""
+        if any(found.device != "host" or not is_whole(found) for found in [*views.values(), *filter(None, own_views)]):
+            return None
+        device, stream = device_and_stream(self, "host", options.stream)
+        dtype = views["x"].dtype
+        epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
+        fused = fused_plan(device, self.chain, options.precision or dtype, options.layout, epilogue, batch)
+        if fused is None:
+            return None
+        check_memory(self, views | {f"weights of factor {number}": found for number, found in enumerate(own_views, start=1) if found})
+        packed = []
+        for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
+            if found is None:
+                check_packed(self, each, factor.pattern, device, dtype)
+            packed.append(packed_in(plan, each, found, factor.rooms, stream))
+        return on_shared(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)

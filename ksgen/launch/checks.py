@@ -1,0 +1,116 @@
+"""Whether the arrays of a call fit its pattern and each other, and its words are known. Everything is refused before a launch.
+
+Never asks which device or stream.
+"""
+
+import sys
+
+from ksgen.errors import LaunchError
+from ksgen.families import MAP_ALIGNMENT
+from ksgen.launch.arrays import ArrayView
+from ksgen.launch.memory import size_of
+from ksgen.launch.views import Views
+from ksgen.pattern import Pattern
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
+from ksgen.spec.kernel import is_word
+from ksgen.values import excerpt
+
+
+def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
+    return (batch, pattern.out_features) if layout == "bsf" else (pattern.out_features, batch)
+
+
+def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[int, ...]:
+    """Of what a call gives."""
+    return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
+
+
+def check_words(caller: object, layout: str, activation: str) -> None:
+    if not is_word(layout, LAYOUTS):
+        raise LaunchError(f"{caller!r}: layout {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
+    if not is_word(activation, ACTIVATIONS):
+        raise LaunchError(f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}")
+
+
+def check_precision(caller: object, precision: str | None, dtype: str) -> str:
+    """The precision of a call: the arrays' own, or another one whose arrays are stored the same way."""
+    accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
+    if precision is None or is_word(precision, accepted):
+        return precision or dtype
+    raise LaunchError(f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}")
+
+
+def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, job: str = "multiply") -> int:
+    """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
+
+    `views` holds x, and any of weights, bias, residual, grad_y and out.
+    """
+    x = views["x"]
+    batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
+    if len(x.shape) != 2 or x.shape[feature_axis] != pattern.in_features or x.shape[batch_axis] < 1:
+        wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
+        raise LaunchError(f"{caller!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}, with a batch of at least 1")
+    batch = int(x.shape[batch_axis])
+    y = y_shape(pattern, layout, batch)
+    shapes = {"x": tuple(x.shape), "weights": pattern.shape, "bias": (pattern.out_features,), "residual": y, "grad_y": y}
+    shapes["out"] = result_shape(pattern, layout, batch, job)
+    for name, given in views.items():
+        if tuple(given.shape) != shapes[name]:
+            raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
+        if given.dtype != x.dtype:
+            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
+        if not given.contiguous:
+            raise LaunchError(f"{caller!r}: {name} is not row-major without gaps; give a contiguous copy of it")
+    return batch
+
+
+def are_aligned(views: Views) -> bool:
+    """Whether tensor maps can describe x and the output, which may not be there yet, and wide reads what is added to it."""
+    pointers = (views[name].pointer for name in ("x", "bias", "residual", "out") if name in views)
+    return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)
+
+
+def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
+    if tuple(weights.shape) != pattern.shape:
+        raise LaunchError(f"{caller!r}: got weights of shape {tuple(weights.shape)}; {pattern.shape} is needed")
+    if not weights.contiguous:
+        raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
+
+
+def check_memory(caller: object, views: Views) -> None:
+    """Raise `LaunchError` on what arrays of fitting shapes may still have wrong: it is asked anew at every call."""
+    _check_gradients(caller, views)
+    item_bytes = PRECISIONS[views["x"].dtype].item_bytes
+    for name, given in views.items():
+        if given.device != "host" and isinstance(given.pointer, int) and given.pointer % item_bytes:
+            raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
+    if "out" in views:
+        _check_out(caller, views)
+
+
+def _check_gradients(caller: object, views: Views) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, given in views.items():
+        if given.kind == "torch" and given.owner.requires_grad:
+            raise LaunchError(f"{caller!r}: {name} requires gradients, which launchers do not record; call under torch.no_grad()")
+
+
+def _check_out(caller: object, views: Views) -> None:
+    """`out` may be the residual itself; any other overlap would be read after it was written."""
+    out = views["out"]
+    if not out.writeable:
+        raise LaunchError(f"{caller!r}: out is read-only; give an array that can be written to")
+    for name, given in views.items():
+        if name == "out" or (name == "residual" and given.pointer == out.pointer):
+            continue
+        if _overlap(given, out):
+            raise LaunchError(f"{caller!r}: out shares memory with {name}; give memory of its own")
+
+
+def _overlap(one: ArrayView, other: ArrayView) -> bool:
+    if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
+        return bool(one.pointer == other.pointer)
+    first, second = (one, other) if one.pointer <= other.pointer else (other, one)
+    return bool(second.pointer < first.pointer + size_of(first))

@@ -1,0 +1,82 @@
+"""Which family and constants serve a kernel on a device, and why: wisdom for the batch, wisdom for the nearest batch, a default.
+
+Never builds or loads.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ksgen.devices.base import Device
+from ksgen.devices.base import Limits as DeviceLimits
+from ksgen.errors import ConstantsError
+from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
+from ksgen.spec import KernelSpec
+from ksgen.wisdom.store import Wisdom
+
+NEAR = 4  # a search says something of batches so many times longer or shorter
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which family and constants serve a kernel, and who says so."""
+
+    family: str
+    constants: Any
+    why: str
+    misfit: bool = False  # wisdom had constants that this device cannot run
+    from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
+    is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
+
+
+def limits_of(device: Device) -> Limits:
+    """A device's limits as families see them."""
+    return limits_from(device.kind, device.target, device.limits)
+
+
+def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
+    """The target's table, where the device itself does not say less."""
+    if kind == "cuda":
+        table = cuda_limits(target)
+        shared = min(table.shared_bytes, told.shared_bytes_per_block)
+        return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
+    return Limits(
+        told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
+        vector_bytes=told.vector_bytes, multiprocessors=told.multiprocessors,
+    )  # fmt: skip
+
+
+def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
+    """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
+    found = wisdom.lookup(kernel, batch, aligned)
+    why = "the family's default: no search has been run for this kernel on this device"
+    if found:
+        try:
+            check_fit(found.family, found.constants, kernel, limits)
+        except ConstantsError as error:
+            why = f"the family's default: what wisdom has does not fit this device ({error})"
+        else:
+            where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
+            who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
+            is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
+            said, is_measured = f"{who} measured at {where}", is_near and not found.is_stale
+            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
+    family = family_for(kernel, limits, batch, aligned)
+    return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
+
+
+def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
+    """A family's default for a kernel at a batch, measured or not."""
+    family = family_named(name)
+    if family not in families_for(kernel, limits, batch):
+        raise ConstantsError(f"{kernel.name} at batch {batch}: {name} does not serve it on this device (it is for: {family.why})")
+    return Choice(name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
+
+
+def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limits) -> None:
+    """Raise `ConstantsError` where a device cannot run a kernel under these constants."""
+    family = family_named(family_name)
+    check(family, kernel, constants, limits)
+    if not family.serves(kernel, limits):
+        raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why})")
+    if not limits.async_copies and getattr(constants, "copy", None) == "async":
+        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")

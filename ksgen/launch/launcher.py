@@ -1,0 +1,145 @@
+"""y = launcher(x, weights): a pattern's kernels, called on the arrays of NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl.
+
+Reads precision, batch and device off the arguments and launches on the caller's stream. Never searches, and records
+no gradients: `ksgen.torch` does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ksgen.devices import find_device
+from ksgen.errors import LaunchError
+from ksgen.families import family_named
+from ksgen.launch.arrays import stream_handle, view
+from ksgen.launch.call import Call
+from ksgen.launch.checks import check_memory, check_weights
+from ksgen.launch.fits import Fits
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.prepare import prepared
+from ksgen.launch.streams import check_context, device_and_stream
+from ksgen.launch.views import CallOptions
+from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, storage_of
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch
+from ksgen.values import excerpt, listed
+
+
+class Launcher:
+    """All kernels of one pattern. Precision, batch and device are read off the arguments of a call.
+
+    Weights are packed before every launch, since no array tells for certain that it did not change; what `pack` gave is not.
+    A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and the weights as long as the graph.
+    One that recorded a call with weights packs them at each replay.
+    """
+
+    def __init__(self, a: int, b: int, c: int, d: int, batches: Sequence[int] = ()) -> None:
+        self.pattern = Pattern(a, b, c, d)
+        if (wanted := listed(batches)) is None:
+            raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
+        self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in wanted)  # with kernels of their own
+        self.rooms = Rooms()
+        self._fits = Fits(self.pattern, self.batches)
+        self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
+
+    def __repr__(self) -> str:
+        return f"Launcher{self.pattern.shape}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and other processes start with nothing kept: plans and packed weights belong to this one."""
+        return Launcher, (*self.pattern.shape, tuple(self.batches))
+
+    def __call__(
+        self,
+        x: Any,
+        weights: Any,
+        *,
+        layout: str = "bsf",
+        bias: Any = None,
+        activation: str = "none",
+        residual: Any = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: str | None = None,
+    ) -> Any:
+        """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
+
+        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` gave.
+        Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
+        arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores; what
+        overflows float16 in the last is NaN, and an error for host arrays.
+        """
+        return self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))()
+
+    def prepare(
+        self,
+        x: Any,
+        weights: Any,
+        *,
+        layout: str = "bsf",
+        bias: Any = None,
+        activation: str = "none",
+        residual: Any = None,
+        out: Any = None,
+        stream: Any = None,
+        precision: str | None = None,
+    ) -> Call:
+        """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest, and keeps the
+        memory that its launches work in: keep it as long as a graph that recorded it."""
+        call = self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
+        given = (x, weights, bias, residual, call.out)
+        found = [view(array) for array in given if array is not None and not isinstance(array, Weights)]
+        # A tensor may be given other memory before the launch, and a stream ends with its object.
+        call.keep += (stream, *map(storage_of, found))
+        return call
+
+    def gradient(
+        self, x: Any, grad_y: Any, *, layout: str = "bsf", out: Any = None, stream: Any = None, precision: str | None = None
+    ) -> Any:
+        """The gradient of the weights, an array (a, b, c, d) like x, from x and the gradient of y = launcher(x, weights).
+
+        Sums are float32 at least, and added in one order: the same arrays give the same bits. Arrays, streams and precisions
+        are as in a call.
+        """
+        arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
+        return prepared(self, self._gradient_fits, self.rooms, arrays, CallOptions(layout, "none", stream, precision))()
+
+    def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
+        """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
+
+        They must not change while what this gives is used; a write that PyTorch counted is refused at each use, but it counts
+        few of them. `stream` is where the weights were written, where that is not the stream that the array works on.
+        """
+        handle = stream_handle(stream)
+        found = view(weights, "weights", handle)
+        check_weights(self, self.pattern, found)
+        if found.device == "host":
+            return pack_host(found, self.pattern, find_device(device))
+        if device is not None:
+            raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
+        check_memory(self, {"x": found})
+        where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
+        check_context(self, where, {"weights": found})
+        return pack_in_place(found, self.pattern, where, on)
+
+    def explain(
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
+        job: str = "multiply",
+    ) -> str:  # fmt: skip
+        """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why."""
+        batch = checked_batch(batch)
+        epilogue = Epilogue() if epilogue is None else epilogue
+        KernelSpec(self.pattern, precision, layout, epilogue, batch, job)  # refuses what cannot be before a device is opened
+        where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
+        kernel = fits.kernel(precision, layout, epilogue, batch)
+        choice = PLANNER.choice(where, kernel, batch)
+        family = f"{choice.family} ({family_named(choice.family).why})"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
+
+    def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
+        packed = weights if isinstance(weights, Weights) else None
+        arrays = {"x": x} if packed else {"x": x, "weights": weights}
+        for name, array in (("bias", bias), ("residual", residual), ("out", out)):
+            if array is not None:
+                arrays[name] = array
+        return prepared(self, self._fits, self.rooms, arrays, options, packed)

@@ -1,0 +1,112 @@
+"""Where a launch finds its operands: in arrays on the device, in arrays of the host that the device shares, or in copies there.
+
+The last step before the launch, of products and gradients alike: outputs, packed weights, workspaces and copies get their memory.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from ksgen.devices.base import Stream
+from ksgen.devices.capture import refuse_capture
+from ksgen.errors import LaunchError
+from ksgen.families import operand_of
+from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.call import Call
+from ksgen.launch.checks import result_shape
+from ksgen.launch.memory import host_array, new_array
+from ksgen.launch.plan import Arguments, Plan
+from ksgen.launch.weights import Packed, Weights
+from ksgen.launch.workspace import new_workspace
+
+
+def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
+    """On arrays that lie on the device; in stream order."""
+    if out is None:
+        if views["x"].kind != "torch":  # which keeps memory for graphs
+            refuse_capture(plan.device, stream, "allocates its output", "give out=")
+        out = _new_out(plan, views, None if plan.device.kind == "opencl" else stream_handle(stream))
+    workspace = new_workspace(plan, views["x"], stream)
+    operands = {name: found.pointer for name, found in views.items()}
+    operands["workspace"] = workspace.pointer
+    arguments, before = _bound(plan, operands, weights)
+    return Call(plan, arguments, stream, out, before, None, (views, weights, workspace))
+
+
+def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Packed], out: Any, stream: Stream) -> Call:
+    """On arrays of the host where they lie, on a device that shares its memory; a call waits until it is done."""
+    device = plan.device
+    if out is None:
+        out = _new_out(plan, views)
+    operands = {name: device.shared(found.pointer) for name, found in views.items() if name not in weights}
+    operands["workspace"] = plan.workspace(stream)
+    arguments, before = _bound(plan, operands, weights)
+    return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
+
+
+def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
+    """On arrays of the host, which are copied to the device and back at every call."""
+    device = plan.device
+    refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
+    if out is None:
+        out = _new_out(plan, views)
+    hosts = {name: host_array(found) for name, found in views.items()}
+    operands = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
+    operands["workspace"] = plan.workspace(stream)
+    result = hosts.pop("out")
+    weights = {}
+    if packed:
+        weights["weights"] = packed.use(plan, stream)
+    elif "weights" in hosts:
+        at = device.allocate(plan.packed_bytes)
+        weights["weights"] = Packed(at, partial(plan.pack, operands["weights"], stream, at))
+    uploads = [(operands[name], host) for name, host in hosts.items()]
+    arguments, pack = _bound(plan, operands, weights)
+
+    def send() -> None:
+        for buffer, host in uploads:
+            device.upload(buffer, host, stream)
+        if pack:
+            pack()
+
+    def receive() -> None:
+        device.download(result, operands["out"], stream)
+        check_range(caller, plan, hosts, result)
+
+    return Call(plan, arguments, stream, out, send, receive, (packed, views))
+
+
+def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
+    """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
+    if plan.kernel.precision != "fp16x3" or plan.kernel.job == "gradient":
+        return
+    import numpy as np
+
+    is_split = operand_of(plan.kernel, plan.choice.constants) is not None
+    if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
+        largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
+        raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
+
+
+def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:
+    """A new output like x, among the views from now on."""
+    kernel = plan.kernel
+    out = new_array(views["x"], result_shape(kernel.pattern, kernel.layout, plan.batch, kernel.job), handle)
+    views["out"] = view(out, "out")
+    return out
+
+
+def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
+    """The operands in order, and what is done to weights before each launch."""
+    operands[plan.result] = operands["out"]
+    before = None
+    for name, packed in weights.items():
+        operands[name], before = packed.at, packed.before
+    if len(weights) > 1:
+        before = partial(_all_of, [packed.before for packed in weights.values()])
+    return plan.arguments(operands), before
+
+
+def _all_of(steps: Iterable[Callable[[], object]]) -> None:
+    for step in steps:
+        step()

@@ -1,0 +1,117 @@
+"""Plans, made once and kept: wisdom read, constants chosen, a text rendered, its binary found or built, and loaded.
+
+Takes binaries and wisdom from bundles first. Never launches.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ksgen.build.build import Request, build, default_caches
+from ksgen.build.bundle import Bundle, open_bundle
+from ksgen.build.request import Binary
+from ksgen.devices.base import Device, Stream
+from ksgen.devices.capture import refuse_capture
+from ksgen.emit.render import Source, render
+from ksgen.launch.choice import Choice, choose, limits_of
+from ksgen.launch.fits import Fit
+from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
+from ksgen.spec import KernelSpec
+from ksgen.wisdom.store import Wisdom, file_name, load_wisdom
+
+MOST_PLANS = 4096  # that are kept: one per batch, and cheap to make again
+
+_log = logging.getLogger(__name__)
+
+
+class Planner:
+    """Makes plans and keeps them: one lookup for a plan that was made before. Devices live as long as the process."""
+
+    def __init__(self) -> None:
+        self.generation = 0  # grows when what was planned before no longer holds
+        self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
+        self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
+        self._wisdom: dict[str, Wisdom] = {}
+        self._bundles: list[Bundle] = []
+        self._guard = threading.RLock()
+
+    def use_bundle(self, path: str | Path) -> None:
+        """Take binaries and wisdom from a bundle first, from now on."""
+        bundle = open_bundle(path)
+        with self._guard:
+            self._bundles.insert(0, bundle)
+            self.forget()
+
+    def forget(self) -> None:
+        """Read wisdom again, from now on: a search has found more."""
+        with self._guard:
+            self._plans.clear()
+            self._wisdom.clear()
+            self.generation += 1
+
+    def plan(
+        self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True, before_loading: Callable[[], object] | None = None
+    ) -> Plan:
+        """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes.
+        `before_loading` is called where the kernel is not on the device yet, and may refuse."""
+        key = (device, kernel, batch, aligned)
+        with self._guard:
+            if key not in self._plans:
+                choice = self.choice(device, kernel, batch, aligned)
+                if before_loading and (device, kernel, choice.family, choice.constants) not in self._loaded:
+                    before_loading()
+                if len(self._plans) >= MOST_PLANS:
+                    self._plans.clear()
+                self._plans[key] = self.plan_of(device, kernel, batch, choice)
+            return self._plans[key]
+
+    def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        """The family and constants that serve a kernel at a batch on a device."""
+        return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
+
+    def _wisdom_of(self, device: Device) -> Wisdom:
+        with self._guard:
+            if device.name not in self._wisdom:
+                name = file_name(device.name)
+                packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
+                # The newest bundle wins: it comes last.
+                texts = [text.decode(errors="replace") for text in reversed(packed)]
+                self._wisdom[device.name] = load_wisdom(device.name, texts)
+            return self._wisdom[device.name]
+
+    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice) -> Plan:
+        """The plan that a choice asks for, whoever made it; kept by the caller."""
+        check_grid(kernel, choice.family, choice.constants, batch)
+        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
+
+    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> Loaded:
+        key = (device, kernel, choice.family, choice.constants)
+        if key not in self._loaded:
+            if choice.misfit:
+                _log.warning("%s: %s", kernel.name, choice.why)
+            source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
+            self._loaded[key] = load(device, source, self._binary(device, source))
+        return self._loaded[key]
+
+    def _binary(self, device: Device, source: Source) -> Binary:
+        request = Request(source.text, source.entry, device.target)
+        packed = (found for bundle in self._bundles if (found := bundle.get(request)))
+        compiler = device.compiler() if device.kind == "opencl" else None
+        return next(packed, None) or build(source.text, source.entry, device.target, compiler, default_caches())
+
+
+PLANNER = Planner()
+
+
+def plan_for(fit: Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
+    """The plan that serves a call. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    key = (device, PLANNER.generation, aligned)
+    plan = fit.plans.get(key)
+    if plan is None:
+        once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # there is no prepare for it
+        refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+        plan = fit.plans[key] = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
+    return plan

@@ -1,0 +1,109 @@
+"""The device and stream of a call: the stream that is named, else the one that the arrays work on, as its device takes it."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ksgen.devices import device_for, find_device
+from ksgen.devices.base import Device, Stream
+from ksgen.devices.capture import refuse_capture
+from ksgen.devices.libcuda import is_in_primary_context
+from ksgen.errors import DeviceError, LaunchError
+from ksgen.launch.arrays import ArrayView, Place, is_same_stream, stream_handle
+from ksgen.launch.views import Views, views_of
+
+OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
+
+
+def where_to_work(
+    caller: object, place: Place, arrays: Mapping[str, Any], views: dict[str, ArrayView], stream: Any, packed_on: Device | None = None
+) -> tuple[Device, Stream, dict[str, ArrayView]]:
+    """The device and stream of a call: the named one, else the one that the arrays work on; and the arrays, ready for it.
+
+    Host arrays follow weights to the device that these were packed on.
+    """
+    if place == "host" and packed_on and (stream is None or packed_on.kind == "cuda"):
+        return *stream_on(caller, packed_on, stream), views
+    if stream is None and (agreed := agreed_stream(caller, views)):
+        ready = views_of({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
+        views = views | ready
+        device, on = device_and_stream(caller, place, agreed)
+    else:
+        device, on = device_and_stream(caller, place, stream)
+        if stream is not None:
+            wait_for_producers(device, stream_handle(stream), views)
+    check_context(caller, device, views)
+    return device, on, views
+
+
+def agreed_stream(caller: object, views: Views) -> Any:
+    """The stream that the arrays work on, None where none of them tells; `LaunchError` where two differ."""
+    first, agreed = "", None
+    for name, given in views.items():
+        if given.stream is None:
+            continue
+        if agreed is None:
+            first, agreed = name, given.stream
+        elif not is_same_stream(given.stream, agreed):
+            streams = f"{first} works on stream {agreed} and {name} on {given.stream}"
+            raise LaunchError(f"{caller!r}: {streams}; give stream=, on which the work of both is waited for")
+    return agreed
+
+
+def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device, Stream]:
+    """The device of a place, and the stream as that device takes it. Host arrays follow a queue to its context."""
+    handle = stream_handle(stream)
+    if handle is not None and not isinstance(handle, int):
+        if place == "host":
+            place = ("opencl", handle.context)
+        if place[0] == "cuda":
+            raise LaunchError(f"{caller!r}: stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream, or None")
+        if handle.context != place[1]:
+            raise LaunchError(f"{caller!r}: stream is a queue of another OpenCL context than x; give one of x's own")
+    return stream_on(caller, device_for(place), stream)
+
+
+def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stream]:
+    """PyCUDA launches on streams that it made itself; another library's goes to the driver runtime, by its handle."""
+    handle = stream_handle(stream)
+    if device.kind == "opencl":
+        if isinstance(handle, int):
+            raise LaunchError(f"{caller!r}: stream {handle} is a CUDA stream, and {device.name} wants a pyopencl CommandQueue, or None")
+        if handle is not None and handle.properties & OUT_OF_ORDER:
+            raise LaunchError(f"{caller!r}: stream is an out-of-order queue, where packing may be overtaken; give an in-order queue")
+        return device, handle
+    if device.supports_foreign_streams:
+        return device, handle
+    if handle is None or is_same_stream(handle, 0):
+        return device, None
+    pycuda = sys.modules.get("pycuda.driver")
+    if pycuda is not None and isinstance(stream, pycuda.Stream):
+        return device, stream
+    return _driver_runtime(device), handle
+
+
+def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
+    """Arrays that name the stream they are written on are waited for, where the caller names another one."""
+    for found in views.values():
+        if found.kind not in ("cuda", "pyopencl") or found.stream is None or is_same_stream(found.stream, handle):
+            continue
+        refuse_capture(device, handle, "waits for arrays of another stream")
+        where = device if device.kind == "opencl" or device.supports_foreign_streams else _driver_runtime(device)
+        where.synchronize(found.stream)
+
+
+def check_context(caller: object, device: Device, views: Views) -> None:
+    """Raise `LaunchError` on PyCUDA's arrays in a context of PyCUDA's own, where the driver runtime does not work."""
+    if device.runtime != "driver":
+        return
+    for name, found in views.items():
+        if found.kind == "pycuda" and not is_in_primary_context(found.pointer, device.index):
+            other = "the driver runtime works in the primary one; import pycuda.autoprimaryctx in the place of pycuda.autoinit"
+            raise LaunchError(f"{caller!r}: {name} lies in a CUDA context of PyCUDA's own, and {other}")
+
+
+def _driver_runtime(device: Device) -> Device:
+    try:
+        return find_device(f"driver:{device.index}")
+    except DeviceError as error:
+        raise LaunchError(f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}") from None

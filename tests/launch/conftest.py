@@ -1,0 +1,74 @@
+"""What tests of launchers are given: a GPU that is an emulator, and launchers on it."""
+
+import contextlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ksgen.devices import device_for
+from ksgen.launch import arrays, streams
+from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.planner import Planner
+from ksgen.launcher import Launcher
+from tests.emulator import is_installed
+from tests.support.fake_gpu import FakeGpu, FakeTensor, TextCompiler
+from tests.support.launching import SHAPE, plan_anew
+
+
+@pytest.fixture
+def compiler() -> TextCompiler:
+    return TextCompiler()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler) -> FakeGpu:
+    """The device of every CUDA array, with a planner and a cache of its own."""
+    if not is_installed("none"):
+        pytest.skip("the emulator needs g++")
+    fake = FakeGpu()
+    monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    plan_anew(monkeypatch)
+    monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("ksgen.build.build.find_compiler", lambda: compiler)
+    return fake
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The streams that PyTorch is asked to give memory on, where those are not its current one."""
+    streams = []
+
+    class Cuda:
+        @staticmethod
+        def ExternalStream(handle: int, device: Any) -> int:  # noqa: N802  (PyTorch's name)
+            return handle
+
+        @staticmethod
+        @contextlib.contextmanager
+        def stream(handle: int) -> Any:
+            streams.append(handle)
+            yield
+
+    monkeypatch.setattr(FakeTensor, "device", "cuda:0", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda, is_grad_enabled=lambda: False, Tensor=FakeTensor))
+    return streams
+
+
+@pytest.fixture
+def ks() -> Launcher:
+    return Launcher(*SHAPE)
+
+
+@pytest.fixture
+def permuting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """Its kernels permute X into a workspace, multiply there, and permute Y back."""
+
+    def choose(_: Planner, device: Any, kernel: Any, batch: int, aligned: bool = True) -> Any:
+        return choice_by_name("wgmma_permuted", kernel, batch, limits_of(device))
+
+    monkeypatch.setattr(Planner, "choice", choose)
+    return Launcher(1, 16, 8, 2)

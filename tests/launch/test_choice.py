@@ -1,0 +1,50 @@
+"""Which constants serve a kernel, where nothing or too much is known of it. Choices by wisdom: `tests/wisdom`."""
+
+from dataclasses import replace
+
+import pytest
+
+from ksgen.devices.base import Limits as DeviceLimits
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, cuda_limits
+from ksgen.launch.choice import check_fit, choice_by_name, choose, limits_from
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.wisdom.store import Wisdom
+
+KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
+HOPPER, TURING = cuda_limits("sm_90a"), cuda_limits("sm_75")
+
+
+def test_without_wisdom_it_is_the_first_measured_familys_default() -> None:
+    found = choose(KERNEL, 40, HOPPER, Wisdom())
+    assert (found.family, found.constants) == ("simt", FAMILIES["simt"].default(KERNEL, HOPPER, 40))
+    assert found.why == "the family's default: no search has been run for this kernel on this device"
+    assert (found.misfit, found.from_wisdom, found.is_measured) == (False, False, False)
+
+
+def test_a_family_asked_for_by_name_need_not_be_measured_but_must_serve() -> None:
+    kernel = KernelSpec(KERNEL.pattern, "tf32")
+    found = choice_by_name("wgmma_registers", kernel, 40, HOPPER)
+    assert (found.family, found.why) == ("wgmma_registers", "the family's default: it was asked for by name")
+    with pytest.raises(ConstantsError, match="at batch 40: wgmma_registers does not serve it on this device"):
+        choice_by_name("wgmma_registers", kernel, 40, TURING)
+
+
+def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
+    constants = FAMILIES["simt"].default(KERNEL, HOPPER)
+    check_fit("simt", constants, KERNEL, HOPPER)
+    with pytest.raises(ConstantsError, match="the device has no asynchronous copies"):
+        check_fit("simt", constants, KERNEL, replace(HOPPER, async_copies=False))
+    tensor = KernelSpec(KERNEL.pattern, "tf32")
+    with pytest.raises(ConstantsError, match="mma does not run on this device"):
+        check_fit("mma", FAMILIES["mma"].default(tensor, HOPPER), tensor, replace(HOPPER, tensor_cores=False))
+
+
+def test_limits_are_the_tables_where_the_device_does_not_say_less() -> None:
+    told = DeviceLimits(shared_bytes_per_block=48 * 1024, threads_per_block=512, multiprocessors=4, is_cpu=True, vector_bytes=32)
+    assert (limits_from("cuda", "sm_90a", told).shared_bytes, limits_from("cuda", "sm_90a", told).threads) == (48 * 1024, 512)
+    assert limits_from("cuda", "sm_90a", DeviceLimits(2**20, 2048, 1)) == HOPPER
+    other = limits_from("opencl", "any", told)
+    assert (other.is_cpu, other.vector_bytes, other.multiprocessors, other.registers) == (True, 32, 4, 0)
+    assert not other.tensor_cores

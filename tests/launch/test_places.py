@@ -1,0 +1,116 @@
+"""Where a launch finds its operands: on the device, on memory that it shares with the host, on copies."""
+
+import numpy as np
+import pytest
+
+from ksgen.devices import find_device
+from ksgen.errors import LaunchError
+from ksgen.families import FAMILIES
+from ksgen.launch import arrays, streams
+from ksgen.launcher import Launcher
+from ksgen.spec import LAYOUTS
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
+from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inputs, needs_opencl, torch_or_skip
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
+def test_numpy_arrays(ks: Launcher, precision: str, layout: str) -> None:
+    x, weights = inputs(precision, layout)
+    y = ks(x, weights, layout=layout)
+    assert y.dtype == x.dtype
+    check(y, x, weights, layout, precision)
+
+
+@needs_opencl
+@pytest.mark.parametrize("precision", arrays.DTYPES)
+def test_torch_tensors_on_the_processor(ks: Launcher, precision: str) -> None:
+    torch = torch_or_skip()
+    x, weights = torch.randn(BATCH, PATTERN.in_features), torch.randn(*SHAPE)
+    x, weights = x.to(getattr(torch, precision)), weights.to(getattr(torch, precision))
+    y = ks(x, weights)
+    assert isinstance(y, torch.Tensor)
+    assert y.dtype == x.dtype
+    check(y.double().numpy(), x.double().numpy(), weights.double().numpy(), precision=precision)
+
+
+@needs_opencl
+def test_pyopencl_arrays_stay_where_they_are(ks: Launcher) -> None:
+    import pyopencl as cl
+    import pyopencl.array as cl_array
+
+    device = find_device("opencl")
+    context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
+    queue = cl.CommandQueue(context)
+    x, weights = inputs()
+    out = cl_array.empty(queue, (BATCH, PATTERN.out_features), np.float32)
+    y = ks(cl_array.to_device(queue, x), cl_array.to_device(queue, weights), out=out)
+    assert y is out
+    check(y.get(), x, weights)
+    check(ks(cl_array.to_device(queue, x), cl_array.to_device(queue, weights)).get(), x, weights)
+    with pytest.raises(LaunchError, match=r"packed weights lie on .* and x on"):
+        ks(cl_array.to_device(queue, x), ks.pack(weights))
+    assert device is find_device("opencl")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", arrays.DTYPES)
+def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precision: str, layout: str) -> None:
+    x, weights = inputs(precision, layout)
+    features = PATTERN.out_features
+    out = FakeArray(
+        gpu, np.full((BATCH, features) if layout == "bsf" else (features, BATCH), np.nan, np.float32).astype(dtype_of(precision))
+    )
+    kept = FakeArray(gpu, weights)  # its packed form is freed with it, which waits
+    y = ks(FakeArray(gpu, x), kept, layout=layout, out=out)
+    assert y is out
+    assert np.isnan(out.content.astype(np.float64)).all()  # nothing was waited for
+    gpu.synchronize()
+    check(out.content, x, weights, layout, precision)
+
+
+def test_output_and_room_come_from_the_memory_of_the_stream_that_writes_them(gpu: FakeGpu, ks: Launcher, entered: list[int]) -> None:
+    """PyTorch gives out memory that its current stream may still read."""
+    x, weights = inputs()
+    y = ks(FakeTensor(gpu, x, stream=6), FakeTensor(gpu, weights, stream=6))
+    assert (type(y), entered) == (FakeTensor, [])
+    y = ks(FakeTensor(gpu, x, stream=6), FakeTensor(gpu, weights, stream=6), stream=5)
+    assert entered == [5, 5]
+    gpu.synchronize(5)
+    check(y.data.content, x, weights)
+
+
+def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> None:
+    x, weights = inputs()
+    with pytest.raises(LaunchError, match="not how to make more of it; give out="):
+        ks(FakeArray(gpu, x), FakeArray(gpu, weights))
+
+
+def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
+    x, weights = np.ones((BATCH, PATTERN.in_features), np.float32), np.ones(SHAPE, np.float32)
+    np.testing.assert_array_equal(ks(x, weights, precision="fp16x3"), np.full((BATCH, PATTERN.out_features), 5))
+    x[7, 5] = 7e4
+    with pytest.raises(
+        LaunchError, match=r"fp16x3 takes \|x\| up to 65504 and \|weights\| up to 63.9; got x up to 7e\+04, weights up to 1; take tf32x3"
+    ):
+        ks(x, weights, precision="fp16x3")
+    np.testing.assert_allclose(ks(x, weights, precision="tf32x3")[7, 2], 70004, rtol=1e-6)
+    x[7, 5] = np.nan  # the caller's own
+    assert np.isnan(ks(x, weights, precision="fp16x3")[7, 2])
+
+
+def test_overflow_of_fp16x3_is_reported_whichever_family_serves(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
+    monkeypatch.setattr(FAMILIES["wgmma_registers"], "measured", True)
+    x, weights = np.ones((8, 32), np.float32), np.ones((1, 8, 16, 2), np.float32)
+    x[7, 5] = 7e4
+    with pytest.raises(LaunchError, match="got x up to 7e\\+04, weights up to 1; take tf32x3"):
+        Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")
+    assert len(gpu.encoded) == 1  # a tensor map: it was the warpgroups' kernel
+    older = FakeGpu(target="sm_75")  # no tensor cores: plain float32, whose own overflow is the caller's
+    monkeypatch.setattr(streams, "device_for", lambda place: older)
+    x[7, 5] = 3e38
+    weights[...] = 4
+    assert np.isinf(Launcher(1, 8, 16, 2)(x, weights, precision="fp16x3")).any()
