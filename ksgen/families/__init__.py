@@ -59,8 +59,8 @@ def family_of(constants: Any) -> Family[Any]:
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
     """What a kernel's tensor cores multiply, in their own words; None where it is made of plain multiply-adds."""
-    operand: str | None = family_of(constants).words(kernel, constants).get("operand")
-    return operand
+    operand = kernel.arithmetic.operand
+    return operand.name if operand and family_of(constants).on_tensor_cores else None
 
 
 __all__ = [

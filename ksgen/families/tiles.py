@@ -90,6 +90,7 @@ class Addressed:
 
     measured = True
     packs = True
+    on_tensor_cores = False
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return True

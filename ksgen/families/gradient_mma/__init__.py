@@ -9,18 +9,19 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
-from ksgen.families.gradient_mma.defaults import PROMOTE, PROMOTE_ELSE, default, parts
+from ksgen.families.gradient_mma.defaults import default, parts
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
-from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
 from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tensor_cores
 
 __all__ = ["GradientMma", "GradientMmaConstants", "Shape"]
 
@@ -34,7 +35,7 @@ def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
 
 _RULES: tuple[Rule[GradientMmaConstants], ...] = (
     Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
-    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule(f"precision is one of {', '.join(on_tensor_cores())}", lambda k, c: k.arithmetic.operand is not None),
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
     Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
     Rule("8 warps_in divides tile_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0),
@@ -43,7 +44,7 @@ _RULES: tuple[Rule[GradientMmaConstants], ...] = (
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
     Rule("a thread has at most 96 sums", lambda k, c: Shape(k, c).sums <= MOST_SUMS),
-    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
+    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads),
     Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
     Rule("stages is at least 2, and 2 in 16-bit bsf", lambda k, c: c.stages == 2 or (c.stages > 2 and Shape(k, c).copy == "async")),
     Rule("tile_batch divides promote", lambda k, c: c.promote % c.tile_batch == 0),
@@ -57,9 +58,10 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     constants_type = GradientMmaConstants
     why = "the weights' gradient on tensor cores, from sm_80 on"
     listed = _RULES
+    on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "gradient" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+        return kernel.job == "gradient" and limits.tensor_cores and kernel.arithmetic.operand is not None
 
     def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Shape:
         return Shape(kernel, constants)
@@ -70,7 +72,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
-        promote = PROMOTE.get(kernel.precision, PROMOTE_ELSE)
+        promote = kernel.arithmetic.promote_batch
         for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):

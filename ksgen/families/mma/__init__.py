@@ -9,19 +9,18 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.ptx import copies
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tensor_cores
 
 __all__ = ["Mma", "MmaConstants", "Shape"]
 
-PORTABLE_THREADS = 1536  # of a multiprocessor, on every GPU since sm_80
-REGISTERS = 65536  # of a multiprocessor
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
-PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 LEAST_COPIED = 4  # bytes of one asynchronous copy
 
 
@@ -41,7 +40,7 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 
 
 _RULES: tuple[Rule[MmaConstants], ...] = (
-    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule(f"precision is one of {', '.join(on_tensor_cores())}", lambda k, c: k.arithmetic.operand is not None),
     Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
@@ -51,7 +50,7 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("the lanes' order starts again with each stage", lambda k, c: c.tile_in % Shape(k, c).super_in == 0),
     Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
     Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS),
-    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
+    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads),
     Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
@@ -65,9 +64,10 @@ class Mma(Addressed):
     name = "mma"
     constants_type = MmaConstants
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
+    on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED and is_precise(kernel)
+        return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
 
     def rules(self) -> tuple[Rule[MmaConstants], ...]:
         return _RULES
@@ -124,13 +124,12 @@ class Mma(Addressed):
         x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
         w = stages * shape.w_bytes
         y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
-        products = 3 if shape.components == 2 else 1
         return Work(
             blocks,
             kernel.bytes(batch),
             x + w + y * kernel.item_bytes,
             x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
-            y * shape.steps * constants.tile_in * products,
+            y * shape.steps * constants.tile_in * kernel.arithmetic.products,
             stages / (constants.stages - 1),
         )
 

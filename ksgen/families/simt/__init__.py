@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.gpus import PORTABLE
 from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
@@ -25,9 +26,6 @@ from ksgen.families.tiles import (
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
-
-PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
-
 
 _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
@@ -63,7 +61,7 @@ class Simt(Addressed):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
-        budget = min(limits.shared_bytes, PORTABLE_SHARED_BYTES)
+        budget = min(limits.shared_bytes, PORTABLE.shared_bytes)
         threads = min(limits.threads, MOST_THREADS)
         while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > threads:
             chosen = smaller(kernel, chosen, budget)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
-from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec import KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
 
@@ -33,11 +33,11 @@ class Shape(Tiled):
 
     @property
     def stored_bytes(self) -> int:
-        return PRECISIONS[self.kernel.precision].item_bytes
+        return self.kernel.item_bytes
 
     @property
     def real_bytes(self) -> int:
-        return max(4, self.stored_bytes)
+        return self.kernel.real_bytes
 
     @property
     def group(self) -> int:
@@ -150,4 +150,4 @@ class Shape(Tiled):
 
 
 def is_sixteen_bit(kernel: KernelSpec) -> bool:
-    return PRECISIONS[kernel.precision].item_bytes == 2
+    return kernel.item_bytes == 2

@@ -30,6 +30,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
     constants_type: type[ConstantsT]
     measured = False
     packs = True
+    on_tensor_cores = True
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError
@@ -116,7 +117,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
             kernel.bytes(batch),
             x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
             (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
-            tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
+            tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
             tiles * block.steps / (block.constants.stages - 1),
         )
 

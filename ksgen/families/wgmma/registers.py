@@ -19,7 +19,6 @@ from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_period
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
-PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 MOST_FLAT = 12  # j whose sums fit side by side
 HELD = {1: 208, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
 STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
@@ -134,10 +133,11 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return RegistersBlock(kernel, constants)
 
     def is_for(self, kernel: KernelSpec) -> bool:
-        if kernel.precision not in PRECISIONS_SERVED:
+        operand = kernel.arithmetic.operand
+        if operand is None:
             return False
         if kernel.layout == "bsl":
-            return kernel.item_bytes == 4 and kernel.precision != "fp16x3"
+            return kernel.item_bytes == operand.item_bytes == 4
         d = kernel.pattern.d
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 

@@ -16,7 +16,6 @@ from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
-PRECISIONS_SERVED = ("float16", "bfloat16")
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # a thread, by how many warpgroups multiply
 STAGE_INPUTS = 64  # by default, about
 MOST_STAGES = 6  # by default
@@ -81,7 +80,8 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
 
     def is_for(self, kernel: KernelSpec) -> bool:
         has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
-        return kernel.precision in PRECISIONS_SERVED and has_rows
+        operand = kernel.arithmetic.operand
+        return operand is not None and kernel.item_bytes == operand.item_bytes == 2 and has_rows
 
     def rules(self) -> tuple[Rule[SharedConstants], ...]:
         of = self.block
