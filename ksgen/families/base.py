@@ -3,12 +3,13 @@
 A family decides; it never compiles, runs or renders.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.gpus import REGISTERS, gpu_of
+from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
@@ -43,14 +44,6 @@ def cuda_limits(target: str) -> Limits:
     return Limits(
         gpu.shared_bytes, async_copies=gpu.async_copies, tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Rule(Generic[ConstantsT]):
-    """A sentence that must hold of a kernel's constants, and the test of it."""
-
-    says: str
-    holds: Callable[[KernelSpec, ConstantsT], bool]
 
 
 @dataclass(frozen=True)
@@ -174,9 +167,9 @@ class Family(Protocol[ConstantsT]):
 
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
     """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
-    for rule in family.rules():
-        if not rule.holds(kernel, constants):
-            raise ConstantsError(f"{kernel.name}: {rule.says}; got {constants}")
+    rules = family.rules()
+    if broken := first_broken(rules, kernel, constants):
+        raise BrokenRuleError(rules, broken, kernel, constants)
     if limits is None:
         return
     if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Generic, Protocol, TypeVar
 
-from ksgen.families.base import Geometry, Limits, Pass, Rule, Work
+from ksgen.families.base import Geometry, Limits, Pass, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import WARP, Addressed, divide_up, read_constants
 from ksgen.spec import KernelSpec
 

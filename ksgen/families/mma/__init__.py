@@ -8,12 +8,13 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.ptx import copies
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
@@ -29,9 +30,10 @@ def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % Shape(kernel, constants).vector == 0)
 
 
-def _batch_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
+    """Batch entries that a tile has whole numbers of."""
     at_once = 1 if kernel.layout == "bsf" else Shape(kernel, constants).vector
-    return constants.tile_batch % (constants.warps_batch * COLUMNS * at_once) == 0
+    return constants.warps_batch * COLUMNS * at_once
 
 
 def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
@@ -40,18 +42,34 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 
 
 _RULES: tuple[Rule[MmaConstants], ...] = (
-    Rule(f"precision is one of {', '.join(on_tensor_cores())}", lambda k, c: k.arithmetic.operand is not None),
+    Rule(
+        "precision is one that tensor cores multiply",
+        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: ", ".join(on_tensor_cores()),
+    ),
     Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16", lambda k, c: c.tile_d <= 16),
-    Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
-    Rule("8 warps_batch divides tile_batch, and in bsl 8 chunks of batch entries do", _batch_rule),
-    Rule("the lanes' order starts again with each stage", lambda k, c: c.tile_in % Shape(k, c).super_in == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
-    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS),
-    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads),
-    Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
+    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
+    Rule(
+        "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
+        lambda k, c: c.tile_batch % _batch_unit(k, c) == 0,
+        _batch_unit,
+    ),
+    Rule(
+        "tile_in is a multiple of the inputs after which the lanes' order starts again",
+        lambda k, c: c.tile_in % Shape(k, c).super_in == 0,
+        lambda k, c: Shape(k, c).super_in,
+    ),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS, lambda k, c: Shape(k, c).promoted_sums),
+    Rule(
+        "min_blocks blocks have at most 1536 threads",
+        lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: Shape(k, c).threads * c.min_blocks,
+    ),
+    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),

@@ -8,9 +8,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.ptx import copies
+from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import (
@@ -30,16 +31,29 @@ __all__ = ["Shape", "Simt", "SimtConstants"]
 _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
-    Rule("thread_batch is a multiple of a 16-byte group", lambda k, c: c.thread_batch % Shape(k, c).group == 0),
-    Rule("thread_batch and thread_out are at most 16", lambda k, c: max(c.thread_batch, c.thread_out) <= 16),
-    Rule("8 thread_batch divides tile_batch", lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0),
-    Rule("4 thread_out divides tile_out", lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
+    Rule(
+        "thread_batch is a multiple of a 16-byte group",
+        lambda k, c: c.thread_batch % Shape(k, c).group == 0,
+        lambda k, c: Shape(k, c).group,
+    ),
+    Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
+    Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
+    Rule(
+        "tile_batch is a multiple of 8 * thread_batch",
+        lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0,
+        lambda k, c: LANES_BATCH * c.thread_batch,
+    ),
+    Rule(
+        "tile_out is a multiple of 4 * thread_out",
+        lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
+        lambda k, c: LANES_OUT * c.thread_out,
+    ),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
-    Rule("copy=registers has 2 stages", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy=async needs a 32 or 64-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+    Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
+    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
 )
 
 

@@ -11,7 +11,8 @@ from math import lcm
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
@@ -103,10 +104,21 @@ def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
     return all(rule.holds(each, own) for each, own in zip(factor_kernels(kernel), parsed, strict=True) for rule in RULES)
 
 
+def _why(kernel: KernelSpec, constants: ChainConstants) -> str:
+    """What a factor's own rules say against it."""
+    parsed = constants.parsed
+    if len(parsed) != len(kernel.factors):
+        return f"{len(parsed)} for {len(kernel.factors)} factors"
+    for number, (each, own) in enumerate(zip(factor_kernels(kernel), parsed, strict=True), 1):
+        if broken := first_broken(RULES, each, own):
+            return f"of factor {number}, {refusal(RULES, broken, each, own)}"
+    return ""
+
+
 _RULES: tuple[Rule[ChainConstants], ...] = (
-    Rule("the job is a chain", lambda k, c: k.job == CHAIN),
-    Rule("tiles holds what each factor's own rules allow", _fits),
-    Rule("all factors have the same lanes", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("tiles holds what each factor's own rules allow", _fits, _why),
+    Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
 )
 
 

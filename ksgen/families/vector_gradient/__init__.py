@@ -8,7 +8,8 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Rule, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.cycles import gradient_cycles
@@ -21,19 +22,23 @@ __all__ = ["Shape", "VectorGradient", "VectorGradientConstants"]
 LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
 
 _RULES: tuple[Rule[VectorGradientConstants], ...] = (
-    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
-    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
     Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
-    Rule("lanes divides block along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
+    Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
     Rule(
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
-    Rule("pieces is at most the columns, or planes, that work groups take apart", lambda k, c: c.pieces <= Shape(k, c).units),
+    Rule(
+        "pieces is at most the columns that work groups take apart",
+        lambda k, c: c.pieces <= Shape(k, c).units,
+        lambda k, c: Shape(k, c).units,
+    ),
 )
 
 

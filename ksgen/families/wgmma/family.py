@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
@@ -28,6 +29,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
     name: str
     constants_type: type[ConstantsT]
+    why: str
     measured = False
     packs = True
     on_tensor_cores = True
@@ -55,15 +57,18 @@ class WarpgroupFamily(Generic[ConstantsT]):
         def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
             return self.block(kernel, constants)
 
-        def batches(kernel: KernelSpec, constants: Any) -> bool:
-            per_group = ROWS * constants.groups_batch
-            return constants.tile_batch % per_group == 0 and of(kernel, constants).box_batch <= MOST_BOX
+        def group_batches(kernel: KernelSpec, constants: Any) -> int:
+            return int(ROWS * constants.groups_batch)
+
+        def whole_groups(kernel: KernelSpec, constants: Any) -> bool:
+            return bool(constants.tile_batch % group_batches(kernel, constants) == 0)
 
         return (
-            Rule("it is a kernel for this family", lambda k, c: self.is_for(k)),
+            Rule("the kernel is one that this family is for", lambda k, c: self.is_for(k), lambda k, c: self.why),
             Rule("every constant but promote and resident is at least 1", _positive_rule),
-            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS),
-            Rule("64 groups_batch divides tile_batch, which is at most 256 in bsf", batches),
+            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS, lambda k, c: of(k, c).groups),
+            Rule("tile_batch is a multiple of 64 * groups_batch", whole_groups, group_batches),
+            Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
             Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
             Rule("tile_in is at most 256", lambda k, c: of(k, c).constants.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= of(k, c).constants.stages <= MOST_STAGES),

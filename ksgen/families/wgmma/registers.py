@@ -10,10 +10,11 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.base import Constexpr, Limits
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import Wgmma
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
@@ -150,11 +151,23 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             *self.common_rules(),
             Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
             Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
-            Rule("a warpgroup of bsl has 128 batch entries", lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2),
-            Rule("the lanes' order and X's image start again with each stage", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
+            Rule(
+                "tile_batch is 128 * groups_batch in bsl",
+                lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2,
+                lambda k, c: 2 * ROWS * c.groups_batch,
+            ),
+            Rule(
+                "tile_in is a multiple of the inputs after which the lanes' order and X's image start again",
+                lambda k, c: c.tile_in % of(k, c).unit_in == 0,
+                lambda k, c: of(k, c).unit_in,
+            ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
             Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-            Rule("sums and fragments fit a thread's registers", lambda k, c: of(k, c).held <= HELD[of(k, c).groups]),
+            Rule(
+                "sums and fragments fit a thread's registers",
+                lambda k, c: of(k, c).held <= HELD[of(k, c).groups],
+                lambda k, c: of(k, c).held,
+            ),
             self.reads_rule(),
         )
 

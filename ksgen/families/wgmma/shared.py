@@ -9,8 +9,9 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
+from ksgen.families.base import Constexpr, Limits, TensorMap
 from ksgen.families.ptx import Wgmma, copies
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
@@ -89,7 +90,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             *self.common_rules(),
             Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
             Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
-            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch]),
+            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch], lambda k, c: of(k, c).sums),
         )
 
     def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
