@@ -7,7 +7,7 @@ tile; the four lanes of a batch entry take four groups, one after the other, and
 from math import lcm
 
 from ksgen.errors import ConstantsError
-from ksgen.families.tiles import WARP, Tiled
+from ksgen.families.tiles import WARP, Tiled, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import Operand, on_tensor_cores
 
@@ -72,6 +72,14 @@ class TensorTile(Tiled):
     def lane_inputs(self) -> int:
         """Inputs of one instruction that a lane holds of each of its columns."""
         return self.k_step // 4
+
+    @property
+    def word_bytes(self) -> int:
+        """That a thread of the packing kernel writes."""
+        return 4
+
+    def grid(self, batch: int) -> int:
+        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     # ---- how a lane reads X
 

@@ -76,7 +76,7 @@ class Gradient(GradientFamily[GradientConstants]):
             if max(tile_out, tile_in) > MOST_TILE or thread_out * thread_in > MOST_SUMS["async"]:
                 continue
             constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES):
+            if self.keeps_rules(kernel, constants):
                 yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:

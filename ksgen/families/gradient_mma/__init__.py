@@ -94,9 +94,9 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
                 continue
             tile_batch = STRETCH // kernel.item_bytes * stretches
             constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
-            if all(rule.holds(kernel, constants) for rule in _RULES):
+            if self.keeps_rules(kernel, constants):
                 for choice in choices(constants, Shape(kernel, constants), limits, parts(kernel, constants)):
-                    if all(rule.holds(kernel, choice) for rule in _RULES):
+                    if self.keeps_rules(kernel, choice):
                         yield choice
 
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:

@@ -8,14 +8,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.shaped import Packing
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 
@@ -76,22 +77,20 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
 )
 
 
-class Mma(Addressed):
+class Mma(Packing[MmaConstants]):
     """Warp-wide matrix instructions, float32 sums."""
 
     name = "mma"
     constants_type = MmaConstants
+    listed = _RULES
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
 
-    def rules(self) -> tuple[Rule[MmaConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> MmaConstants:
-        return read_constants(self.name, MmaConstants, values)
+    def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
         return default(kernel, limits)
@@ -113,27 +112,7 @@ class Mma(Addressed):
                     yield constants
 
     def _is_valid(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
-        return all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits)
-
-    def fits(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
-        shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(constants.min_blocks):
-            return False
-        return shape.registers * shape.threads * constants.min_blocks <= limits.registers
-
-    def registers(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).shared_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).packed_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
-        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
-        return Geometry(grid, shape.threads, shape.shared_bytes)
+        return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
     def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
@@ -150,9 +129,6 @@ class Mma(Addressed):
             y * shape.steps * constants.tile_in * kernel.arithmetic.products,
             stages / (constants.stages - 1),
         )
-
-    def pack_geometry(self, kernel: KernelSpec, constants: MmaConstants) -> Geometry:
-        return Geometry(divide_up(Shape(kernel, constants).packed_bytes // 4, PACK_THREADS), PACK_THREADS, 0)
 
     def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)

@@ -8,22 +8,14 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
+from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import (
-    MOST_THREADS,
-    PACK_THREADS,
-    WARP,
-    Addressed,
-    divide_up,
-    epilogue_constexprs,
-    pattern_constexprs,
-    read_constants,
-)
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
@@ -57,21 +49,19 @@ _RULES: tuple[Rule[SimtConstants], ...] = (
 )
 
 
-class Simt(Addressed):
+class Simt(Packing[SimtConstants]):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "simt"
     constants_type = SimtConstants
+    listed = _RULES
     why = "plain multiply-adds: every device, and all there is for float32 and float64"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply"
 
-    def rules(self) -> tuple[Rule[SimtConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> SimtConstants:
-        return read_constants(self.name, SimtConstants, values)
+    def shape(self, kernel: KernelSpec, constants: SimtConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
@@ -84,7 +74,7 @@ class Simt(Addressed):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         for constants in self._shapes(kernel, limits):
-            if not all(rule.holds(kernel, constants) for rule in _RULES):
+            if not self.keeps_rules(kernel, constants):
                 continue
             for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # a processor knows no launch bounds
                 bounded = replace(constants, min_blocks=min_blocks)
@@ -106,28 +96,6 @@ class Simt(Addressed):
             for tile_in, (stages, copy) in product((4, 8, 16, 32), [(2, "registers"), *pipelines]):
                 yield SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
 
-    def fits(self, kernel: KernelSpec, constants: SimtConstants, limits: Limits) -> bool:
-        shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes_for(constants.min_blocks):
-            return False
-        return not limits.registers or self.registers(kernel, constants) * shape.threads * constants.min_blocks <= limits.registers
-
-    def registers(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        return Shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.shared_reals * shape.real_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.packed_reals * shape.real_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
-        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
-        return Geometry(grid, shape.threads, shape.shared_reals * shape.real_bytes)
-
     def work(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
@@ -145,9 +113,6 @@ class Simt(Addressed):
             y * shape.steps * constants.tile_in,
             stages / (constants.stages - 1 if constants.copy == "async" else 1),
         )
-
-    def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:
-        return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
         return {"copies": copies(kernel.item_bytes, 16), "tile_index": "extent"}

@@ -107,12 +107,28 @@ class Shape(Tiled):
         return max(self.constants.stages * self.stage, store)
 
     @property
+    def shared_bytes(self) -> int:
+        return self.shared_reals * self.real_bytes
+
+    @property
     def w_rounds(self) -> int:
         return divide_up(self.w_stage, self.group * self.threads)
 
     @property
     def packed_reals(self) -> int:
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed_reals * self.real_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """That a thread of the packing kernel writes."""
+        return self.real_bytes
+
+    def grid(self, batch: int) -> int:
+        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     @property
     def x_plan(self) -> CopyPlan:

@@ -13,10 +13,11 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule, first_broken, refusal
-from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads, tile_registers
+from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
@@ -89,6 +90,14 @@ class ChainShape:
         return min(2, len(self.kernel.before))
 
     @property
+    def registers(self) -> int:
+        return max(factor.registers for factor in self.factors)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
     def panels(self) -> int:
         return max(factor.slot for factor in self.factors)
 
@@ -122,22 +131,20 @@ _RULES: tuple[Rule[ChainConstants], ...] = (
 )
 
 
-class VectorChain(Addressed):
+class VectorChain(Shaped[ChainConstants]):
     """All factors of a layer in one launch."""
 
     name = "vector_chain"
     constants_type = ChainConstants
+    listed = _RULES
     why = "all factors of a layer in one launch, block by block: processors"
     packs = False  # weights are packed as for each factor alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == CHAIN
 
-    def rules(self) -> tuple[Rule[ChainConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> ChainConstants:
-        return read_constants(self.name, ChainConstants, values)
+    def shape(self, kernel: KernelSpec, constants: ChainConstants) -> ChainShape:
+        return ChainShape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
@@ -154,12 +161,6 @@ class VectorChain(Addressed):
         unit = ChainShape(kernel, usual).unit
         for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
             yield from (replace(usual, block=block, past=past) for past in (0, 1))
-
-    def registers(self, kernel: KernelSpec, constants: ChainConstants) -> int:
-        return max(map(tile_registers, constants.parsed))
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
-        return 0
 
     def packed_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
         return 0

@@ -9,7 +9,8 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule
-from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
 from ksgen.families.vector.planes import lanes_of
@@ -56,21 +57,19 @@ RULES: tuple[Rule[VectorConstants], ...] = (
 )
 
 
-class Vector(Addressed):
+class Vector(Shaped[VectorConstants]):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector"
     constants_type = VectorConstants
+    listed = RULES
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "multiply"
 
-    def rules(self) -> tuple[Rule[VectorConstants], ...]:
-        return RULES
-
-    def constants(self, values: Mapping[str, Any]) -> VectorConstants:
-        return read_constants(self.name, VectorConstants, values)
+    def shape(self, kernel: KernelSpec, constants: VectorConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorConstants:
         return default(kernel, limits, batch)
@@ -84,18 +83,11 @@ class Vector(Addressed):
             for height, width in tile_sizes(limits):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past)
-                if all(rule.holds(kernel, constants) for rule in RULES):
+                if self.keeps_rules(kernel, constants):
                     yield constants
 
-    def registers(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return tile_registers(constants)
-
-    def shared_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return 0
-
     def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.columns * shape.column_weights * shape.real_bytes
+        return Shape(kernel, constants).packed_bytes
 
     def geometry(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Geometry:
         shape = Shape(kernel, constants)
@@ -152,11 +144,6 @@ class Vector(Addressed):
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
     """Bytes: a store into the caches first reads the line that it replaces."""
     return 0 if past else batch * kernel.pattern.out_features * kernel.item_bytes
-
-
-def tile_registers(constants: VectorConstants) -> int:
-    """Sums, the shorter side of what they are multiplied from, and one of the longer side."""
-    return constants.height * constants.width + min(constants.height, constants.width) + 1
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class Planes:
         """Lanes of a tile's vectors beside each other."""
         return int(self.constants.width * self.constants.lanes)
 
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
     # ---- planes: what shares its inputs
 
     @property

@@ -10,7 +10,8 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.rules import Rule
-from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
@@ -45,21 +46,19 @@ _RULES: tuple[Rule[VectorGradientConstants], ...] = (
 SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]  # among work groups
 
 
-class VectorGradient(Addressed):
+class VectorGradient(Shaped[VectorGradientConstants]):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector_gradient"
     constants_type = VectorGradientConstants
+    listed = _RULES
     why = "the weights' gradient from vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "gradient"
 
-    def rules(self) -> tuple[Rule[VectorGradientConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> VectorGradientConstants:
-        return read_constants(self.name, VectorGradientConstants, values)
+    def shape(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorGradientConstants:
         return default(kernel, limits, batch)
@@ -72,15 +71,8 @@ class VectorGradient(Addressed):
             wide = [(height, width) for height, width in sizes if height * width >= least]
             for (height, width), block, (parts, pieces) in product(wide, (96, 192, 384), SHARED_OUT):
                 constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces)
-                if all(rule.holds(kernel, constants) for rule in _RULES):
+                if self.keeps_rules(kernel, constants):
                     yield constants
-
-    def registers(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
-        held = constants.width if constants.along == "outputs" else constants.height
-        return constants.height * constants.width + held + 1
-
-    def shared_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
-        return 0
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
         return Shape(kernel, constants).part_bytes * constants.parts

@@ -1,14 +1,15 @@
 """What the kinds of warpgroup kernels have in common as families: what they serve, their rules, launches and work."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.shaped import Packing
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.spec import KernelSpec
@@ -24,18 +25,17 @@ def takes_rows(kernel: KernelSpec) -> bool:
     return c * d * kernel.item_bytes % MAP_ALIGNMENT == 0
 
 
-class WarpgroupFamily(Generic[ConstantsT]):
+class WarpgroupFamily(Packing[ConstantsT]):
     """A kind says which constants it has, their `Block`, which kernels it is for, and its text's own words."""
 
-    name: str
-    constants_type: type[ConstantsT]
-    why: str
     measured = False
-    packs = True
     on_tensor_cores = True
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
+        return self.block(kernel, constants)
 
     def is_for(self, kernel: KernelSpec) -> bool:
         raise NotImplementedError
@@ -49,9 +49,6 @@ class WarpgroupFamily(Generic[ConstantsT]):
         stride = max(extents[1:]) * item_bytes if kernel.layout == "bsf" else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
-
-    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
-        return read_constants(self.name, self.constants_type, values)
 
     def common_rules(self) -> tuple[Rule[ConstantsT], ...]:
         def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
@@ -82,23 +79,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
         return Rule("X is read from shared memory with no bank conflicts", free)
 
-    # ---- resources and launches
-
-    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        block = self.block(kernel, constants)
-        return block.threads <= limits.threads and block.shared_bytes <= limits.shared_bytes
-
-    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).shared_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).packed_bytes
-
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        return Geometry(divide_up(self.packed_bytes(kernel, constants) // 4, PACK_THREADS), PACK_THREADS, 0)
+    # ---- launches
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)

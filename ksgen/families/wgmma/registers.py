@@ -201,7 +201,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return max((each for each in stages if self.fits(kernel, each, limits)), key=lambda each: each.stages)
 
     def _fits(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
         """Every combination that the rules and the shared memory allow."""

@@ -117,7 +117,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return max((each for stage in stages if self.fits(kernel, each := replace(chosen, stages=stage), limits)), key=lambda c: c.stages)
 
     def _fits(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
         """Every combination that the rules and the shared memory allow."""
