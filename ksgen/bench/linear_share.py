@@ -37,7 +37,7 @@ class Share:
 
 
 def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
-    """A share for each model and precision; one model at a time is in memory."""
+    """A share per model and precision. Only one model at a time is in memory."""
     watch = Watch()
     for name in names:
         for precision in precisions:

@@ -37,7 +37,7 @@ _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on
 
 
 class _TimeIsUpError(Exception):
-    """Nothing more is compiled."""
+    """Stop compiling."""
 
 
 Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
@@ -64,7 +64,7 @@ class Runner:
         log.append("run", facts)
 
     def run(self, jobs: Sequence[Job]) -> int:
-        """How many jobs are complete: all of them, or those that fit into the time."""
+        """Returns how many jobs are complete: all of them, or those that fit the time limit."""
         self._check_batch(jobs)
         waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
@@ -82,7 +82,7 @@ class Runner:
         return done
 
     def _check_batch(self, jobs: Sequence[Job]) -> None:
-        """A pattern's times at two batches are no two times of one product."""
+        """Refuses another batch: times of a pattern at two batches cannot be compared."""
         known = {each.facts["batch"] for each in self.log.content.contenders.values()}
         if other := next((job.batch for job in jobs if known and job.batch not in known), 0):
             raise KsgenError(f"{self.log.path} holds measurements of batch {min(known)}, and this is {other}; name another file with -o")
@@ -91,7 +91,7 @@ class Runner:
         return monotonic() < self.deadline
 
     def _is_time_for(self, contender: Contender) -> bool:
-        """Whether it is likely to be checked in time: as long as any of its kind took, which is seconds where something is compiled."""
+        """Whether its check is likely to fit the time left: any of its kind may take as long, seconds if something compiles."""
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _undone(self, job: Job) -> list[Contender]:
@@ -108,7 +108,7 @@ class Runner:
         return max(0, wanted - sum(self.quantity.column in each for each in known.measurements))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
-        """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
+        """Build all kernels of a few jobs at once, on all cores. One that cannot be built says so when it is prepared."""
         sources = [each.source() for each in wanted if each.source and self._in_time()]
 
         def check_time(*_: object) -> None:
@@ -123,7 +123,7 @@ class Runner:
                 build_many(requests, compiler, on_done=check_time)
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
-        """Whether it was done to the end."""
+        """Whether it was finished."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # what the job before left
         else:
@@ -168,7 +168,7 @@ class Runner:
         return True
 
     def _prepare(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> Timed | None:
-        """Checked, warm, and with as many runs as its time allows; None where its line says why not."""
+        """The contender, checked, warm, with as many runs as its time allows; None if its row says why not."""
         timed, facts = self._attempt(contender, problem, ceilings, fastest_s)
         self._say(contender, ceilings, facts)
         return timed
@@ -223,7 +223,7 @@ class Runner:
         self.log.append("contender", {**contender.facts, **told, **facts})
 
     def _refused(self, error: Exception) -> Facts:
-        """A library's error as a reason; `DeviceError` where the GPU is lost to this process."""
+        """A library's error as a reason. `DeviceError` if the GPU is lost to this process."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()
@@ -232,7 +232,7 @@ class Runner:
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _check_alive(self, error: Exception) -> None:
-        """A lost context would fail everything that follows."""
+        """Raise if the context is lost: everything that follows would fail."""
         if self.where.type == "cuda":
             try:
                 torch.cuda.synchronize(self.where)
@@ -240,7 +240,7 @@ class Runner:
                 raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
 
     def _too_large(self, need: int) -> str:
-        """Why so many more bytes cannot be had; a processor's memory has no error to catch."""
+        """Why that many more bytes cannot be had. Running out of a processor's memory raises no error to catch."""
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
@@ -259,7 +259,7 @@ class Runner:
 
 @contextmanager
 def _allowing(comparison: Comparison) -> Iterator[None]:
-    """PyTorch's own products by the comparison's rules: with TF32 or without, and 16-bit sums in float32 always."""
+    """Sets PyTorch's products to the comparison's rules: with TF32 or without, and 16-bit sums always in float32."""
     matmul = torch.backends.cuda.matmul
     names = {
         "allow_tf32": comparison.allows_tf32,
@@ -277,7 +277,7 @@ def _allowing(comparison: Comparison) -> Iterator[None]:
 
 
 def _free_on_gpu(where: torch.device) -> int:
-    """With what PyTorch keeps for itself and does not use."""
+    """Includes memory that PyTorch holds and does not use."""
     free: int = torch.cuda.mem_get_info(where)[0]
     kept: int = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
     return free + kept

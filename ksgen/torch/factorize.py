@@ -1,4 +1,4 @@
-"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Which method, how near it came, how long it took."""
+"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Chooses the method, and reports error and time."""
 
 from dataclasses import dataclass, field
 from math import frexp, inf, sqrt
@@ -21,7 +21,7 @@ LEAST_STEPS = 100  # of refinement, where there is nothing else
 
 @dataclass(frozen=True)
 class Factorization:
-    """The weights (a, b, c, d) of each factor, from the one that meets x first, and how near their product is."""
+    """The weights (a, b, c, d) of each factor, from the one that meets x first, and the error of their product."""
 
     chain: Chain
     weights: tuple[Tensor, ...] = field(repr=False)
@@ -70,7 +70,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
 
 
 def _method(chain: Chain) -> tuple[str, str, float]:
-    """The method, what it guarantees in words, and the bound."""
+    """The method, its guarantee in words, and the bound."""
     if len(chain) == 1:
         return "support", "the nearest there is", 1.0
     if len(chain) == 2:
@@ -84,7 +84,7 @@ def _method(chain: Chain) -> tuple[str, str, float]:
 
 
 def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
-    """The matrix in the type that is computed in."""
+    """The matrix in the dtype of the computation."""
     check_tensors("factorize", weight=weight)
     if not weight.is_floating_point():
         raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")

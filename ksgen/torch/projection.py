@@ -55,18 +55,18 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 
 
 def product(left: Pattern, right: Pattern) -> Pattern:
-    """The support of left @ right, where the pair is chainable."""
+    """The support of left @ right, for a chainable pair."""
     return Pattern(left.a, left.b * left.d // right.d, right.a * right.c // left.a, right.d)
 
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
-    """The ranks that the blocks of left @ right have, each once."""
+    """The ranks of the blocks of left @ right, each once."""
     ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
     return ranks
 
 
 def balance(weights: list[Tensor]) -> None:
-    """Rescale in place: each inner feature's column and row to one length, all factors to one norm; the product stays."""
+    """Rescale in place: each inner feature's column and row to one length, all factors to one norm. The product stays the same."""
     for right, left in pairwise(weights):
         columns, rows = left.norm(dim=1), right.norm(dim=2)
         scale = _scale(columns.flatten(), rows.flatten())
@@ -79,7 +79,7 @@ def balance(weights: list[Tensor]) -> None:
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
-    """What columns are multiplied by, and rows divided: to the root of both lengths, or to the least length."""
+    """The factor for columns, by whose inverse rows are scaled: to the root of both lengths, or to the least length."""
     lengths = (columns * rows).sqrt()
     if not lengths.any():
         return torch.ones_like(lengths)
@@ -157,7 +157,7 @@ def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By the eigenvectors of the smaller Gram matrix in float64: what that loses of an SVD is less than float32 holds."""
+    """By the eigenvectors of the smaller Gram matrix in float64. What that loses against an SVD is below float32's resolution."""
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
     squares, vectors = torch.linalg.eigh(wide @ wide.mT if has_less_rows else wide.mT @ wide)
