@@ -136,7 +136,7 @@ class Gains:
 
 
 def gains(rows: Sequence[Row]) -> list[Gains]:
-    """The groups of the processors' rows that have any."""
+    """The gains of every batch, precision and layout of a processor's rows that has any."""
     found = []
     ours = [row for row in rows if row.runtime == "opencl"]
     for batch in sorted({row.batch for row in ours}):

@@ -123,7 +123,7 @@ class Runner:
                 build_many(requests, compiler, on_done=check_time)
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
-        """Whether it was finished."""
+        """Measure a job. Returns whether it was finished."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # what the job before left
         else:

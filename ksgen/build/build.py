@@ -37,13 +37,13 @@ _guard = threading.Lock()
 
 
 class Layer(Protocol):
-    """What can be asked for a binary: a `Cache`, or a bundle."""
+    """A source of binaries: a `Cache`, or a bundle."""
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
 
 
 class Layers:
-    """Several layers as one: the first answer counts, and a new binary goes to the first folder that takes it."""
+    """Several layers as one. The first answer counts, and a new binary goes to the first folder that takes it."""
 
     def __init__(self, layers: Iterable[Layer]) -> None:
         self.layers = tuple(layers)
@@ -98,7 +98,7 @@ def build_many(
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
-    """Builds all, several at a time. A job that fails yields its error in the place of its binary.
+    """Builds all requests, several at a time. A failed one yields its error in place of its binary.
 
     `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
     from `on_done`, ends the compilers that run and starts no other.
@@ -218,7 +218,7 @@ def _unlock(name: str, file: int) -> None:
 
 
 def _lock_folder() -> Path:
-    """Not in the cache, which may be shared over a network: on this machine, and only this user's."""
+    """The folder of locks. Not in the cache, which may be shared over a network: on this machine, and only this user's."""
     folder = Path(tempfile.gettempdir(), f"ksgen-locks-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
@@ -228,7 +228,7 @@ def _lock_folder() -> Path:
 
 @functools.lru_cache
 def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[Layer, ...]:
-    """One set of objects as long as the environment stays the same: a bundle is opened once."""
+    """The same objects as long as the environment stays the same: a bundle is opened once."""
     own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
     return (*own, Cache(user, max_bytes=max_bytes))
 

@@ -47,7 +47,7 @@ def write_bundle(
     wisdom: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes entries, and wisdom files by their names; the file appears whole or not at all."""
+    """Writes entries, and wisdom files by name. The file appears whole or not at all."""
     records: dict[str, dict[str, Any]] = {}
     members: dict[str, bytes] = {}
     for request, binary in entries:
@@ -88,7 +88,7 @@ class Bundle:
             self._keys.setdefault(record["request"], []).append(key)
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """What this compiler made of the request, else what the newest one did."""
+        """This compiler's binary for the request, else that of the newest compiler."""
         if not (keys := self._keys.get(request.digest)):
             return None
         exact = request.key(compiler) if compiler else ""

@@ -1,4 +1,4 @@
-"""A pause before a time is taken on a processor, so that threads of whoever was measured before hinder nobody."""
+"""A pause before timing on a processor, so that threads of the previous contender do not disturb."""
 
 from time import process_time, sleep
 

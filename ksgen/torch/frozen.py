@@ -118,7 +118,7 @@ def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
 
 
 def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-    """The reason, in words, to thaw a frozen layer: its weights can be seen to have changed."""
+    """Thaw a frozen layer if its weights can be seen to have changed."""
     if _frozen and layer in _frozen and not _is_transformed() and (changes := _changes(layer, weights())):
         _end(changes)
 

@@ -16,7 +16,7 @@ def operand(weights: Tensor, transposed: bool) -> Any:
 
 
 def as_trained(weights: Tensor) -> Tensor:
-    """Weights that take gradients are about to change: nothing kept of them is used, frozen or not."""
+    """Detached if they take gradients: they are about to change, so nothing kept of them is used, frozen or not."""
     return weights.detach() if weights.requires_grad else weights
 
 

@@ -79,7 +79,7 @@ def balance(weights: list[Tensor]) -> None:
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
-    """The factor for columns, by whose inverse rows are scaled: to the root of both lengths, or to the least length."""
+    """The factor for columns; rows are divided by it. Both then have the root of their lengths' product, or the least length."""
     lengths = (columns * rows).sqrt()
     if not lengths.any():
         return torch.ones_like(lengths)

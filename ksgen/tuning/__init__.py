@@ -1,4 +1,4 @@
-"""The search for the fastest constants of a kernel on a device. `ksgen.tune` is here; `ksgen tune` is the same as a command."""
+"""The search for the fastest constants of a kernel on a device: `ksgen.tune`. The command `ksgen tune` does the same."""
 
 from collections.abc import Callable
 

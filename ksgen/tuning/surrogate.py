@@ -21,7 +21,7 @@ REACH_KERNELS = 4.0  # the same, of one size of the pattern
 
 
 def features(rows: Sequence[Mapping[str, Any]]) -> Array:
-    """One row each: log2 of every number, and for every word whether it is that one. A name that a row lacks is zero there."""
+    """One row per candidate: log2 of every number, and for every word whether it is that one. A name missing from a row is zero."""
     columns: list[list[float]] = []
     for name in sorted({name for row in rows for name in row}):
         values = [row.get(name, 0) for row in rows]
@@ -46,7 +46,7 @@ class Points:
 
 
 def expect(measured: Points, times: Array, asked: Points) -> tuple[Array, Array]:
-    """Mean and standard deviation of log2 of the time of each candidate asked about; `times`: log2 of the measured ones'."""
+    """Mean and standard deviation of log2 of the time of each candidate asked about. `times`: log2 of the measured ones."""
     everywhere = COMMON**2 + OWN**2 + OFFSET**2
     if not len(times):
         return asked.predicted, np.full(len(asked.jobs), everywhere**0.5)

@@ -1,4 +1,4 @@
-"""Every candidate that a search looked at, kept at once in SQLite beside the cache. Never measures and never judges.
+"""Every candidate that a search tried, stored at once in SQLite beside the cache. Measures and judges nothing.
 
 A search that was killed goes on from here, and reports are drawn from here. Two tuners may write to one store. Where the
 file cannot be used, the store lives in memory, with one warning.
@@ -26,7 +26,7 @@ BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate of one job, and what became of it."""
+    """One candidate of one job, and its outcome."""
 
     kernel: KernelSpec
     batch: int
@@ -63,7 +63,7 @@ on conflict do update set {", ".join(f"{name} = excluded.{name}" for name in _CO
 
 
 class TrialStore:
-    """The trials of all jobs and devices. A candidate that is measured again replaces what was known of it."""
+    """The trials of all jobs and devices. Measuring a candidate again replaces its old trial."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_dir() / "trials.sqlite"
@@ -74,7 +74,7 @@ class TrialStore:
             self._database = self._in_memory(error)
 
     def add(self, trial: Trial) -> None:
-        """Written when this returns."""
+        """Store a trial. It is on disk when this returns."""
         self._run(_ADD, _row(trial))
 
     def trials(
@@ -104,7 +104,7 @@ class TrialStore:
                 return self._database.execute(statement, values).fetchall()
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
-        """A new store with what can still be read of the file."""
+        """A new store with what can still be read of the damaged file."""
         warnings.warn(f"{self.path}: trials are kept in memory only, and are lost at the end ({error})", stacklevel=3)
         memory = _connect(":memory:")
         memory.execute(_SCHEMA)
@@ -143,7 +143,7 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
-    """A kernel's fields; one factor goes without saying, as it was written before there were chains."""
+    """A kernel's fields. A single factor is left out, as in files from before chains."""
     told = {name: value for name, value in asdict(kernel).items() if value or name != "before"}
     return json.dumps(told, sort_keys=True)
 
