@@ -30,7 +30,7 @@ class Module:
 FORWARD, TRAINING = STEPS = ("forward", "training")
 RATE = 1e-6  # of learning, so that nothing overflows
 WHOLE = "whole"
-DENSE = "nn.Linear"  # beside the names of backends, of which "dense" is one
+DENSE = "nn.Linear"  # not "dense", which is the name of a backend
 MODULES = {  # a linear layer is named as its matrix, outputs x inputs
     "linear N x N": Module("attention.projection", 0.50, has_bias=False),
     "linear N x N + bias": Module("attention.projection", 0.66, has_bias=True),

@@ -180,7 +180,7 @@ class Runner:
         units = MATRIX_UNITS if self.device.limits.is_cpu and job.kernel(contender.arithmetic).item_bytes == 2 else 1
         least_s = 2 * contender.multiplications * job.batch / (ceilings.flops_per_s * units)
         if least_s > self.protocol.most_seconds:
-            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
+            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s per run")
         if why := self._hopeless(contender, fastest_s):
             return None, _refusal("too slow", why)
         try:
@@ -211,7 +211,7 @@ class Runner:
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
         if contender.implementation == OURS or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
             return ""
-        return f"{expected_s:.1f} s a run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
+        return f"{expected_s:.1f} s per run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
 
     def _note_pace(self, contender: Contender, once_s: float) -> None:
         if multiplications := contender.multiplications * contender.job.batch:

@@ -19,7 +19,7 @@ class Resources:
 
     registers: int | None = None  # per thread
     shared_bytes: int | None = None  # static shared memory per block; what a launch asks for comes on top
-    spill_bytes: int | None = None  # stored and loaded again, per thread, for want of registers
+    spill_bytes: int | None = None  # stored and loaded again, per thread, for lack of registers
     stack_bytes: int | None = None  # local memory per thread, spills included
 
 

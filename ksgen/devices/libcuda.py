@@ -206,6 +206,6 @@ def _with_several_gpus() -> Any:
         driver = _driver()
     except OSError:
         return None
-    driver.cuInit(0)  # by now somebody has, or there is nothing to count
+    driver.cuInit(0)  # already done by now, or there is nothing to count
     driver.cuDeviceGetCount(ctypes.byref(count))
     return driver if count.value > 1 else None

@@ -20,7 +20,7 @@ from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 
-KERNEL_DEVICES = {"cuda", "cpu"}  # whose tensors kernels multiply, where there is a device for them
+KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS = 4  # in which ways are timed; the first also builds
 

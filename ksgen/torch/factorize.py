@@ -16,7 +16,7 @@ from ksgen.torch.projection import balance, block_ranks, on_support, project
 from ksgen.torch.refinement import refined, relative_error, start
 from ksgen.values import excerpt, whole_number
 
-LEAST_STEPS = 100  # of refinement, where there is nothing else
+LEAST_STEPS = 100  # of refinement, if it is the only method
 
 
 @dataclass(frozen=True)

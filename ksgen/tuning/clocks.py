@@ -20,7 +20,7 @@ class Clocks:
 
     megahertz: int | None = None  # of the multiprocessors
     degrees: int | None = None  # Celsius
-    slowed: bool = False  # by heat, or for want of power
+    slowed: bool = False  # by heat, or lack of power
 
     @classmethod
     def of(cls, device: Device) -> "Clocks":

@@ -80,7 +80,7 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
         axes.plot([ends[0], ridge, ends[1]], roof[:3], color=FLOOR, linewidth=1.6)
         axes.plot([flop_per_byte] * 2, [flops_per_s / scale, roof[3]], color=RULE, linewidth=1)
         _winner(axes, flop_per_byte, flops_per_s / scale)
-        axes.set_xlabel("FLOP a byte")
+        axes.set_xlabel("FLOP per byte")
         _scale(axes, "x", ends)
         _scale(axes, "y", [*roof, flops_per_s / scale])
     return drawn.svg

@@ -29,7 +29,7 @@ from ksgen.wisdom.store import Entry
 FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
 FINALISTS = 6
-CLOSE = 1.2  # times the best: who is slower is no finalist
+CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL_TURNS = 3
 FINAL_SECONDS = 0.25  # of each round, for all finalists together
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped

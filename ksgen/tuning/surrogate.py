@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: of what all kernels share, and of what is one job's own
 OFFSET = 1.0  # of a job as a whole
 NOISE = 0.05  # of a measurement
-REACH = 1.5  # over how many doublings of one constant a measurement tells something
+REACH = 1.5  # doublings of one constant over which a measurement is informative
 REACH_KERNELS = 4.0  # the same, of one size of the pattern
 
 

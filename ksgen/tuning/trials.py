@@ -43,8 +43,8 @@ class Trial:
     floor_us: float | None = None  # by the ceilings below
     bytes_per_s: float | None = None  # what the device was seen to copy, in the same search
     flops_per_s: float | None = None  # what it was seen to compute with the family's instructions
-    registers: int | None = None  # a thread; None where the compiler does not say
-    shared_bytes: int | None = None  # a block
+    registers: int | None = None  # per thread; None if the compiler does not say
+    shared_bytes: int | None = None  # per block
     note: str = ""  # what to know about the figure, such as "clocks moved"
     driver: str = ""
     compiler: str = ""  # name and version

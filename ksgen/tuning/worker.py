@@ -34,8 +34,8 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared
 MOST_JOBS = 2  # whose arrays stay on the device
-MOST_READY = 16  # candidates of a job that stay loaded
-FIRST_RUNS = 2  # that tell how long a run takes
+MOST_READY = 16  # candidates per job that stay loaded
+FIRST_RUNS = 2  # to learn how long a run takes
 
 Say = Callable[..., None]
 
