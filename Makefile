@@ -18,6 +18,7 @@ quick: .venv/.ready-dev  ## Run the tests without the slow ones.
 	@$(BIN) -m pytest -n auto -m "not slow"
 
 test-times: .venv/.ready-dev  ## Run all tests, and print the slowest twenty.
+	-@$(BIN) -m tests.driver
 	@$(BIN) -m pytest -n auto --durations=20
 
 check: lint types test  ## Run lint, types and all tests.

@@ -1,5 +1,4 @@
-"""Seconds of calls, by the GPU's own events or by the processor's clock; and of several calls in turn, so that what disturbs one
-disturbs all."""
+"""Seconds of calls, by the GPU's own events or the processor's clock. Several calls take turns, so that a disturbance hits all."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -108,8 +108,9 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 
 
 def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
-    """Search for those kernels of ours that wisdom does not know at this batch, or knows of another template version alone;
-    what is found is "tuned" from then on. A search that finds nothing says so, and costs only itself; a budget of seconds ends at
+    """Search for constants of our kernels that wisdom lacks at this batch, or has only for another template version.
+
+    The result is "tuned" from then on. A search that finds nothing says so, and costs only itself. A budget of seconds ends at
     the deadline, on the clock of `monotonic`.
     """
     from ksgen.tuning import tune as search

@@ -1,6 +1,6 @@
-"""Joules of a run by NVML: the GPU's own count of energy, or samples of its power where it keeps none; less what it takes idle.
+"""Joules per run by NVML: the GPU's own energy counter, or power samples if it has none, minus the idle power.
 
-Refuses what is too short for the count's resolution. Arithmetic and NVML alone: never what is run.
+Refuses runs too short for the counter's resolution. Only arithmetic and NVML: knows nothing of what is run.
 """
 
 import threading

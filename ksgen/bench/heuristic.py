@@ -1,6 +1,6 @@
-"""How well a one-line rule predicts where our kernel wins: (b+c)/(bc), and whether the results hold a better one.
+"""How well a one-line rule predicts where our kernel wins: (b+c)/(bc), and whether the results support a better one.
 
-Judges rules on rows; never chooses for a launcher. Without results of a GPU nothing is claimed.
+Judges rules on rows; never chooses for a launcher. Claims nothing without results of a GPU.
 """
 
 from collections.abc import Callable, Sequence

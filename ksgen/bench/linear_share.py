@@ -1,6 +1,6 @@
-"""How much of a vision transformer's forward pass is its feed-forward linear layers: the paper's Table 6, with dense layers.
+"""The share of a vision transformer's forward pass in its feed-forward linear layers: the paper's Table 6, with dense layers.
 
-The layers are timed alone, on inputs as large as theirs, in turn with the whole model.
+The layers are timed alone, on inputs of their size, taking turns with the whole model.
 """
 
 from collections.abc import Callable, Iterator

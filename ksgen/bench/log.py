@@ -1,7 +1,7 @@
-"""A file that measurements are appended to as they are made, one JSON object a line, so that a kill loses at most one.
+"""A file of measurements, one JSON object per line, appended as they are made, so that a kill loses at most one.
 
-Four kinds of lines: "run" (facts of a process), "ceilings" (what the device was seen to do), "contender" (one way to compute one
-job, with its error; it gets a number), "measurement" (what one measurement of that contender gave). Never knows what they mean.
+Four kinds of lines: "run" (facts of a process), "ceilings" (the device's measured limits), "contender" (one way to compute one
+job, with its error; it gets a number), "measurement" (the result of one measurement of that contender). Does not interpret them.
 """
 
 import errno

@@ -76,8 +76,10 @@ class Row:
 
 
 def measure(job: Job) -> Iterator[Row]:
-    """A row for every precision, step, module and backend. Dense and sparse take turns. Forward nothing is recorded, and sparse
-    layers are frozen: their weights are prepared once."""
+    """A row per precision, step, module and backend. Dense and sparse take turns.
+
+    Forward passes record nothing, and their sparse layers are frozen: weights are prepared once.
+    """
     watch, on_processors = Watch(), job.device.type == "cpu"
     if on_processors:
         keep_freed_memory()

@@ -1,6 +1,6 @@
-"""Runs jobs: every contender of a job checked, then measured in turn, each measurement written down as soon as it is made.
+"""Runs jobs: every contender of a job is checked, then measured in turn. Each measurement is written down at once.
 
-Goes on where a log ends. What cannot run becomes a line with its reason. Never says what the numbers mean.
+Continues where a log ends. What cannot run becomes a line with its reason. Does not interpret the numbers.
 """
 
 import re
@@ -205,8 +205,9 @@ class Runner:
         return timed, facts
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
-        """Why it is not run at all on a processor, where a run may take minutes: at a pace far better than it ever had it would take too
-        long, and much longer than another."""
+        """Why a contender is not run at all on a processor, where a run may take minutes: even at a pace far better than it ever had,
+        it would take too long, and much longer than another.
+        """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
         if contender.implementation == OURS or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
@@ -245,8 +246,9 @@ class Runner:
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
-        """Measured when first asked for, by the instructions of the family that serves it best; on a processor for every job anew, since
-        its speed changes with what else runs on the machine."""
+        """The device's limits, by the instructions of the best family. Measured when first asked for; on a processor again for every
+        job, since its speed changes with what else runs on the machine.
+        """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
             return Ceilings(known["bytes_per_s"], known["flops_per_s"])

@@ -1,8 +1,8 @@
-"""From one source text to its `Binary`: out of a cache, or compiled now and stored. Calls no GPU, chooses no constants.
+"""From one source text to its `Binary`: found in a cache, or compiled now and stored. Calls no GPU, chooses no constants.
 
-Caches are asked in this order: the folders and bundles that `KSGEN_CACHE_PATH` lists (as PATH does; those that do not
-exist are passed over), the user's folder, then the bundles that the caller adds. What is compiled goes to the first
-folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not exist
+are skipped), the user's folder, then bundles that the caller adds. A new binary goes to the first folder that takes
+it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
 import contextlib
@@ -73,8 +73,9 @@ def default_caches(*bundles: Layer) -> Layers:
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
-    """The binary of one source text. With no compiler given it is the machine's own CUDA compiler; where there is none
-    either, what any compiler made of the very same text is taken from the caches."""
+    """The binary of one source text, by the given compiler or the machine's own CUDA compiler. Without either, a cached binary of the
+    same text by any compiler.
+    """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
     if compiling_is_forbidden():
@@ -173,8 +174,9 @@ def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binar
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Holds a lock of this machine's processes and threads, which ends with its process. It only saves work: where it
-    cannot be had in time, or at all, the caller goes on without it."""
+    """Holds a lock among this machine's processes and threads, released when its process ends. It only saves work: if it cannot be
+    had in time, or at all, the caller goes on without it.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     held = None
     with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
 
-A zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
-by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash, and the index
-names every other hash, which is checked when a member is used. The same input gives the same bytes: there are no times
-in it. It answers like a cache, but with what any compiler made: whoever opens a bundle wants what it brings.
+It is a zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
+by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The index names every
+other hash, which is checked when a member is used. The same input gives the same bytes: it holds no times. It answers like
+a cache, but with any compiler's binaries: whoever opens a bundle wants its content.
 """
 
 import hashlib

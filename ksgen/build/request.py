@@ -1,5 +1,6 @@
-"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and the digests and records
-that name them. Runs nothing and touches no file.
+"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and their digests and records.
+
+Runs nothing and touches no file.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Pictures of a pattern's support: characters for a terminal, a PNG for a page.
 
-Both show every entry of K where there is room for all; else the first few blocks, tiles and entries, dots, and the last ones.
+Both show every entry of K if there is room; else the first few blocks, tiles and entries, dots, and the last ones.
 """
 
 import struct

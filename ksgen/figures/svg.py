@@ -105,8 +105,9 @@ def dark_style() -> str:
 
 
 def _inline(text: str, title: str) -> str:
-    """The SVG as a part of a page, named for those who hear it: without what a page says once, names that figures would share,
-    and digits that nobody sees."""
+    """The SVG as part of a page, with a label for screen readers. Leaves out what the page says once, names that figures would share,
+    and invisible digits.
+    """
     ElementTree.register_namespace("", _NAMESPACE)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(text)

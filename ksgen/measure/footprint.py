@@ -1,6 +1,6 @@
-"""How much of this machine's memory a check of one kernel holds at its peak, before any of it is taken. Never allocates.
+"""The memory of this machine that checking one kernel takes at its peak, computed beforehand. Never allocates.
 
-Counted as `verify.py` and `reference.py` hold it; the tests compare with what is traced.
+Counts what `verify.py` and `reference.py` hold; the tests compare it with traced memory.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Whether a time can be trusted: by the spread of its measurements, and by what other processes used of the machine meanwhile.
 
-Reads clocks and counts of the system; never measures a kernel. A figure in doubt stands where it is, marked, and nothing follows from it.
+Reads clocks and counts of the system; never measures a kernel. A figure in doubt stays, marked, and nothing is concluded from it.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The products that ksgen is measured beside, each with a weight format of its own: the paper's five, and an expert's.
+"""The ways to multiply that ksgen is compared with: the paper's five, and an expert's. Each has a weight format of its own.
 
-A backend prepares canonical weights (a, b, c, d), once where they are frozen, and multiplies by what it prepared. All are differentiable
+A backend prepares canonical weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are differentiable
 except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 

@@ -118,9 +118,9 @@ def _kernel(
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
-    """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
+    """Kernels if a search measured this one, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
 
-    On a processor the faster one, once both were timed.
+    On a processor, whichever was faster once both were timed.
     """
     if is_measured_here(kernel, device):
         found = [measured((kernel, size_of(batch), *ways)) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]

@@ -46,10 +46,10 @@ Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
 def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: int = 0, progress: bool = False, **options: Any) -> Report:
     """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
 
-    A rule maps names to chains: a name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
-    `blocks.*.up`; any other is one part of it, such as `up`. The first that fits counts. A spec, or the path of one, gives
-    its `layers`. New weights come from the old ones (`factorize`, with so many steps of `refine`), or are drawn afresh.
-    Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. Nothing is changed where anything is wrong.
+    A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
+    `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
+    its `layers`. New weights are made from the old ones (`factorize`, with `refine` steps), or drawn. Bias, dtype, device,
+    requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is changed.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")

@@ -39,10 +39,10 @@ class Factorization:
 def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
     """A matrix (out_features, in_features), such as the weight of an `nn.Linear`, as a product of Kronecker-sparse factors.
 
-    Two factors at most: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
+    One or two factors: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
     as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS alone, at least 100 steps,
-    with no guarantee. float64 is computed in float64, all else in float32, on the tensor's device; weights come in the type that
-    was computed in.
+    with no guarantee. Computes on the tensor's device, in float64 for float64 and in float32 otherwise; the weights have
+    that type.
     """
     chain = as_chain(chain)
     matrix = _checked(weight, chain, refine)

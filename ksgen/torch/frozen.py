@@ -1,6 +1,6 @@
 """Keeps what is made of frozen weights, until they thaw or are seen to have changed.
 
-Nothing is kept of other weights: PyTorch does not count every write, so that nothing tells for certain that they are the same.
+Keeps nothing for other weights: PyTorch does not count every write, so nothing can tell for certain that they are unchanged.
 """
 
 import warnings

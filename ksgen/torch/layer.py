@@ -166,7 +166,12 @@ class KSLinear(nn.Module):
 
 
 def freeze(model: nn.Module) -> list[str]:
-    """`freeze()` every `KSLinear` of a model. Returns their names."""
+    """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+
+    A write that can be seen thaws them, with a warning: a write that PyTorch counts, a move, a load, an optimizer's step.
+    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+    Copies of a frozen layer are not frozen.
+    """
     found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, KSLinear)]
     for name, layer in found:
         layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())

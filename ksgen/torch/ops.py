@@ -43,8 +43,8 @@ def multiply(
 ) -> Tensor:
     """activation(X K^T + bias) + residual, differentiable. `weights` is (a, b, c, d).
 
-    Where gradients are recorded, the activation is an operation of its own, whose input is kept for the backward pass as
-    `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
+    While gradients are recorded, the activation is a separate operation, whose input is kept for the backward pass as in
+    `torch.nn`. Otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
     """
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)

@@ -1,8 +1,8 @@
-"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views wherever memory allows it.
+"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
 
-One matrix of b x c for each of the a*d blocks: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first with
-d = 1, the blocks of X and Y are views that a batched product reads and writes as they lie. In batch-size-first with d > 1
-no element of a block has a neighbour: there X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
+There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first
+with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In batch-size-first with d > 1
+no element of a block has a neighbour, so X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
 and are not differentiable; `permuted_multiply` is.
 """
 

@@ -1,13 +1,13 @@
-"""The nearest product of Kronecker-sparse factors, by SVDs: the nearest of all for two factors, within a known bound for more.
+"""The nearest product of Kronecker-sparse factors, by SVDs: exact for two factors, within a known bound for more.
 
-In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on the rows and columns that those
-reach. What two inner features reach is the same, or it shares no entry, for all patterns that fit in size. So K falls
-apart into blocks of L's b x R's c, the rank of each being how many inner features reach it, and the nearest product is
-what each block's SVD leaves after that many terms. Where the pair is chainable, all ranks are the same.
+In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on certain rows and columns. For all
+patterns that fit in size, two inner features reach either the same entries or none in common. So K falls apart into blocks
+of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is its SVD
+after that many terms. If the pair is chainable, all ranks are the same.
 
-A longer chain is split into its last factor and the product of the others, again and again; where it is chainable, that
-product is Kronecker-sparse itself. Columns split off are orthonormal within a block, so the squared errors of the splits
-add up, and none is above that of the nearest product: the error is at most sqrt(splits) times the least one.
+A longer chain is split into its last factor and the product of the others, again and again. If it is chainable, that
+product is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits
+add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one.
 """
 
 from collections.abc import Callable, Iterator
@@ -119,8 +119,9 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
 
 
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The blocks, of all pairs of left's (i, j) and right's (i, j), that inner features reach; for each inner feature the
-    place of its block among those; for each such block its rank; for each inner feature which term of its block it is."""
+    """The blocks, pairs of left's (i, j) and right's (i, j), that inner features reach. Then, per inner feature, the place of its
+    block among them; per block, its rank; per inner feature, which term of its block it is.
+    """
     inner = torch.arange(left.in_features, device=device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d
     column_block = inner // (right.b * right.d) * right.d + inner % right.d

@@ -1,4 +1,4 @@
-"""The words of a search: a job, a candidate, what a device is, how to time, and what became of a candidate. Runs nothing.
+"""The words of a search: a job, a candidate, a device's facts, how to time, and a candidate's outcome. Runs nothing.
 
 All of them travel between processes.
 """

@@ -65,8 +65,9 @@ def make_pool(
 
 
 def served_families(job: Job, limits: Limits) -> list[str]:
-    """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them: on a processor the
-    one that is made for it, where there is one."""
+    """The families that can serve a kernel at its batch on a device, for arrays as the device allocates them. On a processor only
+    the one made for it, if there is one.
+    """
     found = [family.name for family in families_for(job.kernel, limits, job.batch)]
     return found[:1] if limits.is_cpu else found
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of what a search saw: for each job its winner, figures, and every candidate with its fate.
+"""One self-contained HTML page about a search: for each job its winner, figures, and every candidate with its outcome.
 
 Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
 """
@@ -34,9 +34,9 @@ class Drawn(NamedTuple):
 
 
 def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial] = ()) -> None:
-    """Write the page; it appears whole or not at all. `winners`: what a search decided; without, the shortest time wins.
+    """Write the page, whole or not at all. `winners` are those that a search chose; without them, the shortest time wins.
 
-    `KsgenError` without trials, and without matplotlib.
+    `KsgenError` without trials, or without matplotlib.
     """
     if not trials:
         raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")

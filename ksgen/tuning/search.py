@@ -1,6 +1,6 @@
-"""One job's search: what a strategy proposes is compiled, measured and kept; the best few are measured again, side by side.
+"""One job's search: a strategy's proposals are compiled, measured and kept; the best few are measured again, side by side.
 
-Says what it does through a callback. Never writes wisdom: what it returns is for its caller to save.
+Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
 
 import threading

@@ -72,9 +72,9 @@ class Section:
 
 
 def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
-    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver.
+    """By device, kernel and batch, in order of appearance; of each family, only its last template and driver.
 
-    `winners`: what a search decided, which looks closer at the fastest few. A job without one is won by its shortest time.
+    `winners` are those that a search chose after looking closer at the fastest few. In other jobs the shortest time wins.
     """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:

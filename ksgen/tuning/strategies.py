@@ -1,6 +1,6 @@
 """In which order candidates are tried, and when a search has seen enough. Only numbers go in and out: nothing runs here.
 
-A strategy is asked for candidates of a pool and told what became of them, in any order.
+A strategy is asked for candidates of a pool and told their outcomes, in any order.
 """
 
 import random
@@ -67,8 +67,9 @@ def shuffled(pool: Pool) -> Strategy:
 
 
 class Model:
-    """The cost model's order, corrected by what was measured: the candidate that may turn out the fastest is next, in turn
-    from all and from those that differ from the best one in one constant. Ends where no candidate promises a gain."""
+    """The cost model's order, corrected by measurements: next is the candidate that may turn out the fastest, in turn of all, and
+    of those that differ from the best one in one constant. Ends when no candidate promises a gain.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

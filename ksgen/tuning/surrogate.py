@@ -1,7 +1,7 @@
-"""What times to expect of candidates that were not measured, from those that were: a Gaussian process over the constants.
+"""Expected times of candidates that were not measured, from those that were: a Gaussian process over the constants.
 
-It starts from the cost model's predictions and learns by how much they are wrong, from the job's own measurements and,
-less surely, from those of other kernels on the same device. Knows numbers only: no kernels, no devices.
+It starts from the cost model's predictions and learns their errors, from the job's own measurements and, with less weight,
+from other kernels' on the same device. Knows only numbers: no kernels, no devices.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Every candidate that a search tried, stored at once in SQLite beside the cache. Measures and judges nothing.
 
-A search that was killed goes on from here, and reports are drawn from here. Two tuners may write to one store. Where the
-file cannot be used, the store lives in memory, with one warning.
+A killed search resumes from here, and reports are drawn from here. Two tuners may write to one store. If the file cannot be
+used, the store lives in memory, with one warning.
 """
 
 import json
@@ -80,9 +80,9 @@ class TrialStore:
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Those of a kernel, batch and device, where named, in the order in which they were first looked at; all, or the newest.
+        """Trials of a kernel, batch and device, if given, in the order in which they were first tried; all, or the newest.
 
-        What another version of ksgen wrote, with constants that this one does not know, is passed over.
+        Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """
         wanted = {"kernel": kernel and _kernel_text(kernel), "batch": batch, "device": device}
         given = {name: value for name, value in wanted.items() if value is not None}

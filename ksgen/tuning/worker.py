@@ -1,7 +1,7 @@
 """Runs in a child process: compiles, checks and times candidates. Chooses nothing and keeps no trials.
 
-A candidate may hang or crash: it takes only this process with it. Each step has a time limit, kept by an alarm whose
-default action ends the process, so that it holds inside a driver's call, and where the parent is gone.
+A candidate that hangs or crashes takes only this process with it. Each step has a time limit, kept by an alarm whose
+default action ends the process. So it holds even inside a driver's call, and after the parent is gone.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Wisdom between files and machines: which devices are known, what two files make together, and how they differ.
+"""Wisdom between files and machines: which devices are known, how two files merge, and how they differ.
 
-Compares measured times of one job; never measures, and writes nothing.
+Compares measured times of one job. Measures nothing, and writes nothing.
 """
 
 from collections.abc import Iterable, Mapping

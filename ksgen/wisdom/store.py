@@ -1,9 +1,9 @@
 """What searches found: the best family and constants of a kernel on a device. Read here, written by the tuner.
 
-One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file wins over the
-one that ksgen ships; an entry of another version of its template is stale, a first guess, and wins over no fresh one. An
-entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom, or were
-asked for it, refuse. Never renders and never measures.
+One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes precedence
+over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins over a fresh
+one. An entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom,
+or were asked for it, refuse. Renders and measures nothing.
 """
 
 import fcntl
@@ -105,10 +105,10 @@ class Wisdom:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
-        """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at
-        a multiple of 16 bytes or do not; None where the kernel was never measured.
+        """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
+        kernel was never measured.
 
-        A kernel for one batch takes what was found for any batch, where nothing was found for itself.
+        A kernel for one batch uses what was found for any batch, if nothing was found for itself.
         """
         found = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None)) or {}
         known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
@@ -134,7 +134,7 @@ def file_name(device_name: str) -> str:
 def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
     """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
-    What cannot be read is passed over, with one warning for each text; `strict` raises `KsgenError` on the first instead.
+    What cannot be read is skipped, with one warning per text; `strict` raises `KsgenError` on the first instead.
     """
     shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
     sources: list[Path | str] = [shipped, *more, own]
@@ -177,7 +177,7 @@ def dump_export(devices: Mapping[str, Wisdom]) -> str:
 def save(device_name: str, entries: Iterable[Entry]) -> Path:
     """Put entries into the user's own file, and return its path. Others stay, except those of the same kernel and batch.
 
-    Processes that save at once take turns. `KsgenError` where the file is damaged: nothing in it is thrown away.
+    Processes that save at once take turns. `KsgenError` if the file is damaged: nothing in it is thrown away.
     """
     path = wisdom_dir() / file_name(device_name)
     try:
