@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ksgen.spec import PRECISIONS
+
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
 EXPERTS = ("strided", "three_passes", "densified", "compiled")
@@ -23,11 +25,18 @@ class Comparison:
     allows_tf32: bool = False
 
 
+def as_precise_as(name: str) -> tuple[str, ...]:
+    """Those that take the same arrays, and all of their range, with errors as small or twice that."""
+    own = PRECISIONS[name]
+    same = [each for each in PRECISIONS.values() if (each.dtype, each.unit_roundoff) == (own.dtype, own.unit_roundoff)]
+    return tuple(each.name for each in same if not each.range_note)
+
+
 COMPARISONS = {
     each.name: each
     for each in (
         Comparison(
-            "float32", "errors as small as float32's, or twice that: TF32 is off for the baselines", ("float32", "tf32x3"), "float32"
+            "float32", "errors as small as float32's, or twice that: TF32 is off for the baselines", as_precise_as("float32"), "float32"
         ),
         Comparison("tf32", "float32 arrays with TF32 allowed on both sides", ("tf32",), "tf32", allows_tf32=True),
         Comparison("float16", "float16, summed in float32", ("float16",), "float16"),

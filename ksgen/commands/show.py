@@ -114,8 +114,9 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
 def _device_limits() -> dict[str, Any]:
     from ksgen.emit.render import PORTABLE
     from ksgen.families import cuda_limits
+    from ksgen.families.gpus import TYPICAL
 
-    return {target: cuda_limits(target) for target in ("sm_75", "sm_80", "sm_86", "sm_90a")} | {"opencl": PORTABLE["opencl"]}
+    return {target: cuda_limits(target) for target in TYPICAL} | {"opencl": PORTABLE["opencl"]}
 
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:

@@ -147,8 +147,10 @@ def check_index(runtime: str, index: int, names: Sequence[str]) -> None:
 
 
 def cuda_target(major: int, minor: int) -> str:
-    """The target of a compute capability. Hopper's own instructions need the `a`."""
-    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    """The target of a compute capability, with all of the GPU's instructions."""
+    from ksgen.families.gpus import target_of
+
+    return target_of(major, minor)
 
 
 def cuda_driver_version(cuda_version: int) -> str:

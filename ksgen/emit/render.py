@@ -18,19 +18,21 @@ from ksgen import __version__
 from ksgen.emit.folder import write_folder
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec, Spec
+from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
+from ksgen.spec.precision import OPERANDS
 from ksgen.values import excerpt
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
 PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
-    "cuda": cuda_limits("sm_86"),
-    "opencl": replace(cuda_limits("sm_86"), async_copies=False, tensor_cores=False),
+    "cuda": cuda_limits(LEAST),
+    "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
-NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
+NEWEST = cuda_limits(FULLEST)  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
@@ -119,10 +121,10 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
     or by warpgroups."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
-    words = {"operand": operand, "instruction": "mma_tf32" if operand == "tf32" else "mma_16", "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
+    words = {"operand": operand, "instruction": OPERANDS[operand].instruction if operand else "", "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
     text = _environment().get_template("probe.cu.j2").render(
         entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
-        arithmetic="float64" if precision == "float64" else "float32", multiplier=f"include/{multiplier}.j2",
+        arithmetic=PRECISIONS[precision].sums, multiplier=f"include/{multiplier}.j2",
         product=wgmma.along_inputs if wgmma else "", **words,
     )  # fmt: skip
     return Probe(text, entry)
@@ -130,10 +132,10 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
 
 def render_processor_probe(precision: str, vector_bytes: int) -> Probe:
     """The same for a processor with so wide vector registers: 32 of them where they are 64 bytes wide, else 16."""
-    entry, is_wide = f"ks_probe_{precision}", precision == "float64"
+    entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].real_bytes == 8
     lanes, sums = vector_bytes // (8 if is_wide else 4), 24 if vector_bytes >= 64 else 12
     text = _environment().get_template("probe_processor.cl.j2").render(
-        entry=entry, precision=precision, version=__version__, arithmetic="float64" if is_wide else "float32",
+        entry=entry, precision=precision, version=__version__, arithmetic=PRECISIONS[precision].sums,
         word="double" if is_wide else "float", lanes=lanes, sums=sums,
     )  # fmt: skip
     return Probe(text, entry, lanes * sums)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, Rule, TensorMap, Work, check, cuda_limits
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
+from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector, VectorChain
 from ksgen.families.vector_gradient import VectorGradient
@@ -59,8 +60,8 @@ def family_of(constants: Any) -> Family[Any]:
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
     """What a kernel's tensor cores multiply, in their own words; None where it is made of plain multiply-adds."""
-    operand: str | None = family_of(constants).words(kernel, constants).get("operand")
-    return operand
+    operand = kernel.arithmetic.operand
+    return operand.name if operand and family_of(constants).on_tensor_cores else None
 
 
 __all__ = [

@@ -3,11 +3,13 @@
 A family decides; it never compiles, runs or renders.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ksgen.errors import ConstantsError
+from ksgen.families.gpus import REGISTERS, gpu_of
+from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
@@ -19,13 +21,13 @@ class Limits:
 
     shared_bytes: int
     threads: int = 1024
-    registers: int = 65536  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
+    registers: int = REGISTERS  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
     is_cpu: bool = False
     vector_bytes: int = 16  # a processor's vector registers
     multiprocessors: int = 1  # a processor's cores
-    async_copies: bool = True  # cp.async: sm_80 and later
-    tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums: sm_80 and later
-    warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: sm_90a alone
+    async_copies: bool = True  # cp.async
+    tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums
+    warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over
 
     def shared_bytes_for(self, blocks: int) -> int:
         """What each of so many blocks may use that share a multiprocessor."""
@@ -36,34 +38,12 @@ MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
 RESERVED_SHARED_BYTES = 1024  # that each resident block takes beside its own
 
 
-CUDA_SHARED_BYTES = {  # dynamic shared memory that one block may ask for
-    "sm_75": 64 * 1024,
-    "sm_80": 163 * 1024,
-    "sm_86": 99 * 1024,
-    "sm_87": 163 * 1024,
-    "sm_89": 99 * 1024,
-    "sm_90": 227 * 1024,
-    "sm_90a": 227 * 1024,
-    "sm_100": 227 * 1024,
-    "sm_100a": 227 * 1024,
-    "sm_103": 227 * 1024,
-    "sm_120": 99 * 1024,
-}
-
-
 def cuda_limits(target: str) -> Limits:
-    """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has."""
-    since_sm_80 = target != "sm_75"
-    shared_bytes = CUDA_SHARED_BYTES.get(target, 99 * 1024)
-    return Limits(shared_bytes, async_copies=since_sm_80, tensor_cores=since_sm_80, warpgroups=target == "sm_90a")
-
-
-@dataclass(frozen=True)
-class Rule(Generic[ConstantsT]):
-    """A sentence that must hold of a kernel's constants, and the test of it."""
-
-    says: str
-    holds: Callable[[KernelSpec, ConstantsT], bool]
+    """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has, or every one before."""
+    gpu = gpu_of(target)
+    return Limits(
+        gpu.shared_bytes, async_copies=gpu.async_copies, tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,6 +119,7 @@ class Family(Protocol[ConstantsT]):
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
     packs: bool  # whether its text has a second entry
+    on_tensor_cores: bool  # whether they multiply, and not plain instructions
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
@@ -186,9 +167,9 @@ class Family(Protocol[ConstantsT]):
 
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
     """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
-    for rule in family.rules():
-        if not rule.holds(kernel, constants):
-            raise ConstantsError(f"{kernel.name}: {rule.says}; got {constants}")
+    rules = family.rules()
+    if broken := first_broken(rules, kernel, constants):
+        raise BrokenRuleError(rules, broken, kernel, constants)
     if limits is None:
         return
     if (need := family.shared_bytes(kernel, constants)) > limits.shared_bytes:

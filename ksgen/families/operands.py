@@ -6,12 +6,13 @@ tile; the four lanes of a batch entry take four groups, one after the other, and
 
 from math import lcm
 
-from ksgen.families.tiles import WARP, Tiled
+from ksgen.errors import ConstantsError
+from ksgen.families.tiles import WARP, Tiled, divide_up
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import Operand, on_tensor_cores
 
 CHUNK = 16  # bytes of one access of shared memory
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
-LEAST_IN = {"tf32x3": 17, "fp16x3": 4}  # inputs below which even one instruction's cut-off sum is further off than twice a plain one
 FREE_OF_CONFLICTS = WARP // BANKS  # turns of a warp's 16-byte reads
 
 
@@ -26,7 +27,16 @@ def wavefronts(addresses: list[int]) -> int:
 
 def is_precise(kernel: KernelSpec) -> bool:
     """Whether operands in parts give it float32's precision; plain float32 is as fast where they do not: memory bounds both."""
-    return kernel.pattern.c >= LEAST_IN.get(kernel.precision, 1)
+    return kernel.pattern.c >= kernel.arithmetic.least_in
+
+
+def tensor_operand(kernel: KernelSpec) -> Operand:
+    """What tensor cores multiply of a kernel."""
+    if kernel.arithmetic.operand is None:
+        raise ConstantsError(
+            f"{kernel.name}: tensor cores have no products in {kernel.precision}; accepted: {', '.join(on_tensor_cores())}"
+        )
+    return kernel.arithmetic.operand
 
 
 class TensorTile(Tiled):
@@ -46,22 +56,30 @@ class TensorTile(Tiled):
     @property
     def operand(self) -> str:
         """What the matrix instruction multiplies, in its own words."""
-        return {"float16": "f16", "bfloat16": "bf16", "fp16x3": "f16"}.get(self.kernel.precision, "tf32")
+        return tensor_operand(self.kernel).name
 
     @property
     def components(self) -> int:
-        """Parts that an operand is split into: an upper and a lower one, where three products stand for one."""
-        return 2 if self.kernel.precision in ("tf32x3", "fp16x3") else 1
+        """Parts that an operand is split into."""
+        return self.kernel.arithmetic.parts
 
     @property
     def k_step(self) -> int:
         """Inputs of one instruction."""
-        return 8 if self.operand == "tf32" else 16
+        return tensor_operand(self.kernel).k_step
 
     @property
     def lane_inputs(self) -> int:
         """Inputs of one instruction that a lane holds of each of its columns."""
         return self.k_step // 4
+
+    @property
+    def word_bytes(self) -> int:
+        """That a thread of the packing kernel writes."""
+        return 4
+
+    def grid(self, batch: int) -> int:
+        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     # ---- how a lane reads X
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-K_BYTES = 32  # of one row of A or column of B that one instruction takes
+from ksgen.spec.precision import OPERANDS
 
 
 def copies(*sizes: int) -> list[tuple[int, str]]:
@@ -37,7 +37,7 @@ class Box:
 class Wgmma:
     """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""
 
-    operand: str  # "f16", "bf16" or "tf32"
+    operand: str  # in PTX's words: one of OPERANDS
     columns: int  # a multiple of 8, up to 256
     a_in_registers: bool
 
@@ -47,7 +47,7 @@ class Wgmma:
 
     @property
     def k(self) -> int:
-        return K_BYTES // (4 if self.operand == "tf32" else 2)
+        return OPERANDS[self.operand].k_step
 
     @property
     def sums(self) -> int:
@@ -66,7 +66,7 @@ class Wgmma:
     @property
     def transposed(self) -> tuple[str, ...]:
         """Operands that may lie along their rows or columns in shared memory: 16-bit ones."""
-        if self.operand == "tf32":
+        if OPERANDS[self.operand].item_bytes == 4:
             return ()
         return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")
 

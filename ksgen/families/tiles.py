@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, TensorMap
+from ksgen.families.base import Constexpr
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 
@@ -85,19 +85,6 @@ class CopyPlan:
         return divide_up(self.lines, self.line_step)
 
 
-class Addressed:
-    """Families that compute each address themselves, so that they take any batch and any alignment."""
-
-    measured = True
-    packs = True
-
-    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-        return True
-
-    def maps(self, kernel: KernelSpec, constants: Any, batch: int) -> tuple[TensorMap, ...]:
-        return ()
-
-
 class Tiled:
     """How many tiles a kernel has under its constants."""
 
@@ -115,6 +102,11 @@ class Tiled:
     @property
     def tiles_d(self) -> int:
         return divide_up(self.kernel.pattern.d, self.constants.tile_d)
+
+    @property
+    def tiles_of_batch(self) -> int:
+        """Those that share a tile of the batch."""
+        return self.kernel.pattern.a * self.tiles_d * self.tiles_out
 
 
 def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:

@@ -11,19 +11,20 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ksgen.families import cuda_limits
-from ksgen.families.ptx import K_BYTES, Wgmma
-from ksgen.spec import KernelSpec
+from ksgen.families.ptx import Wgmma
+from ksgen.families.tiles import WARP
+from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.precision import K_BYTES, OPERANDS
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device, KernelHandle
     from ksgen.emit.render import Probe
 
 THREADS = 256
-MULTIPLY_ADDS_A_ROUND = {"multiply_add": 128, "f16": 1024, "bf16": 1024, "tf32": 512}  # of a thread
+PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16  # of a thread's multiply-adds, and of a warp's products of 16 x 8 sums, in a round of a probe
 WARPGROUP_COLUMNS = 128  # of the product that a warpgroup makes
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups, and rounds of each: milliseconds
-PRODUCTS = {"tf32x3": 3, "fp16x3": 3}  # of tensor cores, that stand for one
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,12 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
     groups = COPIED_BYTES // 16
     copy_s = device.time(lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), None, runs=7, warmup=2)
     blocks, rounds = device.limits.multiprocessors * 64, 2048
-    a_round = MULTIPLY_ADDS_A_ROUND[operand or "multiply_add"] if wgmma is None else wgmma.multiply_adds * PROBE_AT_ONCE
+    a_round = PLAIN_A_ROUND
+    if operand:
+        a_round = wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
     multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
-    products = PRODUCTS.get(precision, 1) if operand else 1
+    products = PRECISIONS[precision].products if operand else 1
     flops = 2.0 * blocks * THREADS * rounds * a_round / products
     return Ceilings(2 * COPIED_BYTES / median(copy_s), flops / median(multiply_s), products)
 

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "tf32x3": 2.0**-24,
-    "fp16x3": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs take in turn
 MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
@@ -135,9 +126,8 @@ class Measured:
 
 def tolerance(precision: str, terms: int) -> float:
     """What rounding can do: one rounding of 16-bit outputs or tf32 operands, the accumulated roundings of the terms otherwise."""
-    if precision in ("float16", "bfloat16", "tf32"):
-        return UNIT_ROUNDOFF[precision]
-    return UNIT_ROUNDOFF[precision] * max(4.0, 2 * sqrt(terms))
+    known = PRECISIONS[precision]
+    return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(terms))
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
@@ -278,7 +268,7 @@ def numpy_way(problem: Problem) -> tuple[float, "Array"]:
     float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
-    small = PRECISIONS[problem.kernel.precision].item_bytes == 2
+    small = problem.kernel.item_bytes == 2
 
     def columns_of(array: "Array", rows: int) -> "Array":
         """(a * d, rows, batch)"""

@@ -8,31 +8,9 @@ from difflib import get_close_matches
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
+from ksgen.spec.precision import PRECISIONS, Precision, gradient_of, named_otherwise
 from ksgen.values import excerpt, whole_number
 
-
-@dataclass(frozen=True)
-class Precision:
-    """How X, Y and the weights are stored, and multiplied."""
-
-    name: str
-    dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
-    item_bytes: int
-
-
-PRECISIONS = {
-    "float32": Precision("float32", "float32", 4),
-    "float64": Precision("float64", "float64", 8),
-    "float16": Precision("float16", "float16", 2),
-    "bfloat16": Precision("bfloat16", "bfloat16", 2),
-    "tf32": Precision("tf32", "float32", 4),  # ten bits of mantissa in each product
-    "tf32x3": Precision("tf32x3", "float32", 4),  # three such products: at most twice the error of a float32 sum
-    "fp16x3": Precision("fp16x3", "float32", 4),  # the same from three float16 ones, in float16's range
-}
-ALIASES = {  # what other libraries call them
-    "fp32": "float32", "float": "float32", "single": "float32", "fp64": "float64", "double": "float64",
-    "fp16": "float16", "half": "float16", "bf16": "bfloat16",
-}  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
@@ -43,7 +21,7 @@ MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits
 def hint(value: object, accepted: Collection[str]) -> str:
     """The end of a message about a word that is none of the accepted ones."""
     word = value if isinstance(value, str) else excerpt(value)
-    known = ALIASES.get(word.lower())
+    known = named_otherwise(word.lower())
     close = [known] if known in accepted else get_close_matches(word[:100], accepted, n=1)
     return f"{f'did you mean {close[0]}? ' if close else ''}accepted: {', '.join(accepted)}"
 
@@ -137,6 +115,16 @@ class KernelSpec:
     @property
     def dtype(self) -> str:
         return PRECISIONS[self.precision].dtype
+
+    @property
+    def real_bytes(self) -> int:
+        """Of a sum."""
+        return PRECISIONS[self.precision].real_bytes
+
+    @property
+    def arithmetic(self) -> Precision:
+        """The precision of its products: a gradient may need another than the product it belongs to."""
+        return PRECISIONS[gradient_of(self.precision) if self.job == "gradient" else self.precision]
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, hint
+from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec, hint
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
+from ksgen.spec.precision import PRECISIONS
 
 MOST_KERNELS = 100_000
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from ksgen.errors import LaunchError, SpecError
 from ksgen.spec import PRECISIONS
 from ksgen.spec.kernel import check_word, hint, is_word
+from ksgen.spec.precision import stored_types
 from ksgen.values import excerpt
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = stored_types()
 
 
 def dtype_name(dtype: Any) -> str:

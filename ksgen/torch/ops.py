@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 
 from ksgen.spec import LAYOUTS
+from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, launcher, serve, size_of
@@ -27,7 +28,6 @@ from ksgen.torch.operands import as_trained, operand
 
 Product = Callable[..., Tensor]
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
-GRADIENT_PRECISIONS = {"fp16x3": "tf32x3"}  # gradients are smaller than what float16 resolves
 
 
 def multiply(
@@ -169,7 +169,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, weights, bias = ctx.saved_tensors
     needs_x, needs_weights, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     layout, transposed, backend = ctx.layout, ctx.transposed, ctx.backend
-    precision = GRADIENT_PRECISIONS.get(ctx.precision, ctx.precision)
+    precision = ctx.precision and gradient_of(ctx.precision)
     inner = gradient
     if ctx.activation != "none":
         before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)

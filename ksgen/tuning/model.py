@@ -11,6 +11,8 @@ from typing import Any
 
 from ksgen.build.request import Resources
 from ksgen.families import Family, Limits
+from ksgen.families.gpus import gpu_of
+from ksgen.families.tiles import WARP
 from ksgen.launch.plan import MOST_BLOCKS as MOST_GRID
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
@@ -25,11 +27,7 @@ LAUNCH_US = 1.2
 FLOPS_A_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
 EXPOSED = 0.3  # of the shorter of memory's and the cores' time, which the longer one does not hide
 CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
-
-WARP = 32
 PARTITIONS = 4  # of a multiprocessor, each with its own registers
-MOST_THREADS = {"sm_75": 1024, "sm_86": 1536, "sm_87": 1536, "sm_89": 1536, "sm_120": 1536}  # of a multiprocessor; 2048 elsewhere
-MOST_BLOCKS = {"sm_75": 16, "sm_86": 16, "sm_87": 16, "sm_89": 24, "sm_120": 24}  # 32 elsewhere
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,8 @@ class Machine:
 def resident_blocks(target: str, limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
     """Blocks that share one multiprocessor; 0: not even one fits."""
     warps = -(-threads // WARP)
-    blocks = min(MOST_BLOCKS.get(target, 32), MOST_THREADS.get(target, 2048) // threads)
+    gpu = gpu_of(target)
+    blocks = min(gpu.blocks, gpu.threads // threads)
     if registers:
         of_a_warp = -(-registers * WARP // 256) * 256  # allocated in units
         blocks = min(blocks, limits.registers // PARTITIONS // of_a_warp * PARTITIONS // warps)
@@ -63,7 +62,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     flops = 2 * work.multiply_adds
     if work.cycles:
-        lanes = machine.limits.vector_bytes // max(4, kernel.item_bytes)
+        lanes = machine.limits.vector_bytes // kernel.real_bytes
         busy_s = work.cycles * lanes * FLOPS_A_CYCLE / ceilings.flops_per_s * _unevenness(work.blocks / machine.multiprocessors)
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6

@@ -115,7 +115,7 @@ def test_the_entry_carries_a_hash_where_the_constants_are_not_the_default() -> N
 
 
 def test_bad_constants_and_dialects_are_refused() -> None:
-    with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d is at most d"):
+    with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d=8 must be at most d=4; try 4"):
         render(KERNEL, replace(CONSTANTS, tile_d=8))
     with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):
         render(KERNEL, dialect="metal")

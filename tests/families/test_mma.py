@@ -32,17 +32,20 @@ def kernel(precision: str = "float16", layout: str = "bsf", pattern: Pattern = P
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tile_d": 2}, "tile_d is d, or less and a multiple of 16 bytes"),
-        ({"tile_out": 40}, "16 warps_out divides tile_out"),
-        ({"tile_batch": 24}, "8 warps_batch divides tile_batch"),
-        ({"tile_in": 8}, "the lanes' order starts again with each stage"),
-        ({"stages": 1}, "stages is at least 2"),
-        ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads"),
-        ({"min_blocks": 4}, "the registers of min_blocks blocks fit"),
-        ({"promote": 48, "tile_batch": 32}, "promote is 0, or a multiple of tile_in"),
-        ({"warps_batch": 0}, "every constant but promote is at least 1"),
-        ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums"),
-        ({"tile_batch": 512, "tile_out": 64, "warps_batch": 32, "warps_out": 2}, "a block has at most 1024 threads"),
+        ({"tile_d": 2}, "tile_d=2 must be d=4, or less and a multiple of 16 bytes; try 4$"),
+        ({"tile_out": 40}, r"tile_out=40 must be a multiple of 16 \* warps_out = 32; try 32 or 64$"),
+        ({"tile_batch": 24}, r"tile_batch=24 must be a multiple of 8 \* warps_batch .* = 16; try 16 or 32$"),
+        ({"tile_in": 8}, "tile_in=8 must be a multiple of the inputs after which the lanes' order starts again = 16; try 16$"),
+        ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
+        ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664; got min_blocks=13; try min_blocks=2$"),
+        ({"min_blocks": 4}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=4; try min_blocks=2$"),
+        ({"promote": 48, "tile_batch": 32}, "promote=48 must be 0, or a multiple of tile_in=32; try 32 or 64$"),
+        ({"warps_batch": 0}, "every constant but promote is at least 1; got warps_batch=0; try warps_batch=2$"),
+        ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums: 2048; got tile_batch=256; try tile_batch=16$"),
+        (
+            {"tile_batch": 512, "tile_out": 64, "warps_batch": 32, "warps_out": 2},
+            "a block has at most 1024 threads: 2048; got warps_batch=32; try warps_batch=16$",
+        ),
     ],
 )
 def test_each_rule_has_two_sides(changes: dict[str, int], says: str) -> None:
@@ -52,12 +55,14 @@ def test_each_rule_has_two_sides(changes: dict[str, int], says: str) -> None:
 
 
 def test_rules_of_a_layout_and_a_precision() -> None:
-    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+    with pytest.raises(ConstantsError, match="tile_d=4 must be 1 in bsl; try 1"):
         check(MMA, kernel(layout="bsl"), GOOD)
-    with pytest.raises(ConstantsError, match="in bsl 8 chunks"):
+    with pytest.raises(ConstantsError, match=r"in bsl of as many 16-byte chunks\) = 128; try 128"):
         check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1))
     check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128))
-    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
+    with pytest.raises(
+        ConstantsError, match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3"
+    ):
         check(MMA, kernel("float32"), GOOD)
     with pytest.raises(ConstantsError, match=r"needs .* bytes of shared memory"):
         check(MMA, kernel(), replace(GOOD, stages=9), GPU)

@@ -116,16 +116,16 @@ def test_shared_memory_of_the_copy_is_free_of_bank_conflicts() -> None:
 
 
 BROKEN = [
-    ({"copy": "bulk"}, "copy is async or registers"),
-    ({"tile_in": 0}, "every constant is at least 1"),
-    ({"thread_batch": 6}, "thread_batch is a multiple of a 16-byte group"),
-    ({"thread_out": 20, "tile_out": 80}, "at most 16"),
-    ({"tile_batch": 96}, "8 thread_batch divides tile_batch"),
-    ({"tile_out": 40}, "4 thread_out divides tile_out"),
-    ({"tile_batch": 1024, "tile_out": 128}, "at most 1024 threads"),
-    ({"tile_d": 6}, "tile_d is at most d"),
-    ({"stages": 1}, "stages is at least 2"),
-    ({"copy": "registers"}, "copy=registers has 2 stages"),
+    ({"copy": "bulk"}, "copy=bulk must be async or registers$"),
+    ({"tile_in": 0}, "every constant is at least 1; got tile_in=0; try tile_in=1$"),
+    ({"thread_batch": 6}, "thread_batch=6 must be a multiple of a 16-byte group = 4; try 4 or 8$"),
+    ({"thread_out": 20, "tile_out": 80}, "thread_out=20 must be at most 16; try 10$"),
+    ({"tile_batch": 96}, r"tile_batch=96 must be a multiple of 8 \* thread_batch = 64; try 64 or 128$"),
+    ({"tile_out": 40}, r"tile_out=40 must be a multiple of 4 \* thread_out = 32; try 32 or 64$"),
+    ({"tile_batch": 1024, "tile_out": 128}, "a block has at most 1024 threads: 2048; got tile_batch=1024; try tile_batch=512$"),
+    ({"tile_d": 6}, "tile_d=6 must be at most d=5; try 5$"),
+    ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
+    ({"copy": "registers"}, "stages=3 must be 2 with copy=registers; try 2$"),
 ]
 
 
@@ -137,9 +137,9 @@ def test_each_rule_refuses_its_case(changes: dict[str, object], says: str) -> No
 
 
 def test_rules_on_layout_and_precision() -> None:
-    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+    with pytest.raises(ConstantsError, match="tile_d=2 must be 1 in bsl; try 1"):
         check(SIMT, kernel(layout="bsl"), replace(GOOD, tile_d=2))
-    with pytest.raises(ConstantsError, match="needs a 32 or 64-bit precision"):
+    with pytest.raises(ConstantsError, match="copy=async must be registers in a 16-bit precision"):
         check(SIMT, kernel(precision="float16"), GOOD)
 
 

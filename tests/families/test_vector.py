@@ -365,7 +365,7 @@ def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(anew: pytest.MonkeyP
     found, truth = call()
     np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
     assert "wisdom that cannot be read is passed over: " in caplog.text
-    assert "entry 1: ks_2x9x5x2_float32_bsf: block is made of whole units" in caplog.text
+    assert "entry 1: ks_2x9x5x2_float32_bsf: block=25 must be a multiple of" in caplog.text
     assert "delete that line and tune again" in caplog.text
 
 
@@ -398,15 +398,15 @@ def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
 
 GOOD = VectorConstants("outputs", 8, 3, 2, 24, 2, 0, 0)
 BAD = {
-    "along is outputs or batch": replace(GOOD, along="inputs"),
-    "lanes is 2, 4, 8 or 16": replace(GOOD, lanes=6),
-    "every constant but panel and past is at least 1": replace(GOOD, parts=0),
-    "panel is 0 or 1": replace(GOOD, panel=2),
-    "past is 0 or 1": replace(GOOD, past=-1),
-    "a tile has at most 64 vectors": replace(GOOD, height=12, width=6),
-    "block is made of whole units: tile rows, or vectors along the batch": replace(GOOD, block=25),
-    "panel=1 where inputs are not reals in rows, and along the batch": replace(GOOD, along="batch", parts=1),
-    "parts is at most the columns there are": replace(GOOD, parts=7),
+    "along=inputs must be outputs or batch": replace(GOOD, along="inputs"),
+    "lanes=6 must be 2, 4, 8 or 16; try 4 or 8": replace(GOOD, lanes=6),
+    "every constant but panel and past is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "panel=2 must be 0 or 1; try 1": replace(GOOD, panel=2),
+    "past=-1 must be 0 or 1; try 0": replace(GOOD, past=-1),
+    "a tile has at most 64 vectors: 72; got height=12; try height=8": replace(GOOD, height=12, width=6),
+    "block=25 must be a multiple of a tile's rows, or of the lanes along the batch = 3; try 24 or 27": replace(GOOD, block=25),
+    "panel=0 must be 1 along the batch, and where inputs are not reals in rows; try 1": replace(GOOD, along="batch", parts=1),
+    "parts=7 must be at most the columns that work groups take apart = 6; try 6": replace(GOOD, parts=7),
 }
 
 
@@ -420,13 +420,13 @@ def test_rules(says: str) -> None:
 
 
 def test_rules_of_the_job_of_d_and_of_panels() -> None:
-    with pytest.raises(ConstantsError, match="the job is multiply"):
+    with pytest.raises(ConstantsError, match="job=gradient must be multiply"):
         check(FAMILY, replace(kernel_of((2, 20, 7, 2)), job="gradient"), GOOD)
     with pytest.raises(ConstantsError, match="along=outputs needs a d that divides the lanes, or more j than lanes"):
         check(FAMILY, kernel_of((2, 20, 7, 3)), replace(GOOD, panel=1))
     for kernel in (kernel_of((2, 20, 7, 9)), kernel_of((2, 20, 7, 2), "float16"), kernel_of((2, 20, 7, 2), layout="bsl")):
         check(FAMILY, kernel, replace(GOOD, panel=1))
-        with pytest.raises(ConstantsError, match="panel=1 where inputs are not reals in rows"):
+        with pytest.raises(ConstantsError, match=r"panel=0 must be 1 .* where inputs are not reals in rows; try 1"):
             check(FAMILY, kernel, GOOD)
 
 

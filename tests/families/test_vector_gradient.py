@@ -243,14 +243,14 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 
 GOOD = VectorGradientConstants("outputs", 8, 3, 2, 32, 3, 2)
 BAD = {
-    "along is outputs or batch": replace(GOOD, along="inputs"),
-    "lanes is 2, 4, 8 or 16": replace(GOOD, lanes=6),
-    "every constant is at least 1": replace(GOOD, parts=0),
-    "a tile has at most 64 vectors": replace(GOOD, height=7, width=10),
-    "height is at most c": replace(GOOD, height=8),
-    "width is at most b along the batch": replace(GOOD, along="batch", height=1, width=21),
-    "lanes divides block along the batch": replace(GOOD, along="batch", block=36),
-    "pieces is at most the columns, or planes, that work groups take apart": replace(GOOD, pieces=7),
+    "along=inputs must be outputs or batch": replace(GOOD, along="inputs"),
+    "lanes=6 must be 2, 4, 8 or 16; try 4 or 8": replace(GOOD, lanes=6),
+    "every constant is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "a tile has at most 64 vectors: 70; got height=7; try height=6": replace(GOOD, height=7, width=10),
+    "height=8 must be at most c=7; try 7": replace(GOOD, height=8),
+    "width=21 must be at most b=20 along the batch; try 20": replace(GOOD, along="batch", height=1, width=21),
+    "block=36 must be a multiple of lanes=8 along the batch; try 32 or 40": replace(GOOD, along="batch", block=36),
+    "pieces=7 must be at most the columns that work groups take apart = 6; try 6": replace(GOOD, pieces=7),
 }
 
 
@@ -264,7 +264,7 @@ def test_rules(says: str) -> None:
 
 
 def test_rules_of_the_job_and_of_d() -> None:
-    with pytest.raises(ConstantsError, match="the job is a gradient"):
+    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
         check(FAMILY, replace(kernel_of((2, 20, 7, 2)), job="multiply"), GOOD)
     with pytest.raises(ConstantsError, match="along=outputs needs a d that divides the lanes, or more j than lanes"):
         check(FAMILY, kernel_of((2, 20, 7, 3)), GOOD)

@@ -36,23 +36,26 @@ def kernel(precision: str = "float16", layout: str = "bsf", pattern: tuple[int, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tile_d": 2}, "in bsf d, or less and a run of 16, 32, 64 or 128 bytes"),
-        ({"tile_batch": 192}, "64 groups_batch divides tile_batch"),
-        ({"tile_batch": 320, "groups_batch": 1, "tile_out": 8}, "at most 256 in bsf"),
-        ({"tile_out": 44}, "tile_out is a multiple of 8, up to 256"),
-        ({"tile_out": 264}, "tile_out is a multiple of 8, up to 256"),
-        ({"tile_in": 24}, "the lanes' order and X's image start again with each stage"),
-        ({"tile_in": 272}, "tile_in is at most 256"),
-        ({"stages": 1}, "stages is 2 to 16"),
-        ({"stages": 0}, "every constant but promote and resident is at least 1"),
-        ({"cluster_batch": 3}, "of them 1, 2, 4 or 8 along the batch"),
-        ({"cluster_batch": 8, "cluster_out": 2, "tile_out": 24}, "a cluster is at most 8 blocks"),
-        ({"cluster_out": 2}, "cluster_out divides the tiles along the outputs"),
-        ({"cluster_out": 4, "tile_out": 16, "tile_batch": 64, "groups_batch": 1}, "cluster_out divides the tiles along the outputs"),
-        ({"groups_batch": 4, "tile_batch": 256}, "one to three warpgroups multiply"),
-        ({"groups_d": 2, "groups_batch": 1, "tile_batch": 64}, "warpgroups along j have whole 16-byte chunks of their own"),
-        ({"tile_out": 104}, "sums and fragments fit a thread's registers"),
-        ({"promote": 48}, "promote is 0, or a multiple of tile_in"),
+        ({"tile_d": 2}, "tile_d=2 must be 1 in bsl, and in bsf d=4, or less and a run of 16, 32, 64 or 128 bytes; try 4$"),
+        ({"tile_batch": 192}, r"tile_batch=192 must be a multiple of 64 \* groups_batch = 128; try 128$"),
+        ({"tile_batch": 320, "groups_batch": 1, "tile_out": 8}, "tile_batch=320 must be at most 256 in bsf; try 256$"),
+        ({"tile_out": 44}, "tile_out=44 must be a multiple of 8, up to 256; try 40 or 48$"),
+        ({"tile_out": 264}, "tile_out=264 must be a multiple of 8, up to 256; try 96$"),
+        ({"tile_in": 24}, "tile_in=24 must be a multiple of the inputs .* image start again = 16; try 16 or 32$"),
+        ({"tile_in": 272}, "tile_in=272 must be at most 256; try 256$"),
+        ({"stages": 1}, "stages=1 must be 2 to 16; try 2$"),
+        ({"stages": 0}, "every constant but promote and resident is at least 1; got stages=0; try stages=2$"),
+        ({"cluster_batch": 3}, "of them 1, 2, 4 or 8 along the batch; got cluster_batch=3; try cluster_batch=2 or 4$"),
+        ({"cluster_batch": 8, "cluster_out": 2, "tile_out": 24}, "a cluster is at most 8 blocks.*; try cluster_batch=4$"),
+        ({"cluster_out": 2}, "cluster_out=2 must be a divisor of the tiles along the outputs = 1; try 1$"),
+        ({"cluster_out": 4, "tile_out": 16, "tile_batch": 64, "groups_batch": 1}, "cluster_out=4 must be a divisor of .* = 3; try 1$"),
+        ({"groups_batch": 4, "tile_batch": 256}, "one to three warpgroups multiply: 4; got groups_batch=4; try groups_batch=3$"),
+        (
+            {"groups_d": 2, "groups_batch": 1, "tile_batch": 64},
+            "warpgroups along j have whole 16-byte chunks of their own; got groups_d=2; try groups_d=1$",
+        ),
+        ({"tile_out": 104}, r"sums and fragments fit a thread's registers: \d+; got tile_out=104; try tile_out=96$"),
+        ({"promote": 48}, "promote=48 must be 0, or a multiple of tile_in=32; try 32 or 64$"),
     ],
 )
 def test_each_rule_of_registers_has_two_sides(changes: dict[str, int], says: str) -> None:
@@ -64,11 +67,11 @@ def test_each_rule_of_registers_has_two_sides(changes: dict[str, int], says: str
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tile_out": 40}, "tile_out is a multiple of 16 in bsl"),
-        ({"tile_in": 24}, "tile_in is a multiple of 16 in bsl"),
-        ({"tile_out": 256}, "sums fit a thread's registers"),
-        ({"groups_batch": 3}, "64 groups_batch divides tile_batch"),
-        ({"cluster_batch": 16}, "a cluster is at most 8 blocks"),
+        ({"tile_out": 40}, "tile_out=40 must be a multiple of 16 in bsl; try 32 or 48$"),
+        ({"tile_in": 24}, "tile_in=24 must be a multiple of 16 in bsl, of 64 in bsf; try 16 or 32$"),
+        ({"tile_out": 256}, r"sums fit a thread's registers: 256; got tile_batch=256; try tile_batch=128$"),
+        ({"groups_batch": 3}, r"tile_batch=256 must be a multiple of 64 \* groups_batch = 192; try 192 or 384$"),
+        ({"cluster_batch": 16}, "a cluster is at most 8 blocks.*; got cluster_batch=16; try cluster_batch=8$"),
     ],
 )
 def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -> None:
@@ -80,7 +83,10 @@ def test_each_rule_of_shared_has_two_sides(changes: dict[str, int], says: str) -
 def test_rules_of_a_layout() -> None:
     in_bsl = replace(FLAT, tile_d=1, tile_batch=256)
     check(REGISTERS, kernel("tf32", "bsl"), in_bsl, GPU)
-    for changes, says in (({"tile_d": 4}, "tile_d is 1 in bsl"), ({"tile_batch": 128}, "a warpgroup of bsl has 128 batch entries")):
+    for changes, says in (
+        ({"tile_d": 4}, "tile_d=4 must be 1 in bsl.*; try 1$"),
+        ({"tile_batch": 128}, r"tile_batch=128 must be 128 \* groups_batch in bsl = 256; try 256$"),
+    ):
         with pytest.raises(ConstantsError, match=says):
             check(REGISTERS, kernel("tf32", "bsl"), replace(in_bsl, **changes), GPU)
     with pytest.raises(ConstantsError, match="of 64 in bsf"):

@@ -39,7 +39,7 @@ def source(precision: str, pattern: tuple[int, ...], constants: RegistersConstan
 
 def test_resident_x_is_shared_with_no_other_block() -> None:
     check(REGISTERS, kernel(), replace(FLAT, cluster_batch=2), GPU)
-    with pytest.raises(ConstantsError, match="cluster_out is 1 where X is resident"):
+    with pytest.raises(ConstantsError, match="cluster_out=2 must be 1 where X is resident; try 1"):
         check(REGISTERS, kernel(), replace(FLAT, tile_out=24, cluster_out=2), GPU)
 
 
@@ -47,14 +47,14 @@ def test_resident_x_is_shared_with_no_other_block() -> None:
 def test_x_is_resident_where_outputs_take_several_tiles(changes: dict[str, int]) -> None:
     for resident in (0, 1, 2):
         check(REGISTERS, kernel(), replace(FLAT, resident=resident), GPU)
-    with pytest.raises(ConstantsError, match=r"resident is 0, or in bsf 1 or 2 where outputs take several tiles; got .*resident="):
+    with pytest.raises(ConstantsError, match=r"resident=(-1|1|3) must be 0, or in bsf 1 or 2 where outputs take several tiles; try [02]"):
         check(REGISTERS, kernel(), replace(FLAT, **changes), GPU)
 
 
 def test_x_is_resident_in_batch_size_first_alone() -> None:
     each, constants = KernelSpec(Pattern(2, 48, 64, 4), "tf32", "bsl"), RegistersConstants(128, 16, 32, 1, 1, 1, 2, 0)
     check(REGISTERS, each, constants, GPU)
-    with pytest.raises(ConstantsError, match="resident is 0, or in bsf 1 or 2"):
+    with pytest.raises(ConstantsError, match=r"resident=1 must be 0, or in bsf 1 or 2 .*; try 0$"):
         check(REGISTERS, each, replace(constants, resident=1), GPU)
 
 

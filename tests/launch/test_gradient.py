@@ -359,16 +359,16 @@ def test_gradients_of_fp16x3_take_numbers_that_float16_has_not() -> None:
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"copy": "bulk"}, "copy is async or registers"),
-    ({"parts": 0}, "every constant is at least 1"),
-    ({"tile_in": 136, "thread_in": 17}, "thread_in and thread_out are at most 16"),
-    ({"tile_in": 40}, "8 thread_in divides tile_in"),
-    ({"tile_out": 48}, "4 thread_out divides tile_out"),
-    ({"tile_batch": 12}, "8 divides tile_batch"),
-    ({"tile_in": 512, "tile_out": 256}, "a block has at most 1024 threads"),
-    ({"tile_d": 6}, "tile_d is at most d"),
-    ({"stages": 1}, "stages is at least 2"),
-    ({"copy": "registers"}, "copy=registers has 2 stages"),
+    ({"copy": "bulk"}, "copy=bulk must be async or registers$"),
+    ({"parts": 0}, "every constant is at least 1; got parts=0; try parts=1$"),
+    ({"tile_in": 136, "thread_in": 17}, "thread_in=17 must be at most 16; try 1$"),
+    ({"tile_in": 40}, r"tile_in=40 must be a multiple of 8 \* thread_in = 32; try 32 or 64$"),
+    ({"tile_out": 48}, r"tile_out=48 must be a multiple of 4 \* thread_out = 32; try 32 or 64$"),
+    ({"tile_batch": 12}, "tile_batch=12 must be a multiple of 8; try 8 or 16$"),
+    ({"tile_in": 512, "tile_out": 256}, "a block has at most 1024 threads: 4096; got tile_out=256; try tile_out=64$"),
+    ({"tile_d": 6}, "tile_d=6 must be at most d=5; try 5$"),
+    ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
+    ({"copy": "registers"}, "stages=3 must be 2 with copy=registers; try 2$"),
 ]
 
 
@@ -380,26 +380,26 @@ def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:
 
 
 def test_rules_on_job_layout_and_precision() -> None:
-    with pytest.raises(ConstantsError, match="the job is a gradient"):
+    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
         check(FAMILY, replace(kernel(), job="multiply"), GOOD)
-    with pytest.raises(ConstantsError, match="tile_d is 1 in bsl"):
+    with pytest.raises(ConstantsError, match="tile_d=2 must be 1 in bsl; try 1"):
         check(FAMILY, kernel(layout="bsl"), replace(GOOD, tile_d=2))
-    with pytest.raises(ConstantsError, match="needs a 32 or 64-bit precision"):
+    with pytest.raises(ConstantsError, match="copy=async must be registers in a 16-bit precision"):
         check(FAMILY, kernel(precision="float16"), GOOD)
 
 
 BROKEN_MMA: list[tuple[dict[str, Any], str]] = [
-    ({"promote": 0}, "every constant is at least 1"),
-    ({"tile_out": 48}, "16 warps_out divides tile_out"),
-    ({"tile_in": 36}, "8 warps_in divides tile_in"),
-    ({"tile_batch": 16}, "64 bytes divide tile_batch"),
-    ({"tile_d": 2}, "tile_d is 1 in bsl"),
-    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads"),
-    ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums"),
-    ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads"),
-    ({"min_blocks": 20}, "the registers of min_blocks blocks fit a multiprocessor"),
-    ({"stages": 1}, "stages is at least 2, and 2 in 16-bit bsf"),
-    ({"promote": 48}, "tile_batch divides promote"),
+    ({"promote": 0}, "every constant is at least 1; got promote=0; try promote=32$"),
+    ({"tile_out": 48}, r"tile_out=48 must be a multiple of 16 \* warps_out = 32; try 32 or 64$"),
+    ({"tile_in": 36}, r"tile_in=36 must be a multiple of 8 \* warps_in = 8; try 32 or 40$"),
+    ({"tile_batch": 16}, "tile_batch=16 must be a multiple of 64 bytes = 32; try 32$"),
+    ({"tile_d": 2}, "tile_d=2 must be 1 in bsl; try 1$"),
+    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads: 2048; got warps_out=4; try warps_out=1$"),
+    ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums: 256; got tile_out=128; try tile_out=32$"),
+    ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads: 2048; got min_blocks=32; try min_blocks=6$"),
+    ({"min_blocks": 20}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=20; try min_blocks=6$"),
+    ({"stages": 1}, "stages=1 must be at least 2, and 2 in 16-bit bsf; try 2$"),
+    ({"promote": 48}, "promote=48 must be a multiple of tile_batch=32; try 32 or 64$"),
 ]
 
 
@@ -414,13 +414,15 @@ def test_each_rule_of_tensor_cores_refuses_its_case(changes: dict[str, Any], say
 def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
     spec = kernel(precision="float16")
     check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2))
-    with pytest.raises(ConstantsError, match="stages is at least 2, and 2 in 16-bit bsf"):
+    with pytest.raises(ConstantsError, match="stages=3 must be at least 2, and 2 in 16-bit bsf; try 2"):
         check(TENSOR_CORES, spec, GOOD_MMA)
-    with pytest.raises(ConstantsError, match="tile_d is at most d"):
+    with pytest.raises(ConstantsError, match="tile_d=6 must be at most d=5; try 4"):
         check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2, tile_d=6))
-    with pytest.raises(ConstantsError, match="the job is a gradient"):
+    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
         check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
-    with pytest.raises(ConstantsError, match="precision is one of float16, bfloat16, tf32, tf32x3, fp16x3"):
+    with pytest.raises(
+        ConstantsError, match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3"
+    ):
         check(TENSOR_CORES, kernel(), GOOD_MMA)
 
 

@@ -17,7 +17,6 @@ from ksgen.build.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
-from ksgen.families.operands import LEAST_IN
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
@@ -92,7 +91,7 @@ def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
     if family == "wgmma_permuted":
         return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
-    least = LEAST_IN.get(precision, 1) if JOB_OF[family] == "multiply" else 1
+    least = PRECISIONS[precision].least_in if JOB_OF[family] == "multiply" else 1
     found = PATTERNS if takes_anything else ALIGNED
     return {name: (a, b, c if c >= least else c + 16, d) for name, (a, b, c, d) in found.items()}
 

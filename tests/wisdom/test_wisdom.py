@@ -123,7 +123,10 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
             lambda text: text.replace('"simt"', '"magic"'),
             f"file: entry 1: unknown kernel family 'magic'; known: {', '.join(FAMILIES)}; delete",
         ),
-        (lambda text: text.replace('"stages": 3', '"stages": 1'), "file: entry 1: ks_1x64x48x2_float32_bsf: stages is at least 2"),
+        (
+            lambda text: text.replace('"stages": 3', '"stages": 1'),
+            "file: entry 1: ks_1x64x48x2_float32_bsf: stages=1 must be at least 2; try 2",
+        ),
         (lambda text: text.replace('"stages": 3, ', ""), "file: entry 1: simt constants are tile_batch"),
         (lambda text: text.replace("[1, 64, 48, 2]", "[1, 64, 48]"), "file: entry 1: "),
         (lambda text: text.replace('"float32"', '"float8"'), "file: entry 1: "),

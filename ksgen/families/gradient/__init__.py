@@ -8,12 +8,13 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.base import Constexpr, Limits
 from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.ptx import copies
+from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
@@ -22,19 +23,28 @@ from ksgen.spec import KernelSpec
 __all__ = ["Gradient", "GradientConstants", "Shape"]
 
 _RULES: tuple[Rule[GradientConstants], ...] = (
-    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
-    Rule("thread_in and thread_out are at most 16", lambda k, c: max(c.thread_in, c.thread_out) <= 16),
-    Rule("8 thread_in divides tile_in", lambda k, c: c.tile_in % (LANES_IN * c.thread_in) == 0),
-    Rule("4 thread_out divides tile_out", lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0),
-    Rule("8 divides tile_batch", lambda k, c: c.tile_batch % 8 == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
+    Rule("thread_in is at most 16", lambda k, c: c.thread_in <= 16),
+    Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
+    Rule(
+        "tile_in is a multiple of 8 * thread_in",
+        lambda k, c: c.tile_in % (LANES_IN * c.thread_in) == 0,
+        lambda k, c: LANES_IN * c.thread_in,
+    ),
+    Rule(
+        "tile_out is a multiple of 4 * thread_out",
+        lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
+        lambda k, c: LANES_OUT * c.thread_out,
+    ),
+    Rule("tile_batch is a multiple of 8", lambda k, c: c.tile_batch % 8 == 0),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
-    Rule("copy=registers has 2 stages", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy=async needs a 32 or 64-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+    Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
+    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
 )
 
 
@@ -66,7 +76,7 @@ class Gradient(GradientFamily[GradientConstants]):
             if max(tile_out, tile_in) > MOST_TILE or thread_out * thread_in > MOST_SUMS["async"]:
                 continue
             constants = GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
-            if all(rule.holds(kernel, constants) for rule in _RULES):
+            if self.keeps_rules(kernel, constants):
                 yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient.family import fits
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
@@ -18,7 +19,6 @@ CPU_BLOCKS = 16
 MOST_SUMS = {"async": 72, "registers": 48}  # a thread, beside what waits in registers
 MOST_TILE = 128  # along one side
 THREADS = (1, 2, 4, 6, 8, 12)  # sums a thread, along one side
-PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
 LONE = 1.25  # how much worse a block may be, by its cost, that shares its multiprocessor with another
 
 
@@ -31,7 +31,7 @@ def parts(kernel: KernelSpec, constants: GradientConstants, limits: Limits) -> i
 def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
     """The tile with the least padding, operand loads and copies, twice a multiprocessor unless a lone block is much better,
     so that one multiplies while the other waits; and as many parts of the batch as fill the device."""
-    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE_SHARED_BYTES))
+    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, 1)):
         choices = sorted(_choices(kernel, tile_d, limits), key=lambda constants: _cost(kernel, constants))
@@ -47,7 +47,7 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
 
 def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientConstants]:
     copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
-    most_sums = MOST_SUMS[copy] // (2 if limits.is_cpu or kernel.precision == "float64" else 1)
+    most_sums = MOST_SUMS[copy] // (2 if limits.is_cpu or kernel.real_bytes == 8 else 1)
     for thread_out, thread_in, warps_out, warps_in, tile_batch in product(THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)):
         if thread_out * thread_in > most_sums:
             continue

@@ -1,13 +1,14 @@
 """What every gradient family answers alike, from its shape."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ksgen.families.base import Geometry, Limits, Pass, Rule, Work
+from ksgen.families.base import Geometry, Limits, Pass, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
-from ksgen.families.tiles import WARP, Addressed, divide_up, read_constants
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 6  # a multiprocessor, that a search tries
@@ -43,27 +44,11 @@ class GradientShape(Protocol):
     def parts(self, batch: int) -> int: ...
 
 
-class GradientFamily(Addressed, Generic[ConstantsT]):
+class GradientFamily(Shaped[ConstantsT]):
     """Its subclasses say which constants are right; here is what they come to."""
-
-    name: str
-    constants_type: type[ConstantsT]
-    listed: tuple[Rule[ConstantsT], ...]
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GradientShape:
         raise NotImplementedError
-
-    def rules(self) -> tuple[Rule[ConstantsT], ...]:
-        return self.listed
-
-    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
-        return read_constants(self.name, self.constants_type, values)
-
-    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.shape(kernel, constants).shared_bytes
 
     def packed_bytes(self, kernel: KernelSpec, constants: Any) -> int:
         return self.shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0

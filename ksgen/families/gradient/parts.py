@@ -113,7 +113,7 @@ class Parts(Tiled):
     @property
     def real_bytes(self) -> int:
         """Of a sum."""
-        return max(4, self.kernel.item_bytes)
+        return self.kernel.real_bytes
 
     @property
     def sum_threads(self) -> int:

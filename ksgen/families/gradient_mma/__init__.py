@@ -8,19 +8,21 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.base import Constexpr, Limits
+from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
-from ksgen.families.gradient_mma.defaults import PROMOTE, PROMOTE_ELSE, default, parts
+from ksgen.families.gradient_mma.defaults import default, parts
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
-from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
 from ksgen.families.ptx import copies
+from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tensor_cores
 
 __all__ = ["GradientMma", "GradientMmaConstants", "Shape"]
 
@@ -33,20 +35,32 @@ def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
 
 
 _RULES: tuple[Rule[GradientMmaConstants], ...] = (
-    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
-    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
+    Rule(
+        "precision is one that tensor cores multiply",
+        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: ", ".join(on_tensor_cores()),
+    ),
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in asdict(c).values())),
-    Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
-    Rule("8 warps_in divides tile_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0),
-    Rule("64 bytes divide tile_batch", lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0),
+    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
+    Rule("tile_in is a multiple of 8 * warps_in", lambda k, c: c.tile_in % (COLUMNS * c.warps_in) == 0, lambda k, c: COLUMNS * c.warps_in),
+    Rule(
+        "tile_batch is a multiple of 64 bytes",
+        lambda k, c: c.tile_batch * k.item_bytes % STRETCH == 0,
+        lambda k, c: STRETCH // k.item_bytes,
+    ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
-    Rule("a thread has at most 96 sums", lambda k, c: Shape(k, c).sums <= MOST_SUMS),
-    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
-    Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule("a thread has at most 96 sums", lambda k, c: Shape(k, c).sums <= MOST_SUMS, lambda k, c: Shape(k, c).sums),
+    Rule(
+        "min_blocks blocks have at most 1536 threads",
+        lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: Shape(k, c).threads * c.min_blocks,
+    ),
+    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
     Rule("stages is at least 2, and 2 in 16-bit bsf", lambda k, c: c.stages == 2 or (c.stages > 2 and Shape(k, c).copy == "async")),
-    Rule("tile_batch divides promote", lambda k, c: c.promote % c.tile_batch == 0),
+    Rule("promote is a multiple of tile_batch", lambda k, c: c.promote % c.tile_batch == 0),
 )
 
 
@@ -57,9 +71,10 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     constants_type = GradientMmaConstants
     why = "the weights' gradient on tensor cores, from sm_80 on"
     listed = _RULES
+    on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "gradient" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED
+        return kernel.job == "gradient" and limits.tensor_cores and kernel.arithmetic.operand is not None
 
     def shape(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Shape:
         return Shape(kernel, constants)
@@ -70,7 +85,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
-        promote = PROMOTE.get(kernel.precision, PROMOTE_ELSE)
+        promote = kernel.arithmetic.promote_batch
         for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):
@@ -79,9 +94,9 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
                 continue
             tile_batch = STRETCH // kernel.item_bytes * stretches
             constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
-            if all(rule.holds(kernel, constants) for rule in _RULES):
+            if self.keeps_rules(kernel, constants):
                 for choice in choices(constants, Shape(kernel, constants), limits, parts(kernel, constants)):
-                    if all(rule.holds(kernel, choice) for rule in _RULES):
+                    if self.keeps_rules(kernel, choice):
                         yield choice
 
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:

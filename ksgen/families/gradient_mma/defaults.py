@@ -6,7 +6,8 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
-from ksgen.families.gradient.defaults import GPU_WARPS, LONE, PORTABLE_SHARED_BYTES
+from ksgen.families.gpus import PORTABLE
+from ksgen.families.gradient.defaults import GPU_WARPS, LONE
 from ksgen.families.gradient.family import fits
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
 from ksgen.families.mma.shape import COLUMNS, ROWS
@@ -16,8 +17,6 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 64  # accumulators a thread, and as many plain ones
 MOST_REGISTERS = 236  # by the estimate, of 255
-PROMOTE = {"tf32x3": 32, "fp16x3": 32}  # batch entries after which cut-off sums would be further off than plain float32 ones
-PROMOTE_ELSE = 1024  # where operands are rounded more than that
 
 
 def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
@@ -29,7 +28,7 @@ def parts(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
 def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
     """The tile with the least padding, operand reads and copies, twice a multiprocessor unless a lone block is much better;
     and as many parts of the batch as fill the device."""
-    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE_SHARED_BYTES))
+    budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
     planes = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
     for tile_d in dict.fromkeys((planes, min(planes, 4), 1)):
         choices = sorted(_choices(kernel, tile_d), key=lambda constants: _cost(kernel, constants))
@@ -45,7 +44,7 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientMmaConstants:
 
 
 def _choices(kernel: KernelSpec, tile_d: int) -> Iterator[GradientMmaConstants]:
-    tile_batch, promote = STRETCH // kernel.item_bytes, PROMOTE.get(kernel.precision, PROMOTE_ELSE)
+    tile_batch, promote = STRETCH // kernel.item_bytes, kernel.arithmetic.promote_batch
     goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
     for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
         tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in

@@ -73,18 +73,18 @@ class Shape(Parts):
 
     @property
     def operand(self) -> str:
-        """What is multiplied; gradients of fp16x3 are tf32x3's, whose range their small numbers need."""
-        return {"fp16x3": "tf32x3"}.get(self.kernel.precision, self.kernel.precision)
+        """The precision of what is multiplied."""
+        return self.kernel.arithmetic.name
 
     @property
     def components(self) -> int:
         """Parts that an operand is split into."""
-        return 2 if self.operand == "tf32x3" else 1
+        return self.kernel.arithmetic.parts
 
     @property
     def products(self) -> int:
         """Multiply-adds that stand for one."""
-        return 3 if self.components == 2 else 1
+        return self.kernel.arithmetic.products
 
     # ---- warps
 

@@ -8,20 +8,21 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.ptx import copies
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Packing
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tensor_cores
 
 __all__ = ["Mma", "MmaConstants", "Shape"]
 
-PORTABLE_THREADS = 1536  # of a multiprocessor, on every GPU since sm_80
-REGISTERS = 65536  # of a multiprocessor
 MOST_SUMS = 192  # accumulators a thread that leave room for fragments
-PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 LEAST_COPIED = 4  # bytes of one asynchronous copy
 
 
@@ -30,9 +31,10 @@ def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % Shape(kernel, constants).vector == 0)
 
 
-def _batch_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
+    """Batch entries that a tile has whole numbers of."""
     at_once = 1 if kernel.layout == "bsf" else Shape(kernel, constants).vector
-    return constants.tile_batch % (constants.warps_batch * COLUMNS * at_once) == 0
+    return constants.warps_batch * COLUMNS * at_once
 
 
 def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
@@ -41,39 +43,54 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 
 
 _RULES: tuple[Rule[MmaConstants], ...] = (
-    Rule(f"precision is one of {', '.join(PRECISIONS_SERVED)}", lambda k, c: k.precision in PRECISIONS_SERVED),
+    Rule(
+        "precision is one that tensor cores multiply",
+        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: ", ".join(on_tensor_cores()),
+    ),
     Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16", lambda k, c: c.tile_d <= 16),
-    Rule("16 warps_out divides tile_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0),
-    Rule("8 warps_batch divides tile_batch, and in bsl 8 chunks of batch entries do", _batch_rule),
-    Rule("the lanes' order starts again with each stage", lambda k, c: c.tile_in % Shape(k, c).super_in == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
-    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS),
-    Rule("min_blocks blocks have at most 1536 threads", lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE_THREADS),
-    Rule("the registers of min_blocks blocks fit a multiprocessor", lambda k, c: _registers(k, c) <= REGISTERS),
+    Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
+    Rule(
+        "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
+        lambda k, c: c.tile_batch % _batch_unit(k, c) == 0,
+        _batch_unit,
+    ),
+    Rule(
+        "tile_in is a multiple of the inputs after which the lanes' order starts again",
+        lambda k, c: c.tile_in % Shape(k, c).super_in == 0,
+        lambda k, c: Shape(k, c).super_in,
+    ),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
+    Rule("a thread has at most 192 sums", lambda k, c: Shape(k, c).promoted_sums <= MOST_SUMS, lambda k, c: Shape(k, c).promoted_sums),
+    Rule(
+        "min_blocks blocks have at most 1536 threads",
+        lambda k, c: Shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
+        lambda k, c: Shape(k, c).threads * c.min_blocks,
+    ),
+    Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: _registers(k, c) <= REGISTERS, _registers),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),
 )
 
 
-class Mma(Addressed):
+class Mma(Packing[MmaConstants]):
     """Warp-wide matrix instructions, float32 sums."""
 
     name = "mma"
     constants_type = MmaConstants
+    listed = _RULES
     why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
+    on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.tensor_cores and kernel.precision in PRECISIONS_SERVED and is_precise(kernel)
+        return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
 
-    def rules(self) -> tuple[Rule[MmaConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> MmaConstants:
-        return read_constants(self.name, MmaConstants, values)
+    def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
         return default(kernel, limits)
@@ -95,27 +112,7 @@ class Mma(Addressed):
                     yield constants
 
     def _is_valid(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
-        return all(rule.holds(kernel, constants) for rule in _RULES) and self.fits(kernel, constants, limits)
-
-    def fits(self, kernel: KernelSpec, constants: MmaConstants, limits: Limits) -> bool:
-        shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(constants.min_blocks):
-            return False
-        return shape.registers * shape.threads * constants.min_blocks <= limits.registers
-
-    def registers(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).shared_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: MmaConstants) -> int:
-        return Shape(kernel, constants).packed_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
-        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
-        return Geometry(grid, shape.threads, shape.shared_bytes)
+        return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
     def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
@@ -124,18 +121,14 @@ class Mma(Addressed):
         x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
         w = stages * shape.w_bytes
         y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
-        products = 3 if shape.components == 2 else 1
         return Work(
             blocks,
             kernel.bytes(batch),
             x + w + y * kernel.item_bytes,
             x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
-            y * shape.steps * constants.tile_in * products,
+            y * shape.steps * constants.tile_in * kernel.arithmetic.products,
             stages / (constants.stages - 1),
         )
-
-    def pack_geometry(self, kernel: KernelSpec, constants: MmaConstants) -> Geometry:
-        return Geometry(divide_up(Shape(kernel, constants).packed_bytes // 4, PACK_THREADS), PACK_THREADS, 0)
 
     def words(self, kernel: KernelSpec, constants: MmaConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)

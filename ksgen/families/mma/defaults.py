@@ -12,11 +12,6 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 236  # by the estimate, of 255
-PROMOTE = {  # inputs after which cut-off sums would be more than twice as far off as plain float32 ones: of FEW_IN in all, and of more
-    "tf32x3": (16, 32),
-    "fp16x3": (32, 64),
-}
-FEW_IN = 47
 
 
 def planes(kernel: KernelSpec) -> int:
@@ -24,20 +19,18 @@ def planes(kernel: KernelSpec) -> int:
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
-    most_flat = {"tf32x3": 6, "fp16x3": 6, "tf32": 8}.get(kernel.precision, 12)
+    is_promoted = any(kernel.arithmetic.promote)  # so that sums take twice the registers
+    most_flat = 6 if is_promoted else 8 if kernel.item_bytes == 4 else 12
     if d <= most_flat:
         return d
-    if kernel.precision in PROMOTE:  # whose sums take twice the registers
+    if is_promoted:
         return 4
     runs = [8] if kernel.item_bytes == 2 else [8, 4]
     return min(runs, key=lambda run: divide_up(d, run) * run)
 
 
 def promotion(kernel: KernelSpec) -> int:
-    c = kernel.pattern.c
-    few, many = PROMOTE.get(kernel.precision, (0, 0))
-    most = few if c <= FEW_IN else many
-    return most if c > most else 0
+    return kernel.arithmetic.promotion(kernel.pattern.c)
 
 
 def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:

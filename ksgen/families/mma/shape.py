@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import gcd
 
-from ksgen.families.operands import BANKS, CHUNK, TensorTile, wavefronts
+from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wavefronts
 from ksgen.families.tiles import WARP, Constants
 from ksgen.spec import KernelSpec
 
@@ -176,5 +176,6 @@ class Shape(TensorTile):
         """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
         fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 2 * self.lane_inputs
-        copies = self.components + (self.kernel.precision == "fp16x3")  # whose halves are widened again
+        is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
+        copies = self.components + is_halved  # whose halves are widened again
         return self.promoted_sums + fragments + chunks * copies + 4 * self.components + (48 if self.is_bsf else 36)

@@ -8,62 +8,64 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
+from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.gpus import PORTABLE
 from ksgen.families.ptx import copies
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import (
-    MOST_THREADS,
-    PACK_THREADS,
-    WARP,
-    Addressed,
-    divide_up,
-    epilogue_constexprs,
-    pattern_constexprs,
-    read_constants,
-)
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
 
-PORTABLE_SHARED_BYTES = 99 * 1024  # what a block may use on every GPU since sm_80
-
-
 _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("copy is async or registers", lambda k, c: c.copy in ("async", "registers")),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in vars(c).values() if not isinstance(v, str))),
-    Rule("thread_batch is a multiple of a 16-byte group", lambda k, c: c.thread_batch % Shape(k, c).group == 0),
-    Rule("thread_batch and thread_out are at most 16", lambda k, c: max(c.thread_batch, c.thread_out) <= 16),
-    Rule("8 thread_batch divides tile_batch", lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0),
-    Rule("4 thread_out divides tile_out", lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0),
-    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS),
+    Rule(
+        "thread_batch is a multiple of a 16-byte group",
+        lambda k, c: c.thread_batch % Shape(k, c).group == 0,
+        lambda k, c: Shape(k, c).group,
+    ),
+    Rule("thread_batch is at most 16", lambda k, c: c.thread_batch <= 16),
+    Rule("thread_out is at most 16", lambda k, c: c.thread_out <= 16),
+    Rule(
+        "tile_batch is a multiple of 8 * thread_batch",
+        lambda k, c: c.tile_batch % (LANES_BATCH * c.thread_batch) == 0,
+        lambda k, c: LANES_BATCH * c.thread_batch,
+    ),
+    Rule(
+        "tile_out is a multiple of 4 * thread_out",
+        lambda k, c: c.tile_out % (LANES_OUT * c.thread_out) == 0,
+        lambda k, c: LANES_OUT * c.thread_out,
+    ),
+    Rule("a block has at most 1024 threads", lambda k, c: Shape(k, c).threads <= MOST_THREADS, lambda k, c: Shape(k, c).threads),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
-    Rule("copy=registers has 2 stages", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy=async needs a 32 or 64-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+    Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
+    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
 )
 
 
-class Simt(Addressed):
+class Simt(Packing[SimtConstants]):
     """Fused multiply-adds on CUDA cores, or on any OpenCL device."""
 
     name = "simt"
     constants_type = SimtConstants
+    listed = _RULES
     why = "plain multiply-adds: every device, and all there is for float32 and float64"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "multiply"
 
-    def rules(self) -> tuple[Rule[SimtConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> SimtConstants:
-        return read_constants(self.name, SimtConstants, values)
+    def shape(self, kernel: KernelSpec, constants: SimtConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
         chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
-        budget = min(limits.shared_bytes, PORTABLE_SHARED_BYTES)
+        budget = min(limits.shared_bytes, PORTABLE.shared_bytes)
         threads = min(limits.threads, MOST_THREADS)
         while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > threads:
             chosen = smaller(kernel, chosen, budget)
@@ -72,7 +74,7 @@ class Simt(Addressed):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         for constants in self._shapes(kernel, limits):
-            if not all(rule.holds(kernel, constants) for rule in _RULES):
+            if not self.keeps_rules(kernel, constants):
                 continue
             for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # a processor knows no launch bounds
                 bounded = replace(constants, min_blocks=min_blocks)
@@ -94,28 +96,6 @@ class Simt(Addressed):
             for tile_in, (stages, copy) in product((4, 8, 16, 32), [(2, "registers"), *pipelines]):
                 yield SimtConstants(tile_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
 
-    def fits(self, kernel: KernelSpec, constants: SimtConstants, limits: Limits) -> bool:
-        shape = Shape(kernel, constants)
-        if shape.threads > limits.threads or self.shared_bytes(kernel, constants) > limits.shared_bytes_for(constants.min_blocks):
-            return False
-        return not limits.registers or self.registers(kernel, constants) * shape.threads * constants.min_blocks <= limits.registers
-
-    def registers(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        return Shape(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.shared_reals * shape.real_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: SimtConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.packed_reals * shape.real_bytes
-
-    def geometry(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Geometry:
-        shape = Shape(kernel, constants)
-        grid = kernel.pattern.a * shape.tiles_d * shape.tiles_out * divide_up(batch, constants.tile_batch)
-        return Geometry(grid, shape.threads, shape.shared_reals * shape.real_bytes)
-
     def work(self, kernel: KernelSpec, constants: SimtConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
@@ -133,9 +113,6 @@ class Simt(Addressed):
             y * shape.steps * constants.tile_in,
             stages / (constants.stages - 1 if constants.copy == "async" else 1),
         )
-
-    def pack_geometry(self, kernel: KernelSpec, constants: SimtConstants) -> Geometry:
-        return Geometry(divide_up(Shape(kernel, constants).packed_reals, PACK_THREADS), PACK_THREADS, 0)
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
         return {"copies": copies(kernel.item_bytes, 16), "tile_index": "extent"}

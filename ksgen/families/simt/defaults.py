@@ -31,7 +31,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     while another waits."""
     pattern = kernel.pattern
     copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
-    doubles = kernel.precision == "float64"
+    doubles = kernel.real_bytes == 8
     tile_d = 1 if kernel.layout == "bsl" else neighbours(pattern.d)
     thread_batch = 4 if doubles else 8
     small_batch = kernel.batch is not None and kernel.batch <= 64

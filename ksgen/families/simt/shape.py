@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
-from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec import KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
 
@@ -33,11 +33,11 @@ class Shape(Tiled):
 
     @property
     def stored_bytes(self) -> int:
-        return PRECISIONS[self.kernel.precision].item_bytes
+        return self.kernel.item_bytes
 
     @property
     def real_bytes(self) -> int:
-        return max(4, self.stored_bytes)
+        return self.kernel.real_bytes
 
     @property
     def group(self) -> int:
@@ -107,12 +107,28 @@ class Shape(Tiled):
         return max(self.constants.stages * self.stage, store)
 
     @property
+    def shared_bytes(self) -> int:
+        return self.shared_reals * self.real_bytes
+
+    @property
     def w_rounds(self) -> int:
         return divide_up(self.w_stage, self.group * self.threads)
 
     @property
     def packed_reals(self) -> int:
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed_reals * self.real_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """That a thread of the packing kernel writes."""
+        return self.real_bytes
+
+    def grid(self, batch: int) -> int:
+        return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
 
     @property
     def x_plan(self) -> CopyPlan:
@@ -150,4 +166,4 @@ class Shape(Tiled):
 
 
 def is_sixteen_bit(kernel: KernelSpec) -> bool:
-    return PRECISIONS[kernel.precision].item_bytes == 2
+    return kernel.item_bytes == 2

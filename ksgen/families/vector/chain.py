@@ -11,11 +11,13 @@ from math import lcm
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
-from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads, tile_registers
+from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
@@ -88,6 +90,14 @@ class ChainShape:
         return min(2, len(self.kernel.before))
 
     @property
+    def registers(self) -> int:
+        return max(factor.registers for factor in self.factors)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
     def panels(self) -> int:
         return max(factor.slot for factor in self.factors)
 
@@ -103,29 +113,38 @@ def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
     return all(rule.holds(each, own) for each, own in zip(factor_kernels(kernel), parsed, strict=True) for rule in RULES)
 
 
+def _why(kernel: KernelSpec, constants: ChainConstants) -> str:
+    """What a factor's own rules say against it."""
+    parsed = constants.parsed
+    if len(parsed) != len(kernel.factors):
+        return f"{len(parsed)} for {len(kernel.factors)} factors"
+    for number, (each, own) in enumerate(zip(factor_kernels(kernel), parsed, strict=True), 1):
+        if broken := first_broken(RULES, each, own):
+            return f"of factor {number}, {refusal(RULES, broken, each, own)}"
+    return ""
+
+
 _RULES: tuple[Rule[ChainConstants], ...] = (
-    Rule("the job is a chain", lambda k, c: k.job == CHAIN),
-    Rule("tiles holds what each factor's own rules allow", _fits),
-    Rule("all factors have the same lanes", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("tiles holds what each factor's own rules allow", _fits, _why),
+    Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
 )
 
 
-class VectorChain(Addressed):
+class VectorChain(Shaped[ChainConstants]):
     """All factors of a layer in one launch."""
 
     name = "vector_chain"
     constants_type = ChainConstants
+    listed = _RULES
     why = "all factors of a layer in one launch, block by block: processors"
     packs = False  # weights are packed as for each factor alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == CHAIN
 
-    def rules(self) -> tuple[Rule[ChainConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> ChainConstants:
-        return read_constants(self.name, ChainConstants, values)
+    def shape(self, kernel: KernelSpec, constants: ChainConstants) -> ChainShape:
+        return ChainShape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
@@ -142,12 +161,6 @@ class VectorChain(Addressed):
         unit = ChainShape(kernel, usual).unit
         for block in sorted({max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
             yield from (replace(usual, block=block, past=past) for past in (0, 1))
-
-    def registers(self, kernel: KernelSpec, constants: ChainConstants) -> int:
-        return max(map(tile_registers, constants.parsed))
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
-        return 0
 
     def packed_bytes(self, kernel: KernelSpec, constants: ChainConstants) -> int:
         return 0

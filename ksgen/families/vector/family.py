@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
-from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
 from ksgen.families.vector.planes import lanes_of
@@ -25,42 +27,49 @@ def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
     return kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
 
 
+def _units(kernel: KernelSpec, constants: VectorConstants) -> int:
+    shape = Shape(kernel, constants)
+    return shape.columns // shape.column_unit
+
+
 RULES: tuple[Rule[VectorConstants], ...] = (
-    Rule("the job is multiply", lambda k, c: k.job == "multiply"),
+    Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
     Rule("every constant but panel and past is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
-    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
-    Rule("block is made of whole units: tile rows, or vectors along the batch", lambda k, c: c.block % Shape(k, c).unit == 0),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
+    Rule(
+        "block is a multiple of a tile's rows, or of the lanes along the batch",
+        lambda k, c: c.block % Shape(k, c).unit == 0,
+        lambda k, c: Shape(k, c).unit,
+    ),
     Rule(
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
     Rule(
-        "panel=1 where inputs are not reals in rows, and along the batch",
+        "panel is 1 along the batch, and where inputs are not reals in rows",
         lambda k, c: c.panel == 1 or not (c.along == "batch" or _needs_panel(k, c)),
     ),
-    Rule("parts is at most the columns there are", lambda k, c: c.parts <= Shape(k, c).columns // Shape(k, c).column_unit),
+    Rule("parts is at most the columns that work groups take apart", lambda k, c: c.parts <= _units(k, c), lambda k, c: _units(k, c)),
 )
 
 
-class Vector(Addressed):
+class Vector(Shaped[VectorConstants]):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector"
     constants_type = VectorConstants
+    listed = RULES
     why = "vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "multiply"
 
-    def rules(self) -> tuple[Rule[VectorConstants], ...]:
-        return RULES
-
-    def constants(self, values: Mapping[str, Any]) -> VectorConstants:
-        return read_constants(self.name, VectorConstants, values)
+    def shape(self, kernel: KernelSpec, constants: VectorConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorConstants:
         return default(kernel, limits, batch)
@@ -74,18 +83,11 @@ class Vector(Addressed):
             for height, width in tile_sizes(limits):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past)
-                if all(rule.holds(kernel, constants) for rule in RULES):
+                if self.keeps_rules(kernel, constants):
                     yield constants
 
-    def registers(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return tile_registers(constants)
-
-    def shared_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        return 0
-
     def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
-        shape = Shape(kernel, constants)
-        return shape.columns * shape.column_weights * shape.real_bytes
+        return Shape(kernel, constants).packed_bytes
 
     def geometry(self, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Geometry:
         shape = Shape(kernel, constants)
@@ -142,11 +144,6 @@ class Vector(Addressed):
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
     """Bytes: a store into the caches first reads the line that it replaces."""
     return 0 if past else batch * kernel.pattern.out_features * kernel.item_bytes
-
-
-def tile_registers(constants: VectorConstants) -> int:
-    """Sums, the shorter side of what they are multiplied from, and one of the longer side."""
-    return constants.height * constants.width + min(constants.height, constants.width) + 1
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def round_up(value: int, to: int) -> int:
 
 def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
     """Of the device's vector registers, in the type of a kernel's sums."""
-    return max(2, limits.vector_bytes // max(4, kernel.item_bytes))
+    return max(2, limits.vector_bytes // kernel.real_bytes)
 
 
 class Planes:
@@ -27,7 +27,7 @@ class Planes:
 
     @property
     def real_bytes(self) -> int:
-        return max(4, self.kernel.item_bytes)
+        return self.kernel.real_bytes
 
     @property
     def is_along_outputs(self) -> bool:
@@ -37,6 +37,10 @@ class Planes:
     def tile_lanes(self) -> int:
         """Lanes of a tile's vectors beside each other."""
         return int(self.constants.width * self.constants.lanes)
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
 
     # ---- planes: what shares its inputs
 

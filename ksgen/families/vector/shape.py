@@ -64,6 +64,16 @@ class Shape(Planes):
         """Packed weights of a column."""
         return self.kernel.pattern.c * (self.tile_lanes if self.is_along_outputs else self.constants.height)
 
+    @property
+    def packed_bytes(self) -> int:
+        return self.columns * self.column_weights * self.real_bytes
+
+    @property
+    def registers(self) -> int:
+        """Sums, the shorter side of what they are multiplied from, and one of the longer side."""
+        height, width = self.constants.height, self.constants.width
+        return height * width + min(height, width) + 1
+
     # ---- how inputs lie
 
     @property

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Rule, Work
-from ksgen.families.tiles import Addressed, divide_up, pattern_constexprs, read_constants
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
@@ -21,40 +23,42 @@ __all__ = ["Shape", "VectorGradient", "VectorGradientConstants"]
 LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
 
 _RULES: tuple[Rule[VectorGradientConstants], ...] = (
-    Rule("the job is a gradient", lambda k, c: k.job == "gradient"),
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
-    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64),
+    Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
     Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
-    Rule("lanes divides block along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
+    Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
     Rule(
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
-    Rule("pieces is at most the columns, or planes, that work groups take apart", lambda k, c: c.pieces <= Shape(k, c).units),
+    Rule(
+        "pieces is at most the columns that work groups take apart",
+        lambda k, c: c.pieces <= Shape(k, c).units,
+        lambda k, c: Shape(k, c).units,
+    ),
 )
 
 
 SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]  # among work groups
 
 
-class VectorGradient(Addressed):
+class VectorGradient(Shaped[VectorGradientConstants]):
     """Fused multiply-adds on a processor's vector units."""
 
     name = "vector_gradient"
     constants_type = VectorGradientConstants
+    listed = _RULES
     why = "the weights' gradient from vector registers full of sums: processors"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == "gradient"
 
-    def rules(self) -> tuple[Rule[VectorGradientConstants], ...]:
-        return _RULES
-
-    def constants(self, values: Mapping[str, Any]) -> VectorGradientConstants:
-        return read_constants(self.name, VectorGradientConstants, values)
+    def shape(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Shape:
+        return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> VectorGradientConstants:
         return default(kernel, limits, batch)
@@ -67,15 +71,8 @@ class VectorGradient(Addressed):
             wide = [(height, width) for height, width in sizes if height * width >= least]
             for (height, width), block, (parts, pieces) in product(wide, (96, 192, 384), SHARED_OUT):
                 constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces)
-                if all(rule.holds(kernel, constants) for rule in _RULES):
+                if self.keeps_rules(kernel, constants):
                     yield constants
-
-    def registers(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
-        held = constants.width if constants.along == "outputs" else constants.height
-        return constants.height * constants.width + held + 1
-
-    def shared_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
-        return 0
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorGradientConstants) -> int:
         return Shape(kernel, constants).part_bytes * constants.parts

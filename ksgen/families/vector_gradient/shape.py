@@ -71,6 +71,13 @@ class Shape(Planes):
         sums = self.constants.height * self.constants.width
         return sums * self.constants.lanes if self.is_along_outputs else round_up(sums, self.constants.lanes)
 
+    @property
+    def registers(self) -> int:
+        """Sums, the side of a tile that is held, and one of the other."""
+        constants = self.constants
+        held = constants.width if self.is_along_outputs else constants.height
+        return constants.height * constants.width + held + 1
+
     # ---- parts of the batch
 
     @property

@@ -8,6 +8,7 @@ entries an instruction), packed weights are operand B (`tile_out` outputs).
 from math import gcd
 
 from ksgen.families.base import TensorMap
+from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
 from ksgen.families.operands import CHUNK, TensorTile
 from ksgen.families.tiles import WARP, divide_up
 
@@ -24,7 +25,6 @@ REGISTERS = {  # a thread of the copying warpgroup and of the multiplying ones, 
     3: (32, 160),
 }
 LAUNCHED = {1: 255, 2: 168, 3: 128}  # registers a thread that ptxas gives a block which may have the multiprocessor
-MULTIPROCESSOR_REGISTERS = 65536
 ADDRESSES = 40  # registers a thread for where things are, about
 
 
@@ -165,7 +165,7 @@ class Block(TensorTile):
     def fits_registers(self) -> bool:
         """Whether what the warpgroups hold together is there: setmaxnreg waits for ever where it is not."""
         own, theirs = REGISTERS[self.groups]
-        return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR_REGISTERS, LAUNCHED[self.groups] * self.threads)
+        return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
 
     # ---- how lanes read X
 

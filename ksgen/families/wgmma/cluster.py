@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from ksgen.families.base import Constexpr, Rule
+from ksgen.families.base import Constexpr
+from ksgen.families.rules import Rule
 from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
 
@@ -27,7 +28,11 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
 
     return (
         Rule("a cluster is at most 8 blocks, of them 1, 2, 4 or 8 along the batch", lambda k, c: _is_cluster(of(k, c))),
-        Rule("cluster_out divides the tiles along the outputs", lambda k, c: of(k, c).tiles_out % int(c.cluster_out) == 0),
+        Rule(
+            "cluster_out is a divisor of the tiles along the outputs",
+            lambda k, c: of(k, c).tiles_out % int(c.cluster_out) == 0,
+            lambda k, c: of(k, c).tiles_out,
+        ),
         Rule("cluster_out divides the boxes of X into whole eights of rows", has_parts),
         Rule("cluster_out is 1 where X is resident", lambda k, c: c.cluster_out == 1 or of(k, c).passes == 1),
     )

@@ -1,13 +1,15 @@
 """What the kinds of warpgroup kernels have in common as families: what they serve, their rules, launches and work."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
+from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Packing
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.spec import KernelSpec
@@ -23,16 +25,17 @@ def takes_rows(kernel: KernelSpec) -> bool:
     return c * d * kernel.item_bytes % MAP_ALIGNMENT == 0
 
 
-class WarpgroupFamily(Generic[ConstantsT]):
+class WarpgroupFamily(Packing[ConstantsT]):
     """A kind says which constants it has, their `Block`, which kernels it is for, and its text's own words."""
 
-    name: str
-    constants_type: type[ConstantsT]
     measured = False
-    packs = True
+    on_tensor_cores = True
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
+        return self.block(kernel, constants)
 
     def is_for(self, kernel: KernelSpec) -> bool:
         raise NotImplementedError
@@ -47,22 +50,22 @@ class WarpgroupFamily(Generic[ConstantsT]):
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 
-    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
-        return read_constants(self.name, self.constants_type, values)
-
     def common_rules(self) -> tuple[Rule[ConstantsT], ...]:
         def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
             return self.block(kernel, constants)
 
-        def batches(kernel: KernelSpec, constants: Any) -> bool:
-            per_group = ROWS * constants.groups_batch
-            return constants.tile_batch % per_group == 0 and of(kernel, constants).box_batch <= MOST_BOX
+        def group_batches(kernel: KernelSpec, constants: Any) -> int:
+            return int(ROWS * constants.groups_batch)
+
+        def whole_groups(kernel: KernelSpec, constants: Any) -> bool:
+            return bool(constants.tile_batch % group_batches(kernel, constants) == 0)
 
         return (
-            Rule("it is a kernel for this family", lambda k, c: self.is_for(k)),
+            Rule("the kernel is one that this family is for", lambda k, c: self.is_for(k), lambda k, c: self.why),
             Rule("every constant but promote and resident is at least 1", _positive_rule),
-            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS),
-            Rule("64 groups_batch divides tile_batch, which is at most 256 in bsf", batches),
+            Rule("one to three warpgroups multiply", lambda k, c: of(k, c).groups in REGISTERS, lambda k, c: of(k, c).groups),
+            Rule("tile_batch is a multiple of 64 * groups_batch", whole_groups, group_batches),
+            Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
             Rule("tile_out is a multiple of 8, up to 256", lambda k, c: _tile_out(c) % 8 == 0 and _tile_out(c) <= MOST_COLUMNS),
             Rule("tile_in is at most 256", lambda k, c: of(k, c).constants.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= of(k, c).constants.stages <= MOST_STAGES),
@@ -76,23 +79,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
 
         return Rule("X is read from shared memory with no bank conflicts", free)
 
-    # ---- resources and launches
-
-    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        block = self.block(kernel, constants)
-        return block.threads <= limits.threads and block.shared_bytes <= limits.shared_bytes
-
-    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).registers
-
-    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).shared_bytes
-
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.block(kernel, constants).packed_bytes
-
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        return Geometry(divide_up(self.packed_bytes(kernel, constants) // 4, PACK_THREADS), PACK_THREADS, 0)
+    # ---- launches
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         block = self.block(kernel, constants)
@@ -116,7 +103,7 @@ class WarpgroupFamily(Generic[ConstantsT]):
             kernel.bytes(batch),
             x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
             (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
-            tiles * tile * block.steps * block.constants.tile_in * (3 if block.components == 2 else 1),
+            tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
             tiles * block.steps / (block.constants.stages - 1),
         )
 

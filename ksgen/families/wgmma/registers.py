@@ -10,16 +10,16 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.base import Constexpr, Limits
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import Wgmma
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, MOST_BOX, ROWS, Block, whole_periods
 from ksgen.families.wgmma.family import MOST_COLUMNS, WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
-PRECISIONS_SERVED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 MOST_FLAT = 12  # j whose sums fit side by side
 HELD = {1: 208, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
 STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
@@ -134,10 +134,11 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return RegistersBlock(kernel, constants)
 
     def is_for(self, kernel: KernelSpec) -> bool:
-        if kernel.precision not in PRECISIONS_SERVED:
+        operand = kernel.arithmetic.operand
+        if operand is None:
             return False
         if kernel.layout == "bsl":
-            return kernel.item_bytes == 4 and kernel.precision != "fp16x3"
+            return kernel.item_bytes == operand.item_bytes == 4
         d = kernel.pattern.d
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 
@@ -150,11 +151,23 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
             *self.common_rules(),
             Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
             Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
-            Rule("a warpgroup of bsl has 128 batch entries", lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2),
-            Rule("the lanes' order and X's image start again with each stage", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
+            Rule(
+                "tile_batch is 128 * groups_batch in bsl",
+                lambda k, c: k.layout == "bsf" or of(k, c).row_tiles == 2,
+                lambda k, c: 2 * ROWS * c.groups_batch,
+            ),
+            Rule(
+                "tile_in is a multiple of the inputs after which the lanes' order and X's image start again",
+                lambda k, c: c.tile_in % of(k, c).unit_in == 0,
+                lambda k, c: of(k, c).unit_in,
+            ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
             Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
-            Rule("sums and fragments fit a thread's registers", lambda k, c: of(k, c).held <= HELD[of(k, c).groups]),
+            Rule(
+                "sums and fragments fit a thread's registers",
+                lambda k, c: of(k, c).held <= HELD[of(k, c).groups],
+                lambda k, c: of(k, c).held,
+            ),
             self.reads_rule(),
         )
 
@@ -188,7 +201,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         return max((each for each in stages if self.fits(kernel, each, limits)), key=lambda each: each.stages)
 
     def _fits(self, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
         """Every combination that the rules and the shared memory allow."""

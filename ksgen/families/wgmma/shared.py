@@ -9,14 +9,14 @@ from itertools import product
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
+from ksgen.families.base import Constexpr, Limits, TensorMap
 from ksgen.families.ptx import Wgmma, copies
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
-PRECISIONS_SERVED = ("float16", "bfloat16")
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # a thread, by how many warpgroups multiply
 STAGE_INPUTS = 64  # by default, about
 MOST_STAGES = 6  # by default
@@ -81,7 +81,8 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
 
     def is_for(self, kernel: KernelSpec) -> bool:
         has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
-        return kernel.precision in PRECISIONS_SERVED and has_rows
+        operand = kernel.arithmetic.operand
+        return operand is not None and kernel.item_bytes == operand.item_bytes == 2 and has_rows
 
     def rules(self) -> tuple[Rule[SharedConstants], ...]:
         of = self.block
@@ -89,7 +90,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             *self.common_rules(),
             Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
             Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
-            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch]),
+            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch], lambda k, c: of(k, c).sums),
         )
 
     def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
@@ -116,7 +117,7 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return max((each for stage in stages if self.fits(kernel, each := replace(chosen, stages=stage), limits)), key=lambda c: c.stages)
 
     def _fits(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> bool:
-        return self.fits(kernel, constants, limits) and all(rule.holds(kernel, constants) for rule in self.rules())
+        return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
         """Every combination that the rules and the shared memory allow."""

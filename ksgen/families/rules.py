@@ -1,0 +1,96 @@
+"""Rules of constants as data: the sentence, the test, and a refusal that says what to try. Decides nothing about a family."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from ksgen.errors import ConstantsError
+from ksgen.spec import KernelSpec
+
+ConstantsT = TypeVar("ConstantsT")
+FARTHEST = 512  # from a number that does not hold, to those that are tried in its place
+_OF_KERNELS = ("precision", "layout", "job")  # what a sentence may begin with, besides a constant
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[ConstantsT]):
+    """A sentence that must hold of a kernel's constants, and the test of it.
+
+    Near values that would hold are found by the tests themselves, so that no rule says twice what it accepts.
+    """
+
+    says: str  # "tile_out is a multiple of 4 * thread_out": a constant first where one is to blame
+    holds: Callable[[KernelSpec, ConstantsT], bool]
+    comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None  # what its last words are for these constants, such as 32
+
+
+def first_broken(rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT) -> Rule[ConstantsT] | None:
+    """Later rules may be asked only where the earlier ones hold."""
+    return next((rule for rule in rules if not rule.holds(kernel, constants)), None)
+
+
+class BrokenRuleError(ConstantsError):
+    """Its words are looked for when they are asked for: a search that drops constants does not wait for them."""
+
+    def __init__(self, rules: Sequence[Rule[Any]], rule: Rule[Any], kernel: KernelSpec, constants: Any) -> None:
+        super().__init__()
+        self._found = partial(refusal, rules, rule, kernel, constants)
+        self._name = kernel.name
+
+    def __str__(self) -> str:
+        return f"{self._name}: {self._found()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConstantsError, (str(self),)  # the rules are functions, which no process hands to another
+
+
+def refusal(rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT) -> str:
+    """What does not hold, with the values concerned, and what to try:
+    `tile_out=72 must be a multiple of 4 * thread_out = 32; try 64 or 96`."""
+    values: dict[str, Any] = dict(vars(constants))
+    subject, is_, rest = rule.says.partition(" is ")
+    comes_to = "" if rule.comes_to is None else str(rule.comes_to(kernel, constants))
+    if is_ and subject in _OF_KERNELS:
+        return f"{subject}={getattr(kernel, subject)} must be {rest}{f': {comes_to}' if comes_to else ''}"
+    named = [] if subject.startswith("every ") else [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
+    helps, found = next(_near(rules, rule, kernel, constants, named or values), ("", []))
+    if is_ and subject in values:
+        text = f"{subject}={values[subject]} must be {f'{rest} = {comes_to}' if comes_to else _with_values(rest, values, kernel)}"
+    else:
+        shown = named or ([helps] if helps else [] if comes_to else values)
+        got = ", ".join(f"{name}={values[name]}" for name in shown)
+        text = f"{rule.says}{f': {comes_to}' if comes_to else ''}{f'; got {got}' if got else ''}"
+    listed = " or ".join(map(str, found))
+    return text if not found else f"{text}; try {listed if helps == subject else f'{helps}={listed}'}"
+
+
+def _with_values(text: str, values: dict[str, Any], kernel: KernelSpec) -> str:
+    """The same with the value of each number among the constants, and of b, c and d, behind its name."""
+    known = {name: value for name, value in values.items() if isinstance(value, int)}
+    known |= {name: getattr(kernel.pattern, name) for name in "bcd"}
+    return _WORD.sub(lambda word: f"{word[0]}={known[word[0]]}" if word[0] in known else word[0], text)
+
+
+def _near(
+    rules: Sequence[Rule[ConstantsT]], rule: Rule[ConstantsT], kernel: KernelSpec, constants: ConstantsT, names: Iterable[str]
+) -> Iterator[tuple[str, list[int]]]:
+    """Constants that help by themselves, each with the nearest numbers below and above that would do in its place: for all rules,
+    else for those up to the broken one."""
+
+    def nearest(name: str, numbers: range, asked: Sequence[Rule[ConstantsT]]) -> list[int]:
+        does = (n for n in numbers if first_broken(asked, kernel, replace(constants, **{name: n})) is None)  # type: ignore[type-var]
+        return [*islice(does, 1)]
+
+    for name in names:
+        value = getattr(constants, name)
+        if not isinstance(value, int):
+            continue
+        below, above = range(value - 1, max(value - FARTHEST, 0) - 1, -1), range(value + 1, value + FARTHEST + 1)
+        for asked in (rules, rules[: rules.index(rule) + 1]):
+            if found := nearest(name, below, asked) + nearest(name, above, asked):
+                yield name, found
+                break

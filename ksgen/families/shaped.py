@@ -1,0 +1,103 @@
+"""What families answer alike, from what follows from a kernel and its constants: its shape. A family overrides what is its own."""
+
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from ksgen.families.base import Geometry, Limits, TensorMap
+from ksgen.families.rules import Rule, first_broken
+from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
+from ksgen.spec import KernelSpec
+
+ConstantsT = TypeVar("ConstantsT")
+
+
+class Shape(Protocol):
+    """A block of a kernel, as every family's shape tells of it."""
+
+    @property
+    def registers(self) -> int:
+        """Of a thread."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+class Shaped(Generic[ConstantsT]):
+    """A family whose kernels compute each address themselves, so that they take any batch and any alignment."""
+
+    name: str
+    constants_type: type[ConstantsT]
+    why: str
+    listed: tuple[Rule[ConstantsT], ...]
+    measured = True
+    packs = True
+    on_tensor_cores = False
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Shape:
+        raise NotImplementedError
+
+    def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        return True
+
+    def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
+        return ()
+
+    # ---- constants
+
+    def rules(self) -> tuple[Rule[ConstantsT], ...]:
+        return self.listed
+
+    def keeps_rules(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
+        return first_broken(self.rules(), kernel, constants) is None
+
+    def constants(self, values: Mapping[str, Any]) -> ConstantsT:
+        return read_constants(self.name, self.constants_type, values)
+
+    # ---- resources
+
+    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.shape(kernel, constants).registers
+
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.shape(kernel, constants).shared_bytes
+
+
+class PackedShape(Shape, Protocol):
+    """The same of a kernel that reads its weights packed, by blocks of threads."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def word_bytes(self) -> int:
+        """That a thread of the packing kernel writes."""
+        ...
+
+    def grid(self, batch: int) -> int: ...
+
+
+class Packing(Shaped[ConstantsT]):
+    """A family that multiplies by packed weights, a block per tile; gradients have none to pack."""
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> PackedShape:
+        raise NotImplementedError
+
+    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether as many blocks fit a multiprocessor as the constants say: one, where they do not say."""
+        shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
+        if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+            return False
+        return not limits.registers or shape.registers * shape.threads * blocks <= limits.registers
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return self.shape(kernel, constants).packed_bytes
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        shape = self.shape(kernel, constants)
+        return Geometry(divide_up(shape.packed_bytes // shape.word_bytes, PACK_THREADS), PACK_THREADS, 0)
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        shape = self.shape(kernel, constants)
+        return Geometry(shape.grid(batch), shape.threads, shape.shared_bytes)

@@ -1,0 +1,108 @@
+"""All that is known of each precision, one record each. A new compute precision is one record here, its template and its tests."""
+
+from dataclasses import dataclass
+
+K_BYTES = 32  # of one row of A or column of B that one matrix instruction takes
+SUMS_ROUNDOFF = 2.0**-24  # of float32, in which everything but float64 is summed
+FEW_IN = 47  # inputs in all, up to which sums are promoted more often
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a matrix instruction multiplies."""
+
+    name: str  # in PTX's words
+    item_bytes: int
+
+    @property
+    def k_step(self) -> int:
+        """Inputs of one instruction."""
+        return K_BYTES // self.item_bytes
+
+    @property
+    def instruction(self) -> str:
+        """The include with a warp's instruction."""
+        return "mma_16" if self.item_bytes == 2 else f"mma_{self.name}"
+
+
+F16, BF16, TF32 = Operand("f16", 2), Operand("bf16", 2), Operand("tf32", 4)
+OPERANDS = {each.name: each for each in (F16, BF16, TF32)}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How X, Y and the weights are stored, and multiplied."""
+
+    name: str
+    dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
+    item_bytes: int
+    unit_roundoff: float  # of what is stored, or of the operands where they are rounded more
+    operand: Operand | None = None  # what tensor cores multiply; None: they have no such products
+    parts: int = 1  # that each operand is split into
+    products: int = 1  # of tensor cores, that stand for one
+    least_in: int = 1  # inputs below which even one instruction's cut-off sum is further off than twice a plain one
+    promote: tuple[int, int] = (0, 0)  # inputs after which cut-off sums are too far off, of up to FEW_IN in all and of more; 0: never
+    promote_batch: int = 1024  # the same for gradients, in batch entries
+    gradient: str = ""  # the precision of its gradients; empty: its own
+    range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
+    aliases: tuple[str, ...] = ()  # what other libraries call it
+
+    @property
+    def real_bytes(self) -> int:
+        """Of a sum."""
+        return max(4, self.item_bytes)
+
+    @property
+    def sums(self) -> str:
+        """The type of a sum."""
+        return "float64" if self.item_bytes == 8 else "float32"
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether the rounding of operands or outputs outweighs those of the sums."""
+        return self.unit_roundoff > SUMS_ROUNDOFF
+
+    def promotion(self, inputs: int) -> int:
+        """Inputs after which tensor-core sums of so many in all are added to plain ones; 0: never."""
+        few, many = self.promote
+        most = few if inputs <= FEW_IN else many
+        return most if inputs > most else 0
+
+
+PRECISIONS = {
+    each.name: each
+    for each in (
+        Precision("float32", "float32", 4, 2.0**-24, aliases=("fp32", "float", "single")),
+        Precision("float64", "float64", 8, 2.0**-53, aliases=("fp64", "double")),
+        Precision("float16", "float16", 2, 2.0**-11, F16, aliases=("fp16", "half")),
+        Precision("bfloat16", "bfloat16", 2, 2.0**-8, BF16, aliases=("bf16",)),
+        Precision("tf32", "float32", 4, 2.0**-11, TF32),  # ten bits of mantissa in each product
+        Precision(  # three such products: at most twice the error of a float32 sum
+            "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3, least_in=17, promote=(16, 32), promote_batch=32
+        ),
+        Precision(  # the same from three float16 ones; gradients are smaller than what float16 resolves
+            "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, least_in=4, promote=(32, 64), gradient="tf32x3",
+            range_note="|x| up to 65504 and |weights| up to 63.9",
+        ),
+    )
+}  # fmt: skip
+
+
+def stored_types() -> tuple[str, ...]:
+    """The types of arrays, each once."""
+    return tuple(dict.fromkeys(each.dtype for each in PRECISIONS.values()))
+
+
+def on_tensor_cores() -> tuple[str, ...]:
+    """The precisions that tensor cores have products for."""
+    return tuple(name for name, each in PRECISIONS.items() if each.operand)
+
+
+def gradient_of(name: str) -> str:
+    """The precision in which gradients of that one are computed."""
+    return PRECISIONS[name].gradient or name
+
+
+def named_otherwise(word: str) -> str | None:
+    """The precision that other libraries call so."""
+    return next((name for name, each in PRECISIONS.items() if word in each.aliases), None)

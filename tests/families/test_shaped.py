@@ -1,0 +1,98 @@
+"""What families answer alike from their shapes, by a family that only this file knows; and which families are made so."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, Limits, Rule, check
+from ksgen.families.shaped import Packing, Shaped
+from ksgen.families.tiles import PACK_THREADS, Constants
+from ksgen.pattern import Pattern
+from ksgen.spec import JOBS, KernelSpec
+from tests.support.kernels import LIMITS
+
+KERNEL = KernelSpec(Pattern(2, 48, 64, 4))
+
+
+@dataclass(frozen=True)
+class ToyConstants(Constants):
+    warps: int
+    min_blocks: int = 1
+
+
+@dataclass(frozen=True)
+class ToyShape:
+    kernel: KernelSpec
+    constants: ToyConstants
+    registers: int = 100
+    shared_bytes: int = 3000
+    packed_bytes: int = 4 * (PACK_THREADS + 1)
+    word_bytes: int = 4
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.constants.warps
+
+    def grid(self, batch: int) -> int:
+        return 7 * batch
+
+
+class Toy(Packing[ToyConstants]):
+    name = "toy"
+    constants_type = ToyConstants
+    listed = (Rule("warps is at most 16", lambda k, c: c.warps <= 16),)
+
+    def shape(self, kernel: KernelSpec, constants: ToyConstants) -> Any:
+        return ToyShape(kernel, constants)
+
+
+TOY, FOUR = Toy(), ToyConstants(4)
+
+
+def test_what_a_shape_says_is_what_its_family_answers() -> None:
+    geometry = TOY.geometry(KERNEL, FOUR, 10)
+    assert (geometry.grid, geometry.block, geometry.shared_bytes) == (70, 128, 3000)
+    assert (TOY.registers(KERNEL, FOUR), TOY.shared_bytes(KERNEL, FOUR)) == (100, 3000)
+    assert TOY.packed_bytes(KERNEL, FOUR) == 4 * (PACK_THREADS + 1)
+    assert TOY.pack_geometry(KERNEL, FOUR).grid == 2  # a last block of one thread
+    assert TOY.takes(KERNEL, 1, aligned=False)
+    assert TOY.maps(KERNEL, FOUR, 10) == ()
+
+
+def test_constants_and_rules_are_those_of_its_class() -> None:
+    assert TOY.constants({"warps": 4}) == FOUR
+    with pytest.raises(ConstantsError, match="toy constants are warps, min_blocks; got warp"):
+        TOY.constants({"warp": 4})
+    assert TOY.keeps_rules(KERNEL, FOUR)
+    assert not TOY.keeps_rules(KERNEL, ToyConstants(17))
+    with pytest.raises(ConstantsError, match="warps=17 must be at most 16; try 16"):
+        check(TOY, KERNEL, ToyConstants(17))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "limits", "fits"),
+    [
+        (1, Limits(3000), True),
+        (1, Limits(2999), False),
+        (2, Limits(7024), True),  # each but the last takes 1 KiB beside its own
+        (2, Limits(7023), False),
+        (1, Limits(3000, threads=127), False),
+        (5, Limits(10**6, registers=5 * 128 * 100), True),
+        (5, Limits(10**6, registers=5 * 128 * 100 - 1), False),
+        (5, Limits(10**6, registers=0), True),  # where the notion does not exist
+    ],
+)
+def test_so_many_blocks_fit_as_share_a_multiprocessor(blocks: int, limits: Limits, fits: bool) -> None:
+    assert TOY.fits(KERNEL, replace(FOUR, min_blocks=blocks), limits) == fits
+
+
+def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:
+    for family in FAMILIES.values():
+        assert isinstance(family, Shaped)
+        kernels = (replace(KERNEL, precision=precision, job=job) for precision, job in product(("float32", "float16"), JOBS))
+        jobs = {kernel.job for kernel in kernels if family.serves(kernel, LIMITS)}
+        if jobs:
+            assert isinstance(family, Packing) == (jobs == {"multiply"}), family.name

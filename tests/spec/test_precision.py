@@ -1,0 +1,144 @@
+"""What the records of precisions say; and that a precision is one record and its template, by one that only this file knows."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ksgen.bench import roster
+from ksgen.build.build import Layers, build
+from ksgen.build.cache import Cache
+from ksgen.build.toolchain import find_compiler
+from ksgen.devices import find_device
+from ksgen.emit import render as emit_render
+from ksgen.emit.render import render, render_probe
+from ksgen.errors import SpecError, ToolchainError
+from ksgen.families import FAMILIES, cuda_limits, families_for, family_for, operand_of
+from ksgen.measure.verify import measure, tolerance
+from ksgen.paths import resource
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, Precision, parse
+from ksgen.spec.precision import BF16, OPERANDS, gradient_of, named_otherwise, on_tensor_cores, stored_types
+from tests.measure.test_verify import needs_opencl
+from tests.support import kernels
+from tests.support.kernels import in_emulator, kernel_of
+
+SM_80 = cuda_limits("sm_80")
+TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("trifle",))  # float32 arrays, multiplied as bfloat16
+TOY_TEMPLATE = """{% include "include/ptx/pack_16.j2" %}
+DEVICE unsigned pack_weights(const float (&values)[2], const int) { return pack_bf16(values[0], values[1]); }
+template <int WORDS>
+DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
+    x[0][word] = pack_bf16(__uint_as_float(words[first]), __uint_as_float(words[second]));
+}
+DEVICE float unscaled(const float sum) { return sum; }
+"""
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The record and the template, and nothing else."""
+    shutil.copytree(resource("templates"), tmp_path / "templates")
+    (tmp_path / "templates" / "include" / "operand" / "toy.j2").write_text(TOY_TEMPLATE)
+    monkeypatch.setitem(PRECISIONS, TOY.name, TOY)
+    monkeypatch.setattr(emit_render, "resource", lambda name: tmp_path / name)
+    cached = (emit_render._environment, emit_render.template_digest)
+    for each in cached:
+        each.cache_clear()
+    yield TOY.name
+    for each in cached:
+        each.cache_clear()
+
+
+# ---- the records
+
+
+def test_every_record_is_found_by_its_own_name() -> None:
+    assert all(name == each.name for name, each in PRECISIONS.items())
+    assert all(name == each.name for name, each in OPERANDS.items())
+    assert stored_types() == ("float32", "float64", "float16", "bfloat16")
+    assert on_tensor_cores() == ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS.values(), ids=lambda each: each.name)
+def test_a_record_agrees_with_itself(precision: Precision) -> None:
+    assert precision.dtype in PRECISIONS
+    assert precision.item_bytes == PRECISIONS[precision.dtype].item_bytes
+    assert PRECISIONS[gradient_of(precision.name)].dtype == precision.dtype
+    assert (precision.parts > 1) == (precision.products > 1) == any(precision.promote)
+    assert precision.operand or precision.parts == 1
+    for alias in precision.aliases:
+        assert alias not in PRECISIONS
+        assert named_otherwise(alias) == precision.name
+
+
+def test_a_gradient_may_have_products_of_another_precision() -> None:
+    split = KernelSpec(Pattern(2, 48, 64, 4), "fp16x3")
+    assert split.arithmetic.name == "fp16x3"
+    assert replace(split, job="gradient").arithmetic.name == "tf32x3"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("job", ["multiply", "gradient"])
+def test_the_operand_of_every_family_is_one_that_can_be_measured(precision: str, job: str) -> None:
+    kernel = KernelSpec(Pattern(2, 48, 64, 4), precision, job=job)
+    for family in families_for(kernel, cuda_limits("sm_90a")):
+        operand = operand_of(kernel, family.default(kernel, cuda_limits("sm_90a")))
+        assert (operand in OPERANDS) == family.on_tensor_cores
+        assert operand is None or f"mma_{operand}(sums[e]" in render_probe(precision, "cuda", 256, operand).text
+
+
+# ---- one from outside
+
+
+def test_specs_and_messages_know_it(toy: str) -> None:
+    spec = parse(f"defaults: {{precision: {toy}}}\nkernels: ['2,48,64,4']\n", "own.yaml")
+    assert [kernel.name for kernel in spec.kernels] == ["ks_2x48x64x4_toy_bsf"]
+    with pytest.raises(SpecError, match="did you mean toy"):
+        KernelSpec(Pattern(2, 48, 64, 4), "trifle")
+    assert tolerance(toy, 1000) == TOY.unit_roundoff
+    assert roster.as_precise_as("float32") == ("float32", "tf32x3")  # it is less precise
+
+
+def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
+    kernel = KernelSpec(Pattern(2, 48, 64, 4), toy)
+    assert family_for(kernel, SM_80).name == "mma"
+    assert family_for(kernel, cuda_limits("sm_75")).name == "simt"
+    assert family_for(replace(kernel, job="gradient"), SM_80).name == "gradient_mma"
+    assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma_registers", "mma", "simt"]
+    assert not FAMILIES["wgmma_registers"].serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))  # its operands are narrower
+    assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
+    assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_its_products_are_right_in_the_emulator(toy: str, layout: str) -> None:
+    kernel = kernel_of((2, 37, 13, 5), toy, layout)
+    constants = FAMILIES["mma"].default(kernel, SM_80)
+    kernels.check(render(kernel, constants), 65, in_emulator())
+    kernels.check_exact(render(kernel, constants), 65, in_emulator())
+
+
+def test_its_gradient_is_that_of_the_precision_it_names(toy: str) -> None:
+    kernel = replace(kernel_of((2, 37, 13, 5), toy, "bsf"), job="gradient")
+    source, other = render(kernel), render(replace(kernel, precision="tf32"))
+    assert source.family == "gradient_mma"
+    assert source.text.splitlines()[5:] == [line.replace(other.entry, source.entry) for line in other.text.splitlines()[5:]]
+
+
+def test_it_compiles(toy: str, tmp_path: Path) -> None:
+    try:
+        compiler = find_compiler()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    source = render(kernel_of((2, 37, 13, 5), toy, "bsf"))
+    binary = build(source.text, source.entry, "sm_80", compiler, Layers((Cache(tmp_path / "cache"),)))
+    assert binary.resources.spill_bytes == 0
+
+
+@needs_opencl
+def test_a_processor_multiplies_it_as_what_is_stored(toy: str) -> None:
+    measured = measure(find_device("opencl"), kernel_of((2, 37, 13, 5), toy, "bsf"), 33, runs=0)
+    assert measured.error <= tolerance("float32", 13)
