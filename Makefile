@@ -1,43 +1,51 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv themselves; offline from the second time on.
+# Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv themselves; from the second time on they work offline.
+# `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
 # A GPU with a toolkit: pycuda. A GPU alone: cuda. Otherwise the processor, through OpenCL.
 DEVICE ?= $(shell if nvidia-smi >/dev/null 2>&1; then if command -v nvcc >/dev/null 2>&1; then echo pycuda,cuda; else echo cuda; fi; else echo cpu; fi)
 
-.PHONY: demo test quick check lint types pycuda matrix gpu-check setup clean
+.PHONY: demo test quick test-times check lint types pycuda matrix gpu-check setup clean help
 
-demo: .venv/.ready
+demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
 
-test: .venv/.ready-dev
+test: .venv/.ready-dev  ## Run all tests. No GPU is needed.
 	-@$(BIN) -m tests.driver
 	@$(BIN) -m pytest -n auto
 
-quick: .venv/.ready-dev
+quick: .venv/.ready-dev  ## Run the tests without the slow ones.
 	@$(BIN) -m pytest -n auto -m "not slow"
 
-check: lint types test
+test-times: .venv/.ready-dev  ## Run all tests, and print the slowest twenty.
+	-@$(BIN) -m tests.driver
+	@$(BIN) -m pytest -n auto --durations=20
 
-lint: .venv/.ready-dev
+check: lint types test  ## Run lint, types and all tests.
+
+lint: .venv/.ready-dev  ## Check style and format with ruff.
 	@$(BIN) -m ruff check .
 	@$(BIN) -m ruff format --check .
 
-types: .venv/.ready-dev
+types: .venv/.ready-dev  ## Check types with mypy.
 	@$(BIN) -m mypy
 
-# For the tests of the CUDA runtimes: a stand-in driver, and PyCUDA from its source, kept in the user's cache. A minute, once.
-pycuda: .venv/.ready-dev
+pycuda: .venv/.ready-dev  ## Build PyCUDA and the stand-in driver for the CUDA runtimes' tests: a minute, once.
 	@$(BIN) -m tests.driver
 
-# Every family's defaults compiled for every target: minutes, and no GPU.
-matrix: .venv/.ready-dev
+matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU target: minutes the first time. No GPU is needed.
 	@$(BIN) -m tests.compile_matrix
 
-# What the emulator proves, again on this machine's NVIDIA GPU; benchmarks; compute-sanitizer. Results go to benchmarks/results.
-gpu-check: .venv/.ready-dev
+gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: tests, benchmarks, compute-sanitizer; results go to benchmarks/results.
 	@$(BIN) -m tests.gpu_check
 
-setup: .venv/.ready-dev
+setup: .venv/.ready-dev  ## Make .venv with all that the tests need.
+
+clean:  ## Remove .venv, builds and tool caches. The user's kernel cache stays.
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+
+help:  ## List these targets.
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 .venv/.python:
 	@echo "ksgen: making .venv"
@@ -53,6 +61,3 @@ setup: .venv/.ready-dev
 	@echo "ksgen: installing what the tests need into .venv"
 	@$(BIN) -m pip install --quiet --disable-pip-version-check -e ".[$(DEVICE),cuda,tune,dev]"
 	@touch $@
-
-clean:
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The `ksgen` command: one line and exit code 2 for a user's mistake, 1 for a failed check, 0 otherwise.
+"""The command `ksgen`. Exit code 0: success; 1: a check failed; 2: a user's mistake, told in one line.
 
 Each subcommand is one module of `ksgen/commands/`, imported when it is called.
 """
@@ -14,22 +14,22 @@ from ksgen.errors import KsgenError
 from ksgen.values import excerpt
 
 COMMANDS = {
-    "emit": "Write a spec's kernels and launchers.",
-    "build": "Compile a spec's kernels into the cache; needs no GPU.",
+    "emit": "Write the kernels and launchers of a spec.",
+    "build": "Compile the kernels of a spec into the cache. Needs no GPU.",
     "bundle": "Pack sources, binaries and wisdom into one file.",
     "run": "Check and time one kernel.",
-    "tune": "Find the fastest constants on a device.",
+    "tune": "Find the fastest constants for a device.",
     "demo": "Emit, build, check and time a whole spec.",
-    "bench": "Measure beside other libraries, and report what was found.",
-    "show": "Say what a pattern is, with a picture.",
-    "doctor": "Say what was found, what is missing, and how to get it.",
-    "wisdom": "Look at, merge and exchange what searches found.",
-    "cache": "Look after the cache of binaries.",
+    "bench": "Compare with other libraries, and report the results.",
+    "show": "Describe a pattern, with a picture.",
+    "doctor": "List what is installed and what is missing, with the line that installs it.",
+    "wisdom": "Show, merge and exchange the results of searches.",
+    "cache": "Manage the cache of compiled kernels.",
 }
 
 
 class _Lazy(click.Group):
-    """Lists its commands without importing them."""
+    """Lists the commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -74,7 +74,7 @@ def cli() -> None:
 def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal without ⊗, and for file names that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:
@@ -104,6 +104,6 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    """What a terminal cannot show, such as a file name's control characters, is escaped; an error's own lines stay."""
+    """Print to stderr. Characters that a terminal cannot show are escaped; line breaks stay."""
     shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in message)
     print(shown, file=sys.stderr)

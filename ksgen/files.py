@@ -1,4 +1,4 @@
-"""Users' files, read and written whole: never more of one than can be meant, and never half of one.
+"""Reads and writes users' files whole. Never reads an endless one, and never leaves half of one.
 
 Knows nothing of what is in them.
 """
@@ -16,7 +16,7 @@ from ksgen.values import shown
 
 
 def read(path: Path, most_bytes: int) -> bytes:
-    """All of a file; `OSError`, as of whatever else cannot be read, where it is longer: /dev/zero has no end."""
+    """All of a file. `OSError` if it cannot be read, or is longer than any file that is meant: /dev/zero has no end."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

@@ -1,6 +1,6 @@
-"""The rooms of the house, from the ground up: a room imports from those above it in this table, and from itself, never from below.
+"""The layers: every module and package of ksgen in order. Each imports from itself and from those above it, never from below.
 
-`tests/test_layers.py` reads every import and holds them to it; docs/design.md prints the table.
+`tests/test_layers.py` checks every import, and that docs/design.md prints this table.
 """
 
 from typing import NamedTuple
@@ -16,28 +16,28 @@ class Room(NamedTuple):
 
 LAYERS = (
     Room("layers", "this table"),
-    Room("errors", "what is raised", "decides what is right"),
-    Room("install", "which line installs an extra, the way ksgen itself was installed"),
-    Room("values", "what users give, read as numbers, and quoted in messages"),
-    Room("words", "numbers in words"),
+    Room("errors", "which errors users see", "decides what is right"),
+    Room("install", "which command installs an extra, the way ksgen itself was installed"),
+    Room("values", "how users' values are read as numbers, and quoted in messages"),
+    Room("words", "how numbers are written in messages"),
     Room("paths", "where ksgen finds what it ships and keeps what it makes", "creates a folder"),
-    Room("files", "how users' files are read and written whole", "knows what is in them"),
+    Room("files", "how users' files are read and written whole", "knows their content"),
     Room("pattern", "which entries of K are free: sizes, index maps, chains, named families", "knows arrays or GPUs"),
     Room("spec", "what one kernel is, and which kernels a YAML file asks for", "renders"),
-    Room("reference", "what is right, in float64", "is fast"),
+    Room("reference", "what the right result is, in float64", "is fast"),
     Room("families", "which constants are valid and good, what they cost, how a launch looks", "compiles or runs"),
-    Room("emit", "which text a kernel and its constants are: same input, same bytes", "chooses constants"),
-    Room("build", "which binary a text is, and where it is kept", "calls a GPU"),
+    Room("emit", "which text a kernel with its constants becomes: same input, same bytes", "chooses constants"),
+    Room("build", "which binary a text becomes, and where it is kept", "calls a GPU"),
     Room("devices", "how to load, launch and time on PyCUDA, cuda-bindings and OpenCL", "knows templates"),
-    Room("wisdom", "which constants were found to be the fastest on a device", "renders"),
+    Room("wisdom", "which constants searches found to be the fastest on a device", "renders"),
     Room("launch", "how a call's arrays become a launch: views, checks, device and stream, plan, memory", "searches"),
-    Room("launcher", "the calls that users make, and that emitted modules import", "searches"),
-    Room("measure", "whether a kernel is right, how long it takes, what the device allows", "chooses constants"),
-    Room("figures", "pictures for pages and terminals"),
+    Room("launcher", "which calls users make, and emitted modules import", "searches"),
+    Room("measure", "whether a kernel is right, how long it takes, what the device can do at most", "chooses constants"),
+    Room("figures", "how pictures are drawn for pages and terminals"),
     Room("tuning", "which constants are the fastest here: trials, cost model, strategies, processes, a cluster"),
-    Room("torch", "the PyTorch layer, factorisation, whole models"),
-    Room("bench", "how ksgen compares with everyone else on this machine"),
-    Room("commands", "the command line, one module per command"),
-    Room("cli", "the command `ksgen`"),
+    Room("torch", "how PyTorch uses all this: the layer, factorisation, whole models"),
+    Room("bench", "how ksgen compares with other libraries on this machine"),
+    Room("commands", "what each command of `ksgen` does, one module per command"),
+    Room("cli", "which commands there are, and how they report mistakes"),
     Room("__main__", "`python -m ksgen`"),
 )

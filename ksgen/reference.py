@@ -1,4 +1,4 @@
-"""What is true: Kronecker-sparse products in float64, with NumPy, by which every kernel is judged. Never in a hurry.
+"""The truth that every kernel is checked against: Kronecker-sparse products in float64, with NumPy. Not built for speed.
 
 Weights have shape (a, b, c, d). Arrays of any real dtype are taken, `ml_dtypes.bfloat16` included.
 """

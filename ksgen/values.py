@@ -1,4 +1,4 @@
-"""Values that users give: taken where it is clear what they mean, and shown in messages in one line, and short."""
+"""Users' values: accepted if their meaning is clear, and shown in messages short and in one line."""
 
 from operator import index
 from typing import Any

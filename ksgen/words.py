@@ -1,4 +1,4 @@
-"""How numbers are put into words: so many of a thing, and from one number to another. Nothing else is said here."""
+"""Numbers in words: so many of a thing, and from one number to another."""
 
 from collections.abc import Callable, Iterable
 

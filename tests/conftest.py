@@ -17,7 +17,7 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's cache and wisdom are neither read nor written; the stand-in machine has its own."""
+    """The user's cache and wisdom are neither read nor written. The stand-in machine has its own."""
     if "KSGEN_DRIVER_REGISTRY" in os.environ:
         yield
         return
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """An item for the stand-in machine runs there, and is reported from here."""
+    """Runs an item marked `stand_in` on the stand-in machine, and reports it from here."""
     if not item.get_closest_marker("stand_in") or items.is_on_machine():
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -1,6 +1,6 @@
-"""The paper's measurements on the machine at hand: what is measured, how it is kept, and what is said of it.
+"""The paper's measurements on this machine: measuring, keeping the results, and reporting them.
 
     command -> runner -> contenders, clock -> log -> rows -> comparison -> report
 
-No room above imports this one.
+Only the command line imports this package.
 """

@@ -1,9 +1,8 @@
-"""What our kernels are compared with: each baseline puts weights of shape (a, b, c, d) into its own format, ahead of time, and gives a
-function of X. Never timed here. All give Y without gaps, in the layout of X.
+"""The baselines: each puts weights of shape (a, b, c, d) into its own format, ahead of time, and returns a function of X.
 
-The paper's five (appendix D.1) and `strided` are `ksgen.torch`'s backends. Besides, what an expert would write with the same library
-where `strided` has no views to work on, torch.compile, and the part of `bmm` that only moves memory;
-and, on processors, two other libraries where they are installed.
+Never timed here. All give Y without gaps, in the layout of X. The paper's five (appendix D.1) and `strided` are backends of
+`ksgen.torch`. Added to them are what an expert would write with the same library if `strided` has no views to work on,
+torch.compile, and the part of `bmm` that only moves memory; and, on processors, two other libraries if they are installed.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Seconds of calls, by the GPU's own events or by the processor's clock; and of several calls in turn, so that what disturbs one
-disturbs all."""
+"""Seconds of calls, by the GPU's own events or the processor's clock. Several calls take turns, so that a disturbance hits all."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ def host_clock(call: Callable[[], object]) -> float:
 
 
 def cuda_clock(call: Callable[[], object]) -> float:
-    """By events on PyTorch's stream; what the host takes to launch is part of it where the GPU waits for that."""
+    """By events on PyTorch's stream. Includes the host's time to launch, if the GPU waits for it."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     call()
@@ -35,7 +34,7 @@ def cuda_clock(call: Callable[[], object]) -> float:
 
 
 class BusyCudaClock:
-    """The same behind other work, which keeps the GPU busy while the host enqueues the call: launching is not measured."""
+    """The same, queued behind other work that keeps the GPU busy while the host enqueues the call: launching is not measured."""
 
     def __init__(self) -> None:
         self._busy_s = _MOST_BUSY_S  # what enqueuing took last time, and half as much again
@@ -70,7 +69,7 @@ class Spread:
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """For each call its times, round by round; each round begins with another call."""
+    """Times of each call, round by round. Each round begins with another call."""
     for call in calls.values():
         for _ in range(WARMUP_RUNS):
             call()

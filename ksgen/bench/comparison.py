@@ -1,4 +1,4 @@
-"""Who was faster, by how much, in how many patterns: arithmetic over rows. Never how it is shown.
+"""Who was faster, by how much, in how many patterns: arithmetic over rows. Shows nothing.
 
 Only accurate results whose times can be trusted count. A contender's time is that of its best variant: ours of any family and constants.
 """
@@ -20,7 +20,7 @@ Times = Mapping[str, float]  # microseconds by contender
 
 @dataclass(frozen=True)
 class Duel:
-    """A contender against the best of some others, over the patterns in which all of them have a time to compare."""
+    """A contender against the best of some others, over the patterns in which all of them have a usable time."""
 
     ratios: tuple[float, ...]  # the best other's time over the contender's: above 1 it is faster
 
@@ -38,7 +38,7 @@ class Duel:
 
     @property
     def factor_where_faster(self) -> float | None:
-        """The median, as the paper gives it: of the patterns where it is faster."""
+        """The median, as the paper gives it: over the patterns where it is faster."""
         return median(ratio for ratio in self.ratios if ratio > 1) if self.wins else None
 
     @property
@@ -69,7 +69,7 @@ class Results:
 
     @property
     def names(self) -> list[str]:
-        """Of contenders that have a time, in the rows' order."""
+        """Contenders that have a time, in the rows' order."""
         found = dict.fromkeys(row.implementation for row in self.rows if row.counts)
         return list(found)
 
@@ -97,11 +97,11 @@ class Results:
         return [(Pattern.parse(text), first[text][name] / last[text][name]) for text in both]
 
     def rewriting_share(self, layout: str) -> list[tuple[Pattern, float]]:
-        """Of bmm's time, what its permutations take alone."""
+        """The share of bmm's time that its permutations alone take."""
         return [(pattern, 1 / ratio) for pattern, ratio in self.ratios("rewriting", ["bmm"], layout)]
 
     def energy_ratios(self, one: str, others: Sequence[str]) -> list[tuple[Pattern, float]]:
-        """One's energy over the least of the others', each in the better of its layouts: below 1 it takes less."""
+        """One's energy over the least of the others', each in the better of its layouts. Below 1 it uses less."""
         least: dict[str, dict[str, float]] = {}
         for row in self.rows:
             if row.joule is not None and row.is_accurate:
@@ -115,7 +115,7 @@ class Results:
         return found
 
     def best_rows(self, name: str, layout: str) -> dict[str, Row]:
-        """By pattern, the row of a contender's fastest variant in a layout."""
+        """The row of a contender's fastest variant in a layout, by pattern."""
         found: dict[str, Row] = {}
         for row in self.rows:
             if row.implementation == name and row.layout == layout and row.counts:
@@ -127,7 +127,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Gains:
-    """On a processor, in one batch, precision and layout: by pattern, the best of PyTorch's times over ours, and our share of the floor."""
+    """On a processor, per batch, precision and layout: PyTorch's best time over ours, and our share of the floor, by pattern."""
 
     batch: int
     precision: str
@@ -136,7 +136,7 @@ class Gains:
 
 
 def gains(rows: Sequence[Row]) -> list[Gains]:
-    """Those of the processors' rows that have any."""
+    """The gains of every batch, precision and layout of a processor's rows that has any."""
     found = []
     ours = [row for row in rows if row.runtime == "opencl"]
     for batch in sorted({row.batch for row in ours}):
@@ -156,7 +156,7 @@ def precisions_of(rows: Iterable[Row]) -> list[str]:
 
 
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:
-    """Values by a number of their pattern, in its order."""
+    """Values grouped by a number of their pattern, in order."""
     found: dict[float, list[float]] = {}
     for pattern, value in pairs:
         found.setdefault(key(pattern), []).append(value)

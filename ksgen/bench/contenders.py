@@ -1,4 +1,4 @@
-"""Who is compared: our kernels, by family and choice of constants, and the baselines, each made ready to run over a job's arrays."""
+"""The contenders: our kernels, by family and constants, and the baselines, each ready to run over a job's arrays."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute a job. Equal `identity`: measurements of different days are of the same thing."""
+    """One way to compute a job. Measurements of different days with equal `identity` measure the same thing."""
 
     job: Job
     implementation: str
@@ -88,13 +88,13 @@ class Contender:
 
 
 def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contender]:
-    """Everyone named who can be thought of for a job, ours first."""
+    """All named contenders that could run the job, ours first."""
     found = list(ours(job, device)) if OURS in names else []
     return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name != OURS]
 
 
 def ours(job: Job, device: Device) -> Iterator[Contender]:
-    """Every family's default, and what wisdom says is better: "tuned". On a processor, of the families the one that launchers take."""
+    """Every family's default, and "tuned" if wisdom has something better. On a processor, only the family that launchers take."""
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
@@ -110,8 +110,9 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 
 
 def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
-    """Search for those kernels of ours that wisdom does not know at this batch, or knows of another template version alone;
-    what is found is "tuned" from then on. A search that finds nothing says so, and costs only itself; a budget of seconds ends at
+    """Search for constants of our kernels that wisdom lacks at this batch, or has only for another template version.
+
+    The result is "tuned" from then on. A search that finds nothing says so, and costs only itself. A budget of seconds ends at
     the deadline, on the clock of `monotonic`.
     """
     from ksgen.tuning import tune as search
@@ -136,13 +137,13 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
 
 
 def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
-    """What our kernels multiply in: without tensor cores, what stands for float32 on them is the plain kernel once more."""
+    """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again."""
     has_cores = limits_of(device).tensor_cores
     return tuple(each for each in job.comparison.ours if has_cores or each == job.precision)
 
 
 def torch_device(device: Device) -> torch.device:
-    """Where the baselines run: beside our kernels where those run on CUDA, else on the processor."""
+    """Where the baselines run: on our kernels' GPU if they run on CUDA, else on the processor."""
     return torch.device("cuda", device.index) if device.kind == "cuda" else torch.device("cpu")
 
 
@@ -177,7 +178,7 @@ def _render(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
 
 
 def _on_tensors(plan: Plan, problem: Problem) -> Ready:
-    """On PyTorch's own memory and its default stream, which is everybody's default stream."""
+    """On PyTorch's own memory, in its default stream, which is also everybody else's."""
     packed = plan.pack(problem.weights.data_ptr(), None)
     outputs = [problem.weights.new_full(problem.y_shape, float("nan")) for _ in problem.sets]
     workspace = plan.workspace()
@@ -193,7 +194,7 @@ def _on_tensors(plan: Plan, problem: Problem) -> Ready:
 
 
 def _on_host(plan: Plan, problem: Problem) -> Ready:
-    """Prepared calls on PyTorch's own memory, where it lies."""
+    """Prepared calls on PyTorch's own memory, in place."""
     device = plan.device
     packed, workspace = plan.pack(device.shared(problem.weights.data_ptr()), None), plan.workspace()
     calls = []

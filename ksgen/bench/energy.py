@@ -1,6 +1,6 @@
-"""Joules of a run by NVML: the GPU's own count of energy, or samples of its power where it keeps none; less what it takes idle.
+"""Joules per run by NVML: the GPU's own energy counter, or power samples if it has none, minus the idle power.
 
-Refuses what is too short for the count's resolution. Arithmetic and NVML alone: never what is run.
+Refuses runs too short for the counter's resolution. Only arithmetic and NVML: knows nothing of what is run.
 """
 
 import threading
@@ -27,12 +27,12 @@ SETTLE_SECONDS = 1.0  # until a GPU that has just worked is idle
 
 
 class EnergyError(KsgenError):
-    """No way to measure energy here, or a measurement that says nothing."""
+    """Energy cannot be measured here, or a measurement is meaningless."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a GPU took while something ran."""
+    """What a GPU used while something ran."""
 
     joule: float
     seconds: float
@@ -41,7 +41,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Idle:
-    """What it takes when nothing runs, and how often its count changes."""
+    """What the GPU uses when nothing runs, and how often its counter changes."""
 
     watt: float
     update_s: float
@@ -61,7 +61,7 @@ def open_nvml() -> Any:
 
 
 class Energies:
-    """Joules of a run above idle, of runs that go on for so many seconds: `bench.timing.Quantity`."""
+    """Joules per run above idle, of runs that go on for that many seconds. Fulfils `bench.timing.Quantity`."""
 
     column = "joule"
 
@@ -76,7 +76,7 @@ class Energies:
 
 
 class Meter:
-    """One GPU's energy. `clock` and `pause` are the machine's, but in tests."""
+    """One GPU's energy. `clock` and `pause` are the machine's, except in tests."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float] = monotonic, pause: Callable[[float], None] = sleep) -> None:
         self._nvml, self._handle, self._clock, self._pause = nvml, handle, clock, pause
@@ -90,7 +90,7 @@ class Meter:
         return True
 
     def idle(self) -> Idle:
-        """Measured now, on a GPU on which nothing runs."""
+        """Measured now. Nothing else may run on the GPU."""
         self._pause(SETTLE_SECONDS)
         reading = self.read(lambda: self._pause(IDLE_SECONDS)) if self.source == "power samples" else self._watched()
         if not reading.updates:
@@ -98,7 +98,7 @@ class Meter:
         return Idle(reading.joule / reading.seconds, reading.seconds / reading.updates)
 
     def read(self, work: Callable[[], None]) -> Reading:
-        """While `work` runs, to its end."""
+        """Measured while `work` runs, to its end."""
         if self.source == "power samples":
             return self._sampled(work)
         before, begin = self._joule(), self._clock()
@@ -107,7 +107,7 @@ class Meter:
         return Reading(self._joule() - before, seconds, 0)
 
     def _watched(self) -> Reading:
-        """How the count grows on its own: from one change to the last one seen."""
+        """How the counter grows on its own, from one change to the last one seen."""
         start, begin = self._joule(), self._clock()
         changes: list[tuple[float, float]] = []
         last = start
@@ -122,7 +122,7 @@ class Meter:
         return Reading(joule - first, last_at - first_at, len(changes) - 1)
 
     def _sampled(self, work: Callable[[], None]) -> Reading:
-        """The power's integral, by trapezes between samples."""
+        """The integral of power, by trapezes between samples."""
         samples: list[tuple[float, float]] = []
         done = threading.Event()
 
@@ -149,7 +149,7 @@ class Meter:
 
 
 def integral(samples: list[tuple[float, float]], seconds: float) -> float:
-    """Joules over `seconds`, of watts at some moments of them; what lies before the first and after the last is as these are."""
+    """Joules over `seconds`, from watts at some moments. The first and last samples stand for what lies before and after them."""
     if len(samples) < 2:
         return samples[0][1] * seconds if samples else 0.0
     between = sum((then - now) * (one + other) / 2 for (now, one), (then, other) in pairwise(samples))
@@ -158,7 +158,7 @@ def integral(samples: list[tuple[float, float]], seconds: float) -> float:
 
 
 def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
-    """Above idle. `EnergyError` where the measurement was too short, or took no more than idling does."""
+    """Joules above idle. `EnergyError` if the measurement was too short, or used no more than idling."""
     least_s = LEAST_UPDATES * idle.update_s
     if reading.seconds < least_s:
         raise EnergyError(
@@ -175,7 +175,7 @@ def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
 
 
 def find_handle(nvml: Any, uuid: str | None, index: int) -> Any:
-    """NVML's GPU for CUDA's: by its UUID, since CUDA_VISIBLE_DEVICES renumbers."""
+    """NVML's handle of CUDA's GPU, found by UUID, since CUDA_VISIBLE_DEVICES renumbers GPUs."""
     if uuid:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")

@@ -15,7 +15,7 @@ from ksgen.errors import ToolchainError
 
 
 def run_facts(device: Device) -> dict[str, str]:
-    """Of one process that measures on a device."""
+    """The facts of one process that measures on a device."""
     where = torch_device(device)
     on_cuda = where.type == "cuda"
     return {
@@ -33,7 +33,7 @@ def run_facts(device: Device) -> dict[str, str]:
 
 
 def _compiler(device: Device) -> str:
-    """Empty where there is none: binaries then come from a cache."""
+    """The compiler's version; empty if there is none: binaries then come from a cache."""
     try:
         compiler = device.compiler()
     except ToolchainError:
@@ -42,7 +42,7 @@ def _compiler(device: Device) -> str:
 
 
 def commit(folder: Path) -> str:
-    """Of the checkout that a folder of its files is in, with a + where files differ from it; empty outside one."""
+    """The commit of the checkout that holds a folder, with a + if files differ from it; empty outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False)

@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[Pattern, float]]
 
 
 def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0) -> str:
-    """A box for each group: median in orange, quartiles, whiskers at 5 and 95 %, no outliers."""
+    """A box per group: median in orange, quartiles, whiskers at 5 and 95 %, no outliers."""
     merged = _merged(groups)
     with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
@@ -38,7 +38,7 @@ def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[flo
 
 
 def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Pattern], float]) -> str:
-    """A point for each pattern."""
+    """A point per pattern."""
     with svg.figure(title, svg.Size(WIDTH / 2, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
         axes.plot([key(pattern) for pattern, _ in pairs], [value for _, value in pairs], "o", color=svg.LINE, markersize=2.6, alpha=0.6)
@@ -49,7 +49,7 @@ def points(title: str, label: str, unit: str, pairs: Pairs, key: Callable[[Patte
 
 
 def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
-    """A PNG of a processor's results: speed-ups, and shares of the floor, each sorted; a row for each batch and precision."""
+    """A PNG of a processor's results: speed-ups and shares of the floor, each sorted, with a row per batch and precision."""
     svg.check_matplotlib(EXTRA)
     import matplotlib
     from matplotlib.figure import Figure
@@ -107,7 +107,7 @@ def _logarithmic(axes: "Axes", which: str, subs: Sequence[int]) -> None:
 
 
 def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[float]]]:
-    """Named groups, at most `MOST_BOXES`: as many neighbours in each as that takes."""
+    """Named groups, at most `MOST_BOXES`, of equally many neighbours."""
     numbers = sorted(groups)
     at_once = -(-len(numbers) // MOST_BOXES)
     merged = []

@@ -1,6 +1,6 @@
-"""How well a one-line rule predicts where our kernel wins: (b+c)/(bc), and whether the results hold a better one.
+"""How well a one-line rule predicts where our kernel wins: (b+c)/(bc), and whether the results support a better one.
 
-Judges rules on rows; never chooses for a launcher. Without results of a GPU nothing is claimed.
+Judges rules on rows; never chooses for a launcher. Claims nothing without results of a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: abo
 
 @dataclass(frozen=True)
 class Rule:
-    """A number of a pattern that is said to grow with what our kernel gains."""
+    """A number of a pattern that is claimed to grow with our kernel's gain."""
 
     says: str
     score: Callable[[Pattern], float]
@@ -46,7 +46,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule is worth on some results."""
+    """How good a rule is on some results."""
 
     rule: Rule
     correlation: float  # of ranks, with the gain
@@ -56,7 +56,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All rules, best first, and what may be said."""
+    """All rules, best first, and the conclusion that the results allow."""
 
     judged: tuple[Judged, ...]
     patterns: int
@@ -93,7 +93,7 @@ def _judge(rule: Rule, ratios: Ratios, gains: Numbers) -> Judged:
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
-    """The one above which "ours wins" is right most often; between two scores, or always, or never."""
+    """The threshold above which "ours wins" is right most often: between two scores, or always, or never."""
     known = np.unique(scores)
     if not known.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed: kept while something is measured, so that nobody's time is that of getting pages."""
+"""Keeps freed memory in the C library during measurements, so that no contender pays for getting pages."""
 
 import ctypes
 from contextlib import suppress
@@ -8,7 +8,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """From now on large arrays are made of memory that was used before, as an application's own would be. Linux with glibc alone."""
+    """From now on, build large arrays from memory that was used before, as an application would. Linux with glibc only."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0)
@@ -16,6 +16,6 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """To the system, which then knows how much is free."""
+    """Return free memory to the system, so that it knows how much is free."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

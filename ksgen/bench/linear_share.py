@@ -1,6 +1,6 @@
-"""How much of a vision transformer's forward pass is its feed-forward linear layers: the paper's Table 6, with dense layers.
+"""The share of a vision transformer's forward pass in its feed-forward linear layers: the paper's Table 6, with dense layers.
 
-The layers are timed alone, on inputs as large as theirs, in turn with the whole model.
+The layers are timed alone, on inputs of their size, taking turns with the whole model.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Share:
 
 
 def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int) -> Iterator[Share]:
-    """A share for each model and precision; one model at a time is in memory."""
+    """A share per model and precision. Only one model at a time is in memory."""
     watch = Watch()
     for name in names:
         for precision in precisions:

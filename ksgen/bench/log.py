@@ -1,7 +1,7 @@
-"""A file that measurements are appended to as they are made, one JSON object a line, so that a kill loses at most one.
+"""A file of measurements, one JSON object per line, appended as they are made, so that a kill loses at most one.
 
-Four kinds of lines: "run" (facts of a process), "ceilings" (what the device was seen to do), "contender" (one way to compute one
-job, with its error; it gets a number), "measurement" (what one measurement of that contender gave). Never knows what they mean.
+Four kinds of lines: "run" (facts of a process), "ceilings" (the device's measured limits), "contender" (one way to compute one
+job, with its error; it gets a number), "measurement" (the result of one measurement of that contender). Does not interpret them.
 """
 
 import errno
@@ -24,7 +24,7 @@ MOST_BYTES_OF_FILE = 2**28  # two million lines
 
 @dataclass
 class Contender:
-    """One contender's lines: its latest facts, the run and the ceilings that they belong to, all its measurements."""
+    """One contender's lines: its latest facts, its run and ceilings, all its measurements."""
 
     facts: Facts
     run: Facts
@@ -34,7 +34,7 @@ class Contender:
 
 @dataclass
 class Content:
-    """Everything in a log, by the contender's key in the order of first appearance."""
+    """All of a log, by the contender's key, in order of first appearance."""
 
     contenders: dict[str, Contender] = field(default_factory=dict)
     run: Facts = field(default_factory=dict)  # the latest
@@ -59,7 +59,7 @@ class Content:
 
 
 def read_log(path: Path) -> Content:
-    """What a log holds; a last line that was cut off by a kill is left out. `KsgenError` names a line that cannot be read."""
+    """Read a log. A last line that a kill cut off is left out. `KsgenError` names a line that cannot be read."""
     content = Content()
     try:
         data = read(path, MOST_BYTES_OF_FILE)
@@ -76,7 +76,7 @@ def read_log(path: Path) -> Content:
 
 
 class Log:
-    """The file, open for one process alone."""
+    """The log file, open in one process only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class Log:
         os.close(self._file)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """In one write, which the system finishes whatever becomes of this process: all of the line, or none of it."""
+        """Append a line in one write. Even if this process dies, the system writes all of the line or none of it."""
         line = {"kind": kind, **facts}
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:

@@ -30,7 +30,7 @@ class Module:
 FORWARD, TRAINING = STEPS = ("forward", "training")
 RATE = 1e-6  # of learning, so that nothing overflows
 WHOLE = "whole"
-DENSE = "nn.Linear"  # beside the names of backends, of which "dense" is one
+DENSE = "nn.Linear"  # not "dense", which is the name of a backend
 MODULES = {  # a linear layer is named as its matrix, outputs x inputs
     "linear N x N": Module("attention.projection", 0.50, has_bias=False),
     "linear N x N + bias": Module("attention.projection", 0.66, has_bias=True),
@@ -47,7 +47,7 @@ MODULES = {  # a linear layer is named as its matrix, outputs x inputs
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure. `batch` counts sequences; `tokens` in each are GPT-2's alone, ViT-S/16 makes 197 of an image."""
+    """What to measure. `batch` counts sequences. `tokens` per sequence apply only to GPT-2; ViT-S/16 makes 197 of an image."""
 
     model: str
     precisions: tuple[str, ...]
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """One module: seconds of the dense one and of the sparse one, and the ratios of the rounds."""
+    """One module: seconds of its dense and sparse form, and the ratio of each round."""
 
     module: str
     step: str
@@ -76,8 +76,10 @@ class Row:
 
 
 def measure(job: Job) -> Iterator[Row]:
-    """A row for every precision, step, module and backend. Dense and sparse take turns. Forward nothing is recorded, and sparse
-    layers are frozen: their weights are prepared once."""
+    """A row per precision, step, module and backend. Dense and sparse take turns.
+
+    Forward passes record nothing, and their sparse layers are frozen: weights are prepared once.
+    """
     watch, on_processors = Watch(), job.device.type == "cpu"
     if on_processors:
         keep_freed_memory()
@@ -96,7 +98,7 @@ def measure(job: Job) -> Iterator[Row]:
 
 
 def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
-    """The dense model, and a sparse one for each backend, with the same weights."""
+    """The dense model, and a sparse one per backend, with the same weights."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
     sparse = deepcopy(dense)
@@ -133,7 +135,7 @@ def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], obje
 
 
 def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A module of a model, and what it is called with."""
+    """A module of a model, and its arguments."""
     is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:
         return model, (model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens),)
@@ -149,7 +151,7 @@ def _part(job: Job, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tenso
 
 
 def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:
-    """A copy of a layer by itself: without the activation of its place, with or without its bias."""
+    """A copy of a layer on its own: without the activation of its place, with or without its bias."""
     layer = deepcopy(layer)
     if isinstance(layer, KSLinear):
         layer.activation = "none"

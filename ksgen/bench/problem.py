@@ -1,4 +1,4 @@
-"""What is computed: the jobs of a benchmark, and the arrays of one of them on the device, with the truth that they are judged by."""
+"""The jobs of a benchmark, and the arrays of one job on the device, with the float64 truth to judge results by."""
 
 import zlib
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Job:
 
 
 class Problem:
-    """X, more sets of it than a cache holds, and the weights: the same for the same job and seed."""
+    """The weights, and more sets of X than a cache holds. The same for the same job and seed."""
 
     def __init__(self, job: Job, where: torch.device, seed: int) -> None:
         self.job, self.where = job, where
@@ -63,7 +63,7 @@ class Problem:
         return (self.job.batch, outputs) if self.job.layout == "bsf" else (outputs, self.job.batch)
 
     def error(self, y: Tensor) -> float:
-        """Relative, Frobenius, over the compared batch entries; NaN where any entry of Y is not finite."""
+        """Relative error (Frobenius) over the compared batch entries; NaN if any entry of Y is not finite."""
         if tuple(y.shape) != self.y_shape or not bool(torch.isfinite(y).all()):
             return float("nan")
         difference = self._sample(y) - self._truth

@@ -32,7 +32,7 @@ def claim(name: str) -> Claim:
 
 
 def published_patterns() -> list[Pattern]:
-    """Those whose times the authors published."""
+    """The patterns whose times the authors published."""
     return [Pattern.parse(text) for text in published()["times"]]
 
 

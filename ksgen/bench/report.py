@@ -1,4 +1,4 @@
-"""From rows to one self-contained HTML page, or Markdown: the paper's tables and figures with this device's numbers in them.
+"""Turns rows into one self-contained HTML page, or Markdown: the paper's tables and figures with this device's numbers.
 
 Judges nothing: `tables`, `figures` and `heuristic` say what is shown. The same rows give the same bytes.
 """
@@ -31,7 +31,7 @@ FASTER = "times as fast"
 
 @dataclass(frozen=True)
 class Map:
-    """Our share of the floor, pattern by pattern: a row for each a and d, a column for each block."""
+    """Our share of the floor by pattern: a row per a and d, a column per block."""
 
     layout: str
     columns: tuple[tuple[int, int], ...]  # (b, c)
@@ -40,7 +40,7 @@ class Map:
 
 @dataclass
 class Section:
-    """One precision's part of the page, or what all of them share. What few look at is folded away."""
+    """The part of the page for one precision, or for all of them. Details are folded away."""
 
     title: str
     says: str = ""
@@ -82,7 +82,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def picture(rows: Sequence[Row]) -> bytes:
-    """Of a processor's results, as a PNG."""
+    """A processor's results as a PNG."""
     if not (found := gains(rows)):
         raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
     return figures.sorted_gains(found, ", ".join(_once(row.device for row in rows)))

@@ -1,4 +1,4 @@
-"""Tidy results: one row for each contender of each job, with where, when and by what it was measured. Reads and writes them.
+"""Tidy results: one row per contender and job, with where, when and by what it was measured. Reads and writes them.
 
 A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parquet where pyarrow is there.
 """
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def is_accurate(self) -> bool:
-        """A fast wrong answer is no result; false for NaN."""
+        """A fast wrong answer is no result. False for NaN."""
         return self.error is not None and self.tolerance is not None and self.error <= self.tolerance
 
     @property
@@ -86,7 +86,7 @@ _TYPES = get_type_hints(Row)
 
 
 def row_of(contender: Contender) -> Row:
-    """What a log says of one contender, its measurements as medians with their spread."""
+    """The rows of one contender in a log, with measurements as medians and their spread."""
     facts = {**contender.run, **contender.ceilings, **contender.facts}
     times = sorted(each["us"] for each in contender.measurements if "us" in each)
     joules = [each["joule"] for each in contender.measurements if "joule" in each]
@@ -114,7 +114,7 @@ def row_of(contender: Contender) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a log, a CSV or a Parquet file. `KsgenError` where there are none, or the file is none of these."""
+    """The rows of a log, a CSV or a Parquet file. `KsgenError` if there are none, or if the file is none of these."""
     readers: dict[str, Callable[[Path], list[Row]]] = {".jsonl": _read_log, ".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
@@ -132,7 +132,7 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> bool:
-    """Whether it was written: pyarrow is optional."""
+    """Write a Parquet file. Returns whether it was written: pyarrow is optional."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -195,7 +195,7 @@ def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
 
 
 def _kind(name: str) -> type:
-    """str, int, or float for what may be None."""
+    """str, int, or float for fields that may be None."""
     return _TYPES[name] if _TYPES[name] in (str, int) else float
 
 
@@ -208,7 +208,7 @@ def _shown(value: Any) -> Any:
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:
-    """Between the two nearest, in proportion."""
+    """Linear interpolation between the two nearest."""
     if not ordered:
         return None
     place = share * (len(ordered) - 1)

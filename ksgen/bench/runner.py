@@ -1,6 +1,6 @@
-"""Runs jobs: every contender of a job checked, then measured in turn, each measurement written down as soon as it is made.
+"""Runs jobs: every contender of a job is checked, then measured in turn. Each measurement is written down at once.
 
-Goes on where a log ends. What cannot run becomes a line with its reason. Never says what the numbers mean.
+Continues where a log ends. What cannot run becomes a line with its reason. Does not interpret the numbers.
 """
 
 import re
@@ -37,7 +37,7 @@ _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on
 
 
 class _TimeIsUpError(Exception):
-    """Nothing more is compiled."""
+    """Stop compiling."""
 
 
 Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
@@ -64,7 +64,7 @@ class Runner:
         log.append("run", facts)
 
     def run(self, jobs: Sequence[Job]) -> int:
-        """How many jobs are complete: all of them, or those that fit into the time."""
+        """Returns how many jobs are complete: all of them, or those that fit the time limit."""
         self._check_batch(jobs)
         waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
@@ -82,7 +82,7 @@ class Runner:
         return done
 
     def _check_batch(self, jobs: Sequence[Job]) -> None:
-        """A pattern's times at two batches are no two times of one product."""
+        """Refuses another batch: times of a pattern at two batches cannot be compared."""
         known = {each.facts["batch"] for each in self.log.content.contenders.values()}
         if other := next((job.batch for job in jobs if known and job.batch not in known), 0):
             raise KsgenError(f"{self.log.path} holds measurements of batch {min(known)}, and this is {other}; name another file with -o")
@@ -91,7 +91,7 @@ class Runner:
         return monotonic() < self.deadline
 
     def _is_time_for(self, contender: Contender) -> bool:
-        """Whether it is likely to be checked in time: as long as any of its kind took, which is seconds where something is compiled."""
+        """Whether its check is likely to fit the time left: any of its kind may take as long, seconds if something compiles."""
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _undone(self, job: Job) -> list[Contender]:
@@ -108,7 +108,7 @@ class Runner:
         return max(0, wanted - sum(self.quantity.column in each for each in known.measurements))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
-        """All kernels of a few jobs at once, on all cores; one that cannot be built says so when it is prepared."""
+        """Build all kernels of a few jobs at once, on all cores. One that cannot be built says so when it is prepared."""
         sources = [each.source() for each in wanted if each.source and self._in_time()]
 
         def check_time(*_: object) -> None:
@@ -123,7 +123,7 @@ class Runner:
                 build_many(requests, compiler, on_done=check_time)
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
-        """Whether it was done to the end."""
+        """Measure a job. Returns whether it was finished."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # what the job before left
         else:
@@ -187,7 +187,7 @@ class Runner:
         units = MATRIX_UNITS if self.device.limits.is_cpu and job.kernel(contender.arithmetic).item_bytes == 2 else 1
         least_s = 2 * contender.multiplications * job.batch / (ceilings.flops_per_s * units)
         if least_s > self.protocol.most_seconds:
-            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s a run")
+            return None, _refusal("too slow", f"its multiplications alone take {least_s:.1f} s per run")
         if why := self._hopeless(contender, fastest_s):
             return None, _refusal("too slow", why)
         try:
@@ -215,13 +215,14 @@ class Runner:
         return {} if contender.is_part else {"floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
-        """Why it is not run at all on a processor, where a run may take minutes: at a pace far better than it ever had it would take too
-        long, and much longer than another."""
+        """Why a contender is not run at all on a processor, where a run may take minutes: even at a pace far better than it ever had,
+        it would take too long, and much longer than another.
+        """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
         if contender.implementation == OURS or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
             return ""
-        return f"{expected_s:.1f} s a run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
+        return f"{expected_s:.1f} s per run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
 
     def _note_pace(self, contender: Contender, once_s: float) -> None:
         if multiplications := contender.multiplications * contender.job.batch:
@@ -233,7 +234,7 @@ class Runner:
         self.log.append("contender", {**contender.facts, **told, **facts})
 
     def _refused(self, error: Exception) -> Facts:
-        """A library's error as a reason; `DeviceError` where the GPU is lost to this process."""
+        """A library's error as a reason. `DeviceError` if the GPU is lost to this process."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()
@@ -242,7 +243,7 @@ class Runner:
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _check_alive(self, error: Exception) -> None:
-        """A lost context would fail everything that follows."""
+        """Raise if the context is lost: everything that follows would fail."""
         if self.where.type == "cuda":
             try:
                 torch.cuda.synchronize(self.where)
@@ -250,13 +251,14 @@ class Runner:
                 raise DeviceError(f"the GPU context is lost ({_one_line(error)}); start again: it goes on after this") from error
 
     def _too_large(self, need: int) -> str:
-        """Why so many more bytes cannot be had; a processor's memory has no error to catch."""
+        """Why that many more bytes cannot be had. Running out of a processor's memory raises no error to catch."""
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
-        """Measured when first asked for, by the instructions of the family that serves it best; on a processor before and after every job,
-        since its speed changes with what else runs on the machine."""
+        """The device's limits, by the instructions of the best family. Measured when first asked for; on a processor before and after every
+        job, since its speed changes with what else runs on the machine.
+        """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
             return Ceilings(known["bytes_per_s"], known["flops_per_s"])
@@ -269,7 +271,7 @@ class Runner:
 
 @contextmanager
 def _allowing(comparison: Comparison) -> Iterator[None]:
-    """PyTorch's own products by the comparison's rules: with TF32 or without, and 16-bit sums in float32 always."""
+    """Sets PyTorch's products to the comparison's rules: with TF32 or without, and 16-bit sums always in float32."""
     matmul = torch.backends.cuda.matmul
     names = {
         "allow_tf32": comparison.allows_tf32,
@@ -287,7 +289,7 @@ def _allowing(comparison: Comparison) -> Iterator[None]:
 
 
 def _free_on_gpu(where: torch.device) -> int:
-    """With what PyTorch keeps for itself and does not use."""
+    """Includes memory that PyTorch holds and does not use."""
     free: int = torch.cuda.mem_get_info(where)[0]
     kept: int = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
     return free + kept

@@ -1,4 +1,4 @@
-"""The report's tables, each with what the paper says beside it. Texts alone: pages and Markdown show the same ones."""
+"""The report's tables, each with the paper's numbers beside it. Only text: pages and Markdown show the same tables."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as texts; the note is a sentence below it."""
+    """Cells as text. The note is a sentence below the table."""
 
     title: str
     columns: tuple[str, ...]
@@ -31,7 +31,7 @@ def markdown(table: Table) -> str:
 
 
 def overview(rows: Sequence[Row]) -> Table:
-    """One line for each precision and layout: what a reader wants to know first."""
+    """One line per precision and layout: what a reader wants to know first."""
     lines = []
     for precision in precisions_of(rows):
         results = Results(rows, precision)
@@ -48,7 +48,7 @@ def overview(rows: Sequence[Row]) -> Table:
 
 
 def processors(rows: Sequence[Row]) -> Table:
-    """What a processor's results come to: a line for each batch, precision and layout."""
+    """A processor's results in short: a line per batch, precision and layout."""
     lines = []
     for found in gains(rows):
         ratios, shares = [ratio for ratio, _ in found.pairs], [share for _, share in found.pairs if share]
@@ -62,7 +62,7 @@ def processors(rows: Sequence[Row]) -> Table:
 
 
 def setting(rows: Sequence[Row]) -> Table:
-    """Where and when; a file may hold several dates and commits."""
+    """Device, dates and commits; a file may hold several dates and commits."""
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
     facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names}
@@ -105,7 +105,7 @@ def table5(rows: Sequence[Row], precision: str) -> Table:
 
 
 def table8(rows: Sequence[Row], precision: str, layout: str) -> Table:
-    """Everyone against everyone."""
+    """Every contender against every other."""
     results = Results(rows, precision)
     names = results.names
     lines = []
@@ -117,7 +117,7 @@ def table8(rows: Sequence[Row], precision: str, layout: str) -> Table:
 
 
 def layouts(rows: Sequence[Row], precision: str) -> Table:
-    """Appendix B.5: what a layout costs each contender."""
+    """Appendix B.5: the cost of a layout for each contender."""
     results = Results(rows, precision)
     theirs = published()["layout_recomputed"] if precision == "float32" else {}
     names = [name for name in results.names if results.layouts_ratio(name)]
@@ -183,7 +183,7 @@ def authors(rows: Sequence[Row]) -> Table:
 
 
 def errors(rows: Sequence[Row]) -> Table:
-    """Who is right, and who could not be measured."""
+    """Who is accurate, and who could not be measured."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
@@ -199,13 +199,13 @@ def errors(rows: Sequence[Row]) -> Table:
 
 
 def in_doubt(rows: Sequence[Row]) -> str:
-    """A sentence about the rows that nothing follows from; empty where there are none."""
+    """A sentence about the rows whose times are in doubt; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
     return f"{count} of {counted(timed, 'time')} cannot be trusted, and count in no table." if count else ""
 
 
 def doubted(rows: Sequence[Row]) -> Table:
-    """Times that stand in the file, and that nothing follows from."""
+    """Times in doubt: they are in the file, and nothing is concluded from them."""
     some = [row for row in rows if row.doubt]
     lines = [
         (row.pattern, row.precision, row.layout, row.implementation, f"{number(row.median_us)}?", number(row.fastest_us), row.doubt)
@@ -236,7 +236,7 @@ def number(value: float | None) -> str:
 
 
 def _specialised(results: Results) -> Duel:
-    """The best of those that know the pattern against the best of those that do not."""
+    """The best contender that uses the pattern against the best that does not."""
     found = []
     for times in results.times(BEST).values():
         those = [[times[name] for name in names if name in times] for names in ((OURS, "bmm", "bsr", "einsum"), ("dense", "sparse"))]

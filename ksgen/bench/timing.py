@@ -31,7 +31,7 @@ class Quantity(PythonProtocol):
 
 
 class Times:
-    """Microseconds of a run."""
+    """Microseconds per run."""
 
     column = "us"
 
@@ -44,7 +44,7 @@ class Times:
 
 
 class Timed:
-    """A warm contender, and how often it is run: as often as the protocol says, less where that takes too long."""
+    """A warm contender, and how often it is run: as the protocol says, or less if that takes too long."""
 
     def __init__(self, ready: Ready, sets: int, protocol: Protocol) -> None:
         self._ready, self._sets, self._next = ready, sets, count()
@@ -58,12 +58,12 @@ class Timed:
         self.most_measurements = max(1, allowed // self.runs)
 
     def seconds(self) -> float:
-        """Of one run, on average over a measurement's."""
+        """Per run, averaged over a measurement's runs."""
         self._ready.rest()
         return self._ready.clock(self._run) / self.runs
 
     def run(self, runs: int) -> None:
-        """Without looking at the clock, to the end."""
+        """All runs, to the end, without reading the clock between."""
         for _ in range(runs):
             self._ready.run(next(self._next) % self._sets)
         self._ready.wait()

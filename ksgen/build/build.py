@@ -1,8 +1,8 @@
-"""From one source text to its `Binary`: out of a cache, or compiled now and stored. Calls no GPU, chooses no constants.
+"""From one source text to its `Binary`: found in a cache, or compiled now and stored. Calls no GPU, chooses no constants.
 
-Caches are asked in this order: the folders and bundles that `KSGEN_CACHE_PATH` lists (as PATH does; those that do not
-exist are passed over), the user's folder, then the bundles that the caller adds. What is compiled goes to the first
-folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not exist
+are skipped), the user's folder, then bundles that the caller adds. A new binary goes to the first folder that takes
+it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ _guard = threading.Lock()
 
 
 class Layer(Protocol):
-    """What can be asked for a binary: a `Cache`, or a bundle."""
+    """A source of binaries: a `Cache`, or a bundle."""
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
 
 
 class Layers:
-    """Several layers as one: the first answer counts, and a new binary goes to the first folder that takes it."""
+    """Several layers as one. The first answer counts, and a new binary goes to the first folder that takes it."""
 
     def __init__(self, layers: Iterable[Layer]) -> None:
         self.layers = tuple(layers)
@@ -74,8 +74,9 @@ def default_caches(*bundles: Layer) -> Layers:
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
-    """The binary of one source text. With no compiler given it is the machine's own CUDA compiler; where there is none
-    either, what any compiler made of the very same text is taken from the caches."""
+    """The binary of one source text, by the given compiler or the machine's own CUDA compiler. Without either, a cached binary of the
+    same text by any compiler.
+    """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
     if compiling_is_forbidden():
@@ -99,7 +100,7 @@ def build_many(
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
-    """Builds all, several at a time. A job that fails yields its error in the place of its binary.
+    """Builds all requests, several at a time. A failed one yields its error in place of its binary.
 
     `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
     from `on_done`, ends the compilers that run and starts no other.
@@ -175,8 +176,9 @@ def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binar
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Holds a lock of this machine's processes and threads, which ends with its process. It only saves work: where it
-    cannot be had in time, or at all, the caller goes on without it."""
+    """Holds a lock among this machine's processes and threads, released when its process ends. It only saves work: if it cannot be
+    had in time, or at all, the caller goes on without it.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     held = None
     with contextlib.suppress(OSError):
@@ -220,7 +222,7 @@ def _unlock(name: str, file: int) -> None:
 
 
 def _lock_folder() -> Path:
-    """Not in the cache, which may be shared over a network: on this machine, and only this user's."""
+    """The folder of locks. Not in the cache, which may be shared over a network: on this machine, and only this user's."""
     folder = Path(tempfile.gettempdir(), f"ksgen-locks-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
@@ -230,7 +232,7 @@ def _lock_folder() -> Path:
 
 @functools.lru_cache
 def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[Layer, ...]:
-    """One set of objects as long as the environment stays the same: a bundle is opened once."""
+    """The same objects as long as the environment stays the same: a bundle is opened once."""
     own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
     return (*own, Cache(user, max_bytes=max_bytes))
 

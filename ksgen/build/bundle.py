@@ -1,9 +1,9 @@
 """A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
 
-A zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
-by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash, and the index
-names every other hash, which is checked when a member is used. The same input gives the same bytes: there are no times
-in it. It answers like a cache, but with what any compiler made: whoever opens a bundle wants what it brings.
+It is a zip archive, so that people can look inside: `index.json` with the record of each binary, `binaries/` and `sources/`
+by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The index names every
+other hash, which is checked when a member is used. The same input gives the same bytes: it holds no times. It answers like
+a cache, but with any compiler's binaries: whoever opens a bundle wants its content.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def write_bundle(
     wisdom: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes entries, and wisdom files by their names; the file appears whole or not at all."""
+    """Writes entries, and wisdom files by name. The file appears whole or not at all."""
     records: dict[str, dict[str, Any]] = {}
     members: dict[str, bytes] = {}
     for request, binary in entries:
@@ -88,7 +88,7 @@ class Bundle:
             self._keys.setdefault(record["request"], []).append(key)
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """What this compiler made of the request, else what the newest one did."""
+        """This compiler's binary for the request, else that of the newest compiler."""
         if not (keys := self._keys.get(request.digest)):
             return None
         exact = request.key(compiler) if compiler else ""

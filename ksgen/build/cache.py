@@ -1,4 +1,4 @@
-"""A content-addressed store of binaries on disk, shared by processes that know nothing of each other. Knows no CUDA.
+"""A content-addressed store of binaries on disk, shared by unrelated processes. Knows no CUDA.
 
     <folder>/<request digest>/<key>/binary, meta.json      one entry
     <folder>/.tmp-<random>/                                 an entry being written, or on its way out
@@ -58,7 +58,7 @@ class BadEntry:
 
 
 class Cache:
-    """One folder of entries. Reading never raises; `put` raises OSError where the folder cannot take an entry."""
+    """One folder of entries. Reading never raises. `put` raises OSError if the folder cannot take an entry."""
 
     def __init__(self, folder: str | Path, read_only: bool = False, max_bytes: int | None = None) -> None:
         self.path = Path(folder)
@@ -67,7 +67,7 @@ class Cache:
         self._bytes: int | None = None  # this process's view of the size: counted at its first put, then kept up
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """What this very compiler made of the request; with none given, what the newest one made of it."""
+        """This very compiler's binary for the request; without a compiler, that of the newest one."""
         folder = self.path / request.digest
         if compiler is not None:
             return self._load(folder / request.key(compiler))
@@ -90,7 +90,7 @@ class Cache:
         self._grow(len(binary.data) + len(meta))
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry whose `meta.json` can be read, in the order of their keys; binaries are not looked at."""
+        """Every entry whose `meta.json` can be read, in the order of keys. Binaries are not looked at."""
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
                 record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
@@ -100,7 +100,7 @@ class Cache:
                 yield Entry(path.name, record["entry"], record["target"], compiler, size, used, path)
 
     def verify(self) -> list[BadEntry]:
-        """Reads and hashes everything, and changes nothing: the next use of a bad entry sets it aside."""
+        """Reads and hashes everything, and changes nothing. The next use of a bad entry sets it aside."""
         bad = []
         for path in self._paths():
             try:
@@ -111,7 +111,7 @@ class Cache:
         return bad
 
     def gc(self, max_bytes: int | None = None) -> int:
-        """Sweeps what dead processes left, then evicts what was not used for longest. Returns the bytes freed."""
+        """Removes leftovers of dead processes, then evicts the least recently used entries. Returns the bytes freed."""
         freed = self._sweep()
         limit = self.max_bytes if max_bytes is None else max_bytes
         by_age = sorted((*_usage(path), path) for path in self._paths())
@@ -172,7 +172,7 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Evicts when the cap is passed, a tenth more than needed, so that it is not the next put's turn again."""
+        """Evicts when the cache is over its cap, and a tenth more than needed, so that the next put does not evict again."""
         counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
         self._bytes = counted
         if counted > self.max_bytes:
@@ -194,7 +194,7 @@ def _entries_in(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Binary:
-    """One entry, proven whole: its hashes, and that it lies where it belongs."""
+    """One entry, verified: its hashes, and that it lies where it belongs."""
     record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META))
     binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY))
     if (record["request"], key_of(record["request"], binary.provenance)) != (path.parent.name, path.name):
@@ -203,7 +203,7 @@ def _read(path: Path) -> Binary:
 
 
 def _has_no_files(path: Path) -> bool:
-    """Whether something lies there that is no folder with both files: one lost, or a folder or a link in its place."""
+    """Whether something lies there that is not a folder with both files: one is missing, or a file or a link is in its place."""
     try:
         with os.scandir(path) as found:
             return not {"binary", "meta.json"} <= {each.name for each in found if each.is_file(follow_symlinks=False)}
@@ -234,7 +234,7 @@ def _canonical(record: dict[str, Any]) -> bytes:
 
 
 def _discard(path: Path) -> None:
-    """Removes a folder, or what lay in a folder's place."""
+    """Removes a folder, or whatever lies in its place."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.unlink()
@@ -264,7 +264,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
 
 
 def _usage(path: Path) -> tuple[float, int]:
-    """When a folder's files were last used, and their bytes; zeros for one that goes away meanwhile."""
+    """When a folder's files were last used, and their bytes; zeros if it disappears meanwhile."""
     with contextlib.suppress(OSError), os.scandir(path) as files:
         found = [file.stat() for file in files]
         return max((file.st_mtime for file in found), default=0.0), sum(file.st_size for file in found)

@@ -1,4 +1,4 @@
-"""Compilers as child processes: started, timed, and ended together with all that they start."""
+"""Compilers as child processes: started, timed, and ended together with everything they start."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ class Finished:
 
 
 class Children:
-    """The compilers that run now. `stop` ends them all, and lets no other one start."""
+    """The compilers that are running. `stop` ends them all, and lets no new one start."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
@@ -32,7 +32,7 @@ class Children:
         self.stopped = False
 
     def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
-        """Runs a command to its end, or to the end of its time; whatever interrupts the wait ends the command too."""
+        """Runs a command to its end or its time limit. An interrupted wait ends the command too."""
         command = tuple(command)
         environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
         environment |= {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})

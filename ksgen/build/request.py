@@ -1,5 +1,6 @@
-"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and the digests and records
-that name them. Runs nothing and touches no file.
+"""What goes into a build (`Request`, `Compiler`), what comes out (`Binary`, `Resources`), and their digests and records.
+
+Runs nothing and touches no file.
 """
 
 import functools
@@ -15,11 +16,11 @@ FORMAT = 1  # raise it when records or digests change: what was stored before is
 
 @dataclass(frozen=True)
 class Resources:
-    """What one entry takes from a multiprocessor. `None`: the compiler did not say."""
+    """What one entry takes from a multiprocessor. None: the compiler did not say."""
 
     registers: int | None = None  # per thread
     shared_bytes: int | None = None  # static shared memory per block; what a launch asks for comes on top
-    spill_bytes: int | None = None  # stored and loaded again, per thread, for want of registers
+    spill_bytes: int | None = None  # stored and loaded again, per thread, for lack of registers
     stack_bytes: int | None = None  # local memory per thread, spills included
 
 
@@ -46,13 +47,13 @@ class Compiler(Protocol):
     def options(self, target: str) -> tuple[str, ...]: ...
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        """Raises `ToolchainError`, with the compiler's first complaint, where the text is refused."""
+        """Raises `ToolchainError`, with the compiler's first complaint, if the text is refused."""
         ...
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: one source text, for one target, of which one entry will be launched."""
+    """One source text, for one target, of which one entry will be launched."""
 
     text: str
     entry: str
@@ -67,7 +68,7 @@ class Request:
 
 
 class DamagedError(Exception):
-    """An entry whose content is not what was put there. Never leaves ksgen's caches."""
+    """An entry's content is not what was put there. Never leaves ksgen's caches."""
 
 
 def digest_of(*fields: str | bytes) -> str:
@@ -95,7 +96,7 @@ def newness(provenance: Mapping[str, str]) -> tuple[list[int], str, str]:
 
 
 def describe(request: Request, binary: Binary) -> dict[str, Any]:
-    """A binary's record: all but its bytes. JSON carries it, in an entry's `meta.json` and in a bundle's index."""
+    """A binary's record: all but its bytes, as JSON, for an entry's `meta.json` and a bundle's index."""
     return {
         "format": FORMAT,
         "request": request.digest,
@@ -110,7 +111,7 @@ def describe(request: Request, binary: Binary) -> dict[str, Any]:
 
 
 def restore(record: Mapping[str, Any], data: bytes) -> Binary:
-    """The binary that `describe` described. Raises DamagedError where the bytes are other bytes."""
+    """The binary that `describe` described. Raises DamagedError if the bytes do not match."""
     if hashlib.sha256(data).hexdigest() != record["binary_sha256"]:
         raise DamagedError("the binary is not the one that was stored")
     return Binary(data, record["entry"], record["target"], Resources(**record["resources"]), record["provenance"])
@@ -125,7 +126,7 @@ _ROUTINE = (_ENTRY, _FUNCTION, _LOCAL, _USED, re.compile(r"bytes gmem"), re.comp
 
 
 def read_resources(log: str, entry: str) -> Resources:
-    """What `ptxas -v` says about one entry. A device function's own frame is not counted as the entry's."""
+    """What `ptxas -v` says about one entry. A device function's own frame does not count as the entry's."""
     registers = shared_bytes = spill_bytes = stack_bytes = None
     compiling = function = None
     for line in log.splitlines():
@@ -143,7 +144,7 @@ def read_resources(log: str, entry: str) -> Resources:
 
 
 def read_notes(log: str) -> Iterator[str]:
-    """ptxas's advice ("Potential Performance Loss: ..."): each of its lines that is not the routine report."""
+    """ptxas's advice ("Potential Performance Loss: ..."): every line that is not the routine report."""
     for line in log.splitlines():
         if line.startswith("ptxas") and not any(routine.search(line) for routine in _ROUTINE):
             yield line.strip()

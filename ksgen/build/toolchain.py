@@ -1,4 +1,4 @@
-"""Which compiler makes CUDA binaries on this machine, and how it runs. Needs no GPU, and never looks into a cache.
+"""Which compiler makes CUDA binaries on this machine, and how to run it. Needs no GPU, and never looks into a cache.
 
 Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the `nvidia-cuda-nvcc` package; then NVRTC
 through `cuda-bindings`, which needs no host compiler. Every warning is an error. Spills are not: they are a number in
@@ -50,7 +50,7 @@ class Nvcc:
         return ("-std=c++17", "-O3", "-cubin", architecture, "-Werror", "all-warnings", "-Xptxas", "-v")
 
     def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
-        """What makes `name.cubin` of `name.cu`."""
+        """The command that makes `name.cubin` from `name.cu`."""
         return (self.path, *self.options(target), source, "-o", source + "bin")
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
@@ -68,7 +68,7 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """The compiler as a library, in this process: faster to start than nvcc, but nothing can stop it half-way."""
+    """The compiler as a library in this process: faster to start than nvcc, but nothing can stop it halfway."""
 
     name: ClassVar[str] = "nvrtc"
 
@@ -84,7 +84,7 @@ class Nvrtc:
         return (f"--gpu-architecture={target}", "-std=c++17", "-default-device", "--ptxas-options=-v")
 
     def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
-        """Another Python that does what this one did."""
+        """The command by which another Python does what this one did."""
         call = f"Nvrtc().compile(open({source!r}).read(), {entry!r}, {target!r})"
         return (sys.executable, "-c", f"from ksgen.build.toolchain import Nvrtc; {call}")
 
@@ -119,7 +119,7 @@ def find_compiler(name: str | None = None) -> CudaCompiler:
 
 
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
-    """`sm_80,sm_90a` as targets, each once, in the order given."""
+    """`sm_80,sm_90a` as targets, each once, in that order."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
         raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
@@ -136,7 +136,7 @@ def check_target(target: str, compiler: CudaCompiler) -> None:
 
 
 def compile_error(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
-    """What to raise for a source that does not build: the first complaint, the source kept, the command to repeat."""
+    """The error for a source that does not build: the first complaint, the kept source, the command to repeat."""
     message = f"{entry}: {compiler.name} {compiler.version} refused it for {target}: {first_error(log)}"
     if kept := _keep(text, entry, log):
         message += f"\n  source: {kept}\n  repeat: {shlex.join(compiler.command(str(kept), entry, target))}"
@@ -158,7 +158,7 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 
 
 def _keep(text: str, entry: str, log: str) -> Path | None:
-    """A refused source and its log, where the user finds them; the same source always lands in the same file."""
+    """Keep a refused source and its log where the user finds them. The same source always goes to the same file."""
     name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
@@ -179,7 +179,7 @@ def _install_hint() -> str:
 
 @functools.lru_cache
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
-    """A compiler, or why there is none. The arguments are all in the environment that the answer depends on."""
+    """A compiler, or why there is none. The arguments are the whole environment that the answer depends on."""
     named, path, home, host = surroundings
     if named and name != "nvrtc":
         runnable = shutil.which(os.path.expanduser(named))
@@ -203,7 +203,7 @@ def _find_nvcc(path: str | None, home: str | None) -> Nvcc | None:
 
 
 def _packaged_toolkits() -> list[Path]:
-    """`nvidia/cu13` in site-packages, which NVIDIA's packages fill together; the newest first."""
+    """`nvidia/cu13` in site-packages, which NVIDIA's packages share; the newest first."""
     spec = importlib.util.find_spec("nvidia")
     places = (spec.submodule_search_locations or ()) if spec else ()
     found = [toolkit for place in places for toolkit in Path(place).glob("cu[0-9]*") if toolkit.is_dir()]
@@ -211,7 +211,7 @@ def _packaged_toolkits() -> list[Path]:
 
 
 def _include_folders() -> list[Path]:
-    """CUDA's own headers for NVRTC, which brings none; kernels do without, unless their author includes one."""
+    """CUDA's own headers for NVRTC, which brings none. Kernels need them only if their author includes one."""
     home = os.environ.get("CUDA_HOME")
     toolkits = ([Path(home)] if home else []) + _packaged_toolkits()
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
@@ -238,7 +238,7 @@ def _ask(path: str, question: str, answer: str) -> list[str]:
 
 @contextmanager
 def _temporary_folder(what: str) -> Iterator[str]:
-    """For the compiler's own temporary files too: a compiler that is killed leaves nothing behind."""
+    """A folder for the compiler's own temporary files too: a killed compiler leaves nothing behind."""
     try:
         with tempfile.TemporaryDirectory(prefix="ksgen-nvcc-") as folder:
             yield folder

@@ -1,4 +1,4 @@
-"""`ksgen bench`, and `ksgen bench model`; its other subcommands are one module each beside this one."""
+"""`ksgen bench` and `ksgen bench model`. Each other subcommand has a module of its own beside this one."""
 
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -26,33 +26,36 @@ GPU_REPEATS, CPU_REPEATS = 30, 7
 STEPS = ("forward", "training")
 
 
-@click.group("bench", short_help="Measure beside other libraries, and report what was found.")
+@click.group("bench", short_help="Compare with other libraries, and report the results.")
 def command() -> None:
-    """Measure what the paper measured: products, their energy, whole models; and report what was found."""
+    """Repeat the paper's experiments on this machine (products, energy, whole models), and report the results."""
 
 
 for subcommand in (bench_paper.command, bench_energy.command, bench_report.command, bench_share.command):
     command.add_command(subcommand)
 
 
-@command.command("model", short_help="A model and its modules, as ratios to the dense ones.")
+@command.command("model", short_help="Time a model with sparse layers against its dense form.")
 @click.argument("model", metavar="vit-s16|gpt2-medium")
-@click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}.")
-@click.option("--backend", default="auto", show_default=True, help="One or more of KSLinear's backends, such as ksgen,bmm.")
-@click.option("--steps", default="forward", show_default=True, help="One or both of forward, training.")
-@click.option("--device", help="cpu, cuda or cuda:1; a GPU where there is one.")
-@click.option("--batch", type=click.IntRange(min=1), help=f"Sequences; {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor.")
-@click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
+@click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.")
+@click.option("--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm.")
+@click.option("--steps", default="forward", show_default=True, help="forward, training, or both.")
+@click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help=f"Also write the rows to this file, as --json prints them; {REPLACED}."
+    "--batch", type=click.IntRange(min=1), help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]"
 )
+@click.option(
+    "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def model_command(
     model: str, precision: str, backend: str, steps: str, device: str | None, batch: int | None, repeats: int | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time a model and its modules with dense and with Kronecker-sparse layers, in turn, and show the ratios: forward with frozen sparse
-    layers, and training steps.
+    """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
+
+    Forward passes use frozen sparse layers; training steps do not.
 
     \b
     Examples:
@@ -159,7 +162,7 @@ def _report(job: "Job", rows: list["Row"]) -> dict[str, Any]:
 
 
 def _figures(row: "Row") -> dict[str, Any]:
-    """With its times in microseconds, as everywhere."""
+    """The row as JSON, with times in microseconds."""
     found = asdict(row)
     times = {f"{name}_us": {each: 1e6 * second for each, second in found.pop(f"{name}_s").items()} for name in ("dense", "sparse")}
     return found | times

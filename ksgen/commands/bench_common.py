@@ -1,4 +1,4 @@
-"""What the subcommands of `ksgen bench` that measure share: their options, the jobs that these name, the log, the bar."""
+"""Shared by the `ksgen bench` subcommands that measure: options, the jobs they name, the log and the progress bar."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import REPLACED, console, find_spec, print_json, say_if_busy
+from ksgen.commands.common import REPLACED, console, device_option, find_spec, print_json, say_if_busy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern
@@ -33,7 +33,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def duration(text: str) -> float:
-    """Seconds, of 90, 90s, 8m, 1.5h or 1h30m: a type for click."""
+    """Seconds, from 90, 90s, 8m, 1.5h or 1h30m. A click type."""
     parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text or (len(parts) > 1 and not all(unit for _, unit in parts)):
         raise KsgenError(f"time {excerpt(text)}; accepted: 90s, 8m, 1h30m")
@@ -41,7 +41,7 @@ def duration(text: str) -> float:
 
 
 def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, ...]]:
-    """A type for click: some of the known words, separated by commas."""
+    """A click type: some of the known words, separated by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
@@ -64,31 +64,31 @@ _OPTIONS = (
         type=click.Path(path_type=Path),
         default=LOG,
         show_default=True,
-        help=f"A log to go on with; its rows go to a .csv, where {REPLACED}.",
+        help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
     ),
-    click.option("--subset", type=click.IntRange(min=1), help="So many of the paper's patterns, in a fixed order, the most telling first."),
-    click.option("--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns of more operations a run."),
-    click.option("--patterns", "named", help='paper, published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
-    click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor."),
-    click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"{','.join(USUAL)} unless named; also fp16x3."),
-    click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True),
-    click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Such as ksgen,bmm,strided; all unless named."),
+    click.option("--subset", type=click.IntRange(min=1), help="Take this many of the patterns: the most telling ones, in a fixed order."),
+    click.option("--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."),
+    click.option("--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
+    click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]"),
+    click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"Default: {','.join(USUAL)}; also fp16x3."),
+    click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", default=",".join(LAYOUTS), show_default=True, help="Layouts."),
+    click.option("--contenders", "names", type=_CONTENDERS, metavar="WORDS", help="Contenders, such as ksgen,bmm,strided.  [default: all]"),
     click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
     click.option(
         "--time-limit",
         "seconds",
         type=duration,
         metavar="TIME",
-        help="Do what fits into 90s, 8m or 1h of the command; what was begun then is ended.",
+        help="Stop after this time, such as 90s, 8m or 1h; what has begun is finished.",
     ),
-    click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays."),
+    device_option,
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays."),
 )
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the options of `job_options` say."""
+    """The values of the options of `job_options`."""
 
     output: Path
     subset: int | None
@@ -111,7 +111,7 @@ class Selection:
         return left
 
     def jobs(self, device: "Device", most_d: int | None = None) -> list["Job"]:
-        """Pattern by pattern, so that what fits into the time is complete for the patterns that it reached."""
+        """Pattern by pattern: whatever the time limit cuts off, the patterns reached are complete."""
         from ksgen.bench.problem import Job
 
         batch = self.batch or default_batch(device.limits)
@@ -125,7 +125,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Done:
-    """What a command measured, and where it went."""
+    """What a command measured, and the files that hold it."""
 
     device: str
     jobs: int
@@ -134,7 +134,7 @@ class Done:
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what is measured and where it goes: the command's first argument is their `Selection`."""
+    """Adds the options that say what to measure and where to write; the command gets them as a `Selection`, its first argument."""
 
     @wraps(function)
     def with_selection(**given: Any) -> Any:
@@ -149,7 +149,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
-    """Run what was selected, and write the log's rows beside it."""
+    """Measure the selected jobs, and write the log's rows beside the log."""
     deadline = selection.begun + (selection.seconds or inf)
     if selection.output.suffix != ".jsonl":
         raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
@@ -171,7 +171,7 @@ def measure(
 
 
 def print_done(done: Done, as_json: bool) -> None:
-    """What was measured, in a few lines and one table."""
+    """Print what was measured: a few lines and one table."""
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import energy, in_doubt, overview
 
@@ -213,7 +213,7 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
 
 
 def patterns_named(named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None) -> list[Pattern]:
-    """Those of no more weights. Without a name: `subset` of the paper's, of no larger d, in the order that tells most first."""
+    """The first `subset` patterns that `named` stands for, of at most `most_weights`; without it the paper's, with d up to `most_d`."""
     from ksgen.bench.published import published_patterns
     from ksgen.spec import load, paper_patterns, stratified
 
@@ -231,7 +231,7 @@ def patterns_named(named: str | None, subset: int | None, most_d: int | None = N
 
 
 def write_rows(log: Path) -> list[Path]:
-    """The log's rows as CSV, and as Parquet where pyarrow is there, beside it."""
+    """Write the log's rows beside it as CSV, and as Parquet if pyarrow is installed."""
     from ksgen.bench.rows import read_rows, write_csv, write_parquet
 
     rows = read_rows(log)
@@ -242,7 +242,7 @@ def write_rows(log: Path) -> list[Path]:
 
 @contextmanager
 def bar() -> Iterator["Report"]:
-    """Jobs done, time spent and time left, and what is measured now; nothing where nobody watches."""
+    """A progress bar: jobs done, time spent, time left, the current job. Hidden if there is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     screen = console(stderr=True)

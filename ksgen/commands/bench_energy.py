@@ -8,7 +8,7 @@ from ksgen.bench.roster import OTHERS, OURS
 from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done
 from ksgen.commands.common import json_option
 
-MOST_SECONDS = 600  # of one contender in one job
+MOST_SECONDS = 600  # per contender and job
 MOST_D = 64  # as in the paper's Figure 7, unless patterns are named
 
 if TYPE_CHECKING:
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from ksgen.devices.base import Device
 
 
-@click.command("energy", short_help="Joules of a run, by the GPU's own count, less what it takes idle.")
+@click.command("energy", short_help="Measure joules per run by the GPU's own counter, minus its idle power.")
 @job_options
-@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Of each contender; the median counts.")
-@click.option("--seconds", "long", type=click.FloatRange(min=0.1), default=2.5, show_default=True, help="That one measurement's runs take.")
+@click.option(
+    "--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements per contender; the median counts."
+)
+@click.option("--seconds", "long", type=click.FloatRange(min=0.1), default=2.5, show_default=True, help="Length of one measurement.")
 @json_option
 def command(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
-    """Measure the energy of a run of each contender on an NVIDIA GPU, above what the idle GPU takes, which is measured first.
+    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and subtracted.
 
-    It may go to the file of `ksgen bench paper`, so that times and joules stand in one row. Use the GPU for nothing else meanwhile.
+    Name the file of `ksgen bench paper` to have times and joules in one row. Use the GPU for nothing else meanwhile.
 
     \b
     Examples:

@@ -6,23 +6,25 @@ from ksgen.commands.bench_common import Selection, check_library, job_options, m
 from ksgen.commands.common import json_option
 
 
-@click.command("paper", short_help="The paper's experiment: our kernels beside every baseline.")
+@click.command("paper", short_help="Time our kernels against every baseline, as the paper does.")
 @job_options
-@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Of each contender; the median counts.")
-@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="In one measurement.")
+@click.option(
+    "--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements per contender; the median counts."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
 @click.option(
     "--most-seconds",
     type=click.FloatRange(min=0.001),
     default=2.0,
     show_default=True,
-    help="Of each; slower ones are run less often.",
+    help="Seconds per contender and job. Slow ones are run less often.",
 )
-@click.option("--tune", metavar="BUDGET", help="Search first for what wisdom does not know: 60s, or a number of candidates, a kernel.")
+@click.option("--tune", metavar="BUDGET", help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.")
 @json_option
 def command(selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool) -> None:
-    """Measure our kernels beside PyTorch's ways of computing the same, in turn, with their errors and their floors.
+    """Time our kernels against PyTorch's ways to compute the same product, taking turns, with errors and floors.
 
-    Goes on where the file ends: a run that was stopped, or killed, is continued by the same command.
+    A run that was stopped or killed continues when the same command is run again.
 
     \b
     Examples:

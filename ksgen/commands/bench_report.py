@@ -9,18 +9,19 @@ from ksgen.commands.common import REPLACED
 from ksgen.files import write
 
 
-@click.command("report", short_help="A page, and Markdown tables, of a results file.")
+@click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
 @click.argument("file", type=click.Path(path_type=Path), default=LOG)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"The HTML page; beside the file unless named; {REPLACED}.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: beside FILE]")
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, allow_dash=True),
-    help=f"Write the tables there, - for the screen; no page then unless -o names one; {REPLACED}.",
+    help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help=f"Draw a processor's speed-ups and shares of the floor there; {REPLACED}.")
+@click.option("--png", type=click.Path(path_type=Path), help=f"Draw a processor's speed-ups and shares of the floor here; {REPLACED}.")
 def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None) -> None:
-    """Make one self-contained page of what `ksgen bench paper` and `ksgen bench energy` measured: a .jsonl, .csv or .parquet file,
-    theirs (paper.jsonl) unless named.
+    """Make one self-contained page from the results of `ksgen bench paper` and `ksgen bench energy`.
+
+    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --png there is no page unless -o names one.
 
     \b
     Examples:

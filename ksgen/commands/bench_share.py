@@ -18,16 +18,26 @@ GPU_IMAGES, CPU_IMAGES = 128, 2
 GPU_REPEATS, CPU_REPEATS = 20, 5
 
 
-@click.command("share", short_help="How much of a vision transformer its feed-forward linear layers are.")
-@click.option("--models", type=words_from(MODELS, "model"), metavar="WORDS", help=f"{','.join(MODELS)}; on a processor the first.")
-@click.option("--precision", "precisions", type=words_from(PRECISIONS, "precision"), default="float32", show_default=True, metavar="WORDS")
-@click.option("--batch", type=click.IntRange(min=1), help=f"Images; {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor.")
-@click.option("--repeats", type=click.IntRange(min=1), help=f"Timed rounds; {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor.")
+@click.command("share", short_help="Measure which share of a vision transformer's time its linear layers take.")
+@click.option("--models", type=words_from(MODELS, "model"), metavar="WORDS", help=f"Default: {','.join(MODELS)}; on a processor the first.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=words_from(PRECISIONS, "precision"),
+    default="float32",
+    show_default=True,
+    metavar="WORDS",
+    help="Precisions.",
+)
+@click.option("--batch", type=click.IntRange(min=1), help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
+)
 @json_option
 def command(
     models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Time dense vision transformers and their feed-forward linear layers alone: the paper's Table 6.
+    """Time dense vision transformers, and their feed-forward linear layers alone (the paper's Table 6).
 
     \b
     Examples:
@@ -52,7 +62,7 @@ def command(
 
 
 def _figures(share: "Share") -> dict[str, Any]:
-    """With its times in microseconds, as everywhere."""
+    """The share as JSON, with times in microseconds."""
     found = asdict(share)
     return found | {f"{name}_us": 1e6 * found.pop(f"{name}_s") for name in ("whole", "layers")}
 

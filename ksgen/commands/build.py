@@ -9,14 +9,14 @@ from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.words import counted
 
 
-@click.command("build", short_help="Compile a spec's kernels into the cache; needs no GPU.")
+@click.command("build", short_help="Compile the kernels of a spec into the cache. Needs no GPU.")
 @click.argument("spec", type=SPEC)
 @arch_option
-@click.option("--device-name", help="Use the wisdom of this device, such as 'NVIDIA H200'.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; all cores unless given.")
+@click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers to run at once.  [default: one per core]")
 @json_option
 def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as_json: bool) -> None:
-    """Compile what launchers will ask for, for every target, into the cache.
+    """Compile the kernels of a spec into the cache, for every target. Launchers then find them there.
 
     \b
     Examples:

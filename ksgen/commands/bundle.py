@@ -11,11 +11,12 @@ from ksgen.words import counted
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
 @click.argument("spec", type=SPEC)
 @arch_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"File to write; <spec name>.ksb unless named; {REPLACED}.")
-@click.option("--device-name", multiple=True, help="Pack the wisdom of this device too, such as 'NVIDIA H200'.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"File to write; {REPLACED}.  [default: <spec name>.ksb]")
+@click.option("--device-name", multiple=True, help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.")
 @json_option
 def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
-    """Write one file that serves launchers on a machine with a driver and nothing else: ksgen.use_bundle("vit.ksb").
+    """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver and no compiler,
+    after ksgen.use_bundle("vit.ksb").
 
     \b
     Examples:

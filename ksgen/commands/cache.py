@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ksgen.build.cache import Cache
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-folder_option = click.option("--folder", type=click.Path(path_type=Path), help="Another cache than the user's.")
+folder_option = click.option("--folder", type=click.Path(path_type=Path), help="Cache folder.  [default: the user's own]")
 
 
-@click.group("cache", short_help="Look after the cache of binaries.")
+@click.group("cache", short_help="Manage the cache of compiled kernels.")
 def command() -> None:
-    """Look after the cache of binaries.
+    """Manage the cache of compiled kernels.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def path(folder: Path | None) -> None:
 @folder_option
 @json_option
 def ls(folder: Path | None, as_json: bool) -> None:
-    """List the entries, the last used first.
+    """List the entries, most recently used first.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def ls(folder: Path | None, as_json: bool) -> None:
 @folder_option
 @json_option
 def verify(folder: Path | None, as_json: bool) -> None:
-    """Read and hash everything; exit code 1 where an entry is damaged. Its next use sets it aside and builds it again.
+    """Check the hash of every entry. Exit code 1 if one is damaged; a damaged entry is rebuilt when next used.
 
     \b
     Examples:
@@ -100,9 +100,9 @@ def verify(folder: Path | None, as_json: bool) -> None:
 
 @command.command("gc")
 @folder_option
-@click.option("--max-bytes", help="Evict down to this, such as 500M; to KSGEN_CACHE_MAX_BYTES unless given.")
+@click.option("--max-bytes", help="Size to shrink to, such as 500M.  [default: KSGEN_CACHE_MAX_BYTES]")
 def gc(folder: Path | None, max_bytes: str | None) -> None:
-    """Sweep what killed processes left, then evict what was not used for longest.
+    """Remove leftovers of killed processes, then the least recently used entries.
 
     \b
     Examples:
@@ -115,9 +115,9 @@ def gc(folder: Path | None, max_bytes: str | None) -> None:
 
 @command.command("clear")
 @folder_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clear(folder: Path | None, yes: bool) -> None:
-    """Remove every entry.
+    """Remove all entries.
 
     \b
     Examples:
@@ -134,7 +134,7 @@ def _cache(folder: Path | None) -> "Cache":
     from ksgen.paths import cache_dir
 
     place = folder or cache_dir()
-    if os.path.exists(place) and not os.path.isdir(place):  # a name that is too long is one that is not there
+    if os.path.exists(place) and not os.path.isdir(place):  # os.path: False for a name that is too long
         raise KsgenError(f"{place} is not a folder; name the cache's folder with --folder or KSGEN_CACHE_DIR")
     return Cache(place)
 
@@ -142,7 +142,7 @@ def _cache(folder: Path | None) -> "Cache":
 def _confirmed(question: str) -> bool:
     try:
         return click.confirm(question)
-    except click.Abort:  # nobody is there to answer
+    except click.Abort:  # no terminal, or Ctrl-C
         click.echo()
         return False
 

@@ -1,4 +1,4 @@
-"""What several subcommands share: parameter types, JSON, the console and its progress bar."""
+"""Shared by the subcommands: parameter types, options, JSON, the console and its progress bar."""
 
 import json
 import os
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
     from ksgen.families import Limits
 
-PATTERN = Pattern.parse  # a type for click: its errors say more than click's
-LEAST_COLUMNS = 40  # that tables and pictures are made for
+PATTERN = Pattern.parse  # a click type: its errors say more than click's own
+LEAST_COLUMNS = 40  # tables and pictures need this many
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
 SPEC = click.Path(path_type=Path)
-REPLACED = "an older one is replaced"  # by whatever writes a file: ksgen.files
+REPLACED = "an older one is replaced"  # said by every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="Targets, separated by commas.")
+device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
+arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="GPU targets, separated by commas.")
 
 
 def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
-    """Patterns of a command: as arguments, by --pattern, or both ways."""
+    """Adds patterns to a command: as arguments, as --pattern, or both."""
 
     @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
-    @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument; repeatable.")
+    @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument. May be repeated.")
     @wraps(function)
     def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
         function((*patterns, *named), **options)
@@ -46,11 +47,11 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def find_spec(path: Path) -> Path:
-    """The spec at a path; `specs/vit.yaml` also names the one that ksgen ships."""
+    """The spec at a path. Where no such file exists, `specs/vit.yaml` means the one shipped with ksgen."""
     from ksgen.paths import resource
 
     shipped = resource("specs") / path.name
-    # os.path, which takes a name that is too long for one that is not there.
+    # os.path.exists is False for a name that is too long; Path.exists raises.
     is_meant = not os.path.exists(path) and path.parent in (Path("specs"), Path()) and os.path.isfile(shipped)
     return shipped if is_meant else path
 
@@ -61,7 +62,7 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
 
 
 def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
-    """Raise `SpecError` where checking a kernel takes more than this machine's memory, before any of it is taken."""
+    """Raise `SpecError` if checking a kernel needs more memory than this machine has. Allocates nothing."""
     from ksgen.measure.footprint import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -76,7 +77,7 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
 
 
 def json_text(content: Any) -> str:
-    """By the schema of docs/json.md: no number has more digits than it is worth."""
+    """JSON by the schema of docs/json.md, with numbers rounded to their meaningful digits."""
     return json.dumps(tidy(content), indent=1)
 
 
@@ -85,7 +86,7 @@ def print_json(content: Any) -> None:
 
 
 def say_if_busy() -> None:
-    """Before times are taken: one line where others keep the machine busy."""
+    """Warn in one line if other processes keep the machine busy. Call it before timing."""
     from ksgen.measure.trust import look
 
     if warning := look():
@@ -93,10 +94,10 @@ def say_if_busy() -> None:
 
 
 def console(stderr: bool = False) -> "Console":
-    """As wide as the terminal, or as COLUMNS says where that is a width that can be read."""
+    """A console as wide as the terminal, or as COLUMNS says if that is a usable width."""
     from rich.console import Console
 
-    for name in ("COLUMNS", "LINES"):  # rich takes any, also 0 and numbers beyond Python's
+    for name in ("COLUMNS", "LINES"):  # rich accepts any number, even 0 and huge ones
         if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80"), re.ASCII):
             del os.environ[name]
     found = Console(stderr=stderr, highlight=False)
@@ -105,7 +106,7 @@ def console(stderr: bool = False) -> "Console":
 
 
 def progress() -> "Progress":
-    """A bar on the error stream, so that what is printed can be piped; none where nobody watches."""
+    """A progress bar on stderr, so that stdout can be piped. Hidden if stderr is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
@@ -117,7 +118,7 @@ def progress() -> "Progress":
 
 
 def first_failure(results: Sequence[Any]) -> None:
-    """Raise the first error among the results of `build_many`, with how many others there are."""
+    """Raise the first error among the results of `build_many`, and say how many others failed."""
     failures = [result for result in results if isinstance(result, KsgenError)]
     if failures:
         more = f" (and {counted(len(failures) - 1, 'other kernel')} failed)" if len(failures) > 1 else ""

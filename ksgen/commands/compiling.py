@@ -1,4 +1,4 @@
-"""Compiling a whole spec for several targets: what `build`, `bundle` and `demo` share."""
+"""Compiles a whole spec for several targets; shared by `build`, `bundle` and `demo`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ksgen.wisdom.store import Wisdom, load_wisdom
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one target: the binary, or why there is none."""
+    """One kernel for one target: its binary, or the error."""
 
     source: Source
     target: str
@@ -38,10 +38,10 @@ class Compiled:
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Every kernel of the spec for every target, with what a device of that name knows by wisdom."""
+    """Compile every kernel of the spec for every target, with the constants tuned for the named device."""
     compiler = find_compiler()
     targets = parse_targets(arch, compiler)
-    wisdom = _wisdom(device_name) if device_name else Wisdom()  # not before: a mistake is one line
+    wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
     wanted = [(source, target) for target in targets for source in _sources(spec.kernels, target, wisdom)]
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
@@ -55,7 +55,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 
 
 def _wisdom(device_name: str) -> Wisdom:
-    """What is known of a device; of a name that nobody knows nothing is, which is said: it may be a slip."""
+    """The wisdom of a device. Warns if there is none: the name may be misspelt."""
     wisdom = load_wisdom(device_name, strict=True)
     if not wisdom.entries():
         known = ", ".join(known_devices()) or "none"
@@ -64,7 +64,7 @@ def _wisdom(device_name: str) -> Wisdom:
 
 
 def _sources(kernels: Iterable[KernelSpec], target: str, wisdom: Wisdom) -> list[Source]:
-    """What launchers on this target will render: a kernel for each batch that wisdom knows, or for any."""
+    """The sources that launchers on this target will render: one per batch that wisdom has, or one for any batch."""
     limits = cuda_limits(target)
     sources: dict[str, Source] = {}
     for kernel in kernels:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import SPEC, check_memory, console, find_spec, json_option, output_folder, print_json, progress, say_if_busy
+from ksgen.commands.common import (
+    SPEC,
+    check_memory,
+    console,
+    device_option,
+    find_spec,
+    json_option,
+    output_folder,
+    print_json,
+    progress,
+    say_if_busy,
+)
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.spec import KernelSpec
@@ -19,17 +30,17 @@ if TYPE_CHECKING:
     from ksgen.devices.base import Device
     from ksgen.measure.verify import Problem
 
-RUNS = 5  # of each; their median counts
+RUNS = 5  # per kernel; the median counts
 
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
 @click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
-@click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
-@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
+@device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
-    """Emit a spec, build it, check every kernel against the float64 reference, and show a table.
+    """Emit a spec, build it, check every kernel against a float64 reference, time it, and show a table. Exit code 1 if a check fails.
 
     \b
     Examples:
@@ -94,8 +105,7 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
 
 
 def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]) -> tuple[Sequence[float], float]:
-    """Ours and NumPy's. Where kernels take the host's memory both are calls on the same NumPy arrays, in turn; else ours is the device's
-    own time."""
+    """Our times and NumPy's. If kernels use host memory, both are calls on the same arrays, taking turns; else ours is device time."""
     from ksgen.measure.pause import rest
     from ksgen.measure.verify import host_call, numpy_way
 
@@ -109,7 +119,7 @@ def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]
             ours.append(perf_counter() - begin)
             rest()
         theirs.append(numpy_way(problem)[0])
-        if turn == 0:  # to warm up
+        if turn == 0:  # a warm-up
             ours, theirs = [], []
     return ours or seconds, median(theirs)
 

@@ -15,18 +15,18 @@ from ksgen.words import counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked for, what was found, and what to type where it is missing."""
+    """One line of the list: what was looked for, what was found, and what to type if it is missing."""
 
     what: str
-    found: str  # empty where it is missing
+    found: str  # empty if missing
     why: str = ""
     remedy: str = ""
 
 
-@click.command("doctor", short_help="Say what was found, what is missing, and how to get it.")
+@click.command("doctor", short_help="List what is installed and what is missing, with the line that installs it.")
 @json_option
 def command(as_json: bool) -> None:
-    """Say what was found, what is missing, and the line that installs it. Exit code 1 where no kernel can run.
+    """List what is installed and what is missing, with the line that installs it. Exit code 1 if no kernel can run here.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def _chosen_device() -> Finding:
     return Finding(
         "launchers take",
         f"{device.name} by {device.runtime} ({reason}); driver {device.driver_version}, {limits.multiprocessors} multiprocessors, "
-        f"{limits.shared_bytes_per_block // 1024} KiB of shared memory a block",
+        f"{limits.shared_bytes_per_block // 1024} KiB of shared memory per block",
     )
 
 
@@ -114,12 +114,12 @@ def _folders() -> list[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above that is there."""
+    """The folder, or its nearest parent that exists."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
 
 
 def _neighbours() -> list[Finding]:
-    """Libraries whose arrays launchers take; found without importing them."""
+    """Libraries whose arrays launchers accept, found without importing them."""
     findings = []
     for name in ("torch", "cupy", "jax"):
         versions = [found.version for found in metadata.distributions() if found.name.split("-cuda")[0].lower() == name]

@@ -8,15 +8,16 @@ from ksgen.commands.common import SPEC, find_spec, json_option, output_folder, p
 from ksgen.words import counted
 
 
-@click.command("emit", short_help="Write a spec's kernels and launchers.")
+@click.command("emit", short_help="Write the kernels and launchers of a spec.")
 @click.argument("spec", type=SPEC)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write; generated/<spec name> unless named.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]")
 @click.option("--dialect", type=click.Choice(["cuda", "opencl"]), default="cuda", show_default=True, help="Language of the kernels.")
-@click.option("--family", help="Write this family's sources of what it serves, to read them: launchers go on choosing by themselves.")
+@click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
-    """Write one commented source a kernel, a manifest, and launchers to import. Of a folder that is there, the files that an
-    earlier emit wrote are replaced and others stay; one that was changed since is refused.
+    """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a Python module to import.
+
+    Files of an earlier emit are replaced and all others stay. If one of them was edited since, nothing is written.
 
     \b
     Examples:

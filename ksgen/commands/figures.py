@@ -1,4 +1,4 @@
-"""What `--json` prints of kernels and their times: the one schema, which docs/json.md writes down. Prints nothing."""
+"""The JSON fields of kernels and their times, by the schema of docs/json.md. Prints nothing."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any

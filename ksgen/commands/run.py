@@ -4,7 +4,18 @@ import sys
 
 import click
 
-from ksgen.commands.common import JOB, LAYOUT, PRECISION, check_memory, console, json_option, print_json, say_if_busy, takes_patterns
+from ksgen.commands.common import (
+    JOB,
+    LAYOUT,
+    PRECISION,
+    check_memory,
+    console,
+    device_option,
+    json_option,
+    print_json,
+    say_if_busy,
+    takes_patterns,
+)
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
@@ -15,23 +26,23 @@ from ksgen.words import counted
 
 @click.command("run", short_help="Check and time one kernel.")
 @takes_patterns
-@click.option("--batch", type=int, help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
-@click.option("--precision", type=PRECISION, default="float32", show_default=True)
-@click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
-@click.option("--job", type=JOB, default="multiply", show_default=True, help="gradient: that of the weights.")
-@click.option("--family", help="A kernel family by name, such as mma; what launchers take unless given.")
-@click.option("--bias", is_flag=True, help="Add a bias.")
-@click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True)
-@click.option("--residual", is_flag=True, help="Add a residual.")
-@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
-@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs; the median counts.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random arrays.")
+@click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
+@click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
+@click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
+@click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
+@click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
+@click.option("--bias", is_flag=True, help="Add a bias to each output.")
+@click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
+@click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
+@device_option
+@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs. The median counts.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool,
     activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Check a kernel against the float64 reference, then time it. Exit code 1 where the check fails.
+    """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
     \b
     Examples:
@@ -58,7 +69,7 @@ def command(
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
     others_share = watch.others_share()
-    say_if_busy()  # not before: a mistake is one line
+    say_if_busy()  # only now: a mistake must be reported in one line
     why = doubt([second * 1e6 for second in measured.seconds], others_share if where.limits.is_cpu else None)
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)

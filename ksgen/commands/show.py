@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
 
 
-@click.command("show", short_help="Say what a pattern is, with a picture.")
+@click.command("show", short_help="Describe a pattern, with a picture.")
 @takes_patterns
-@click.option("--spec", type=SPEC, help="All patterns and layers of a spec.")
-@click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="For bytes and operations.")
-@click.option("--precision", type=PRECISION, default="float32", show_default=True)
-@click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
-@click.option("--device", help="What serves on this device, by wisdom too: as KSGEN_DEVICE, such as opencl or cuda.")
-@click.option("--png", type=click.Path(path_type=Path), help=f"Write the picture of a single pattern to this file; {REPLACED}.")
+@click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
+@click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="Batch size, to count bytes and operations.")
+@click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
+@click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
+@click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
+@click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Say what a pattern, a chain of patterns (from the one that meets X first) or a spec is, with a picture.
+    """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
+    applied to X first comes first.
 
     \b
     Examples:
@@ -98,7 +99,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
-    """By a device's wisdom; without a device, what runs on every GPU since sm_80."""
+    """The choice on a device, by its wisdom; without a device, constants that run on every GPU since sm_80."""
     from ksgen.emit.render import PORTABLE
     from ksgen.launch.choice import choose
     from ksgen.launch.planner import PLANNER
@@ -144,13 +145,13 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     rows = [
         ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
         ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
-        ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP a byte"),
+        ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP per byte"),
         ("kernel", "{kernel}, {family}: {constants}"),
         ("chosen by", "{chosen_by}"),
         ("family", "{why}; {devices}"),
         ("traffic", "{cache_mbyte:.0f} MB between cache and blocks, {shared_mbyte:.0f} MB of shared memory"),
         ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
-        ("resources", "{threads} threads and {shared_bytes} bytes of shared memory a block, about {registers} registers a thread"),
+        ("resources", "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers per thread"),
     ]
     for name, text in rows:
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))

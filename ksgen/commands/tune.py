@@ -14,6 +14,7 @@ from ksgen.commands.common import (
     SPEC,
     check_memory,
     console,
+    device_option,
     find_spec,
     json_option,
     print_json,
@@ -35,33 +36,30 @@ if TYPE_CHECKING:
 STRATEGY = click.Choice(["model", "random", "exhaustive"])
 
 
-@click.command("tune", short_help="Find the fastest constants on a device.")
+@click.command("tune", short_help="Find the fastest constants for a device.")
 @takes_patterns
-@click.option("--spec", type=SPEC, help="Every kernel of a spec.")
-@click.option("--precision", type=PRECISION, help="Of the patterns (float32 unless named); of a spec's kernels, only these.")
-@click.option("--layout", type=LAYOUT, help="Of the patterns (bsf unless named); of a spec's kernels, only these.")
-@click.option(
-    "--job", type=JOB, help="Of the patterns (multiply unless named; gradient: that of the weights); of a spec's kernels, only these."
-)
-@click.option("--batch", type=click.IntRange(min=1), help=f"Batch entries; {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor.")
-@click.option("--family", help="The only kernel family to look at: simt, mma, ...")
-@click.option("--budget", metavar="60s|200", help="Of each kernel: a time, or a number of candidates.")
-@click.option("--strategy", type=STRATEGY, default="model", show_default=True)
-@click.option("--device", help="As KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or a part of a name.")
-@click.option("--scheduler", metavar="ADDRESS", help="Search on a Dask cluster, such as tcp://10.0.0.1:8786.")
-@click.option("--fresh", is_flag=True, help="Measure again what an earlier search measured.")
-@click.option("--noise", is_flag=True, help="Search nothing: say how much a time differs when it is measured again.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Write a page with curves and tables, such as out.html; {REPLACED}."
-)
+@click.option("--spec", type=SPEC, help="Tune every kernel of this spec.")
+@click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
+@click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
+@click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
+@click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
+@click.option("--family", help="Search only this kernel family, such as simt or mma.")
+@click.option("--budget", metavar="60s|200", help="Limit per kernel: a time, or a number of candidates.")
+@click.option("--strategy", type=STRATEGY, default="model", show_default=True, help="How candidates are chosen; see docs/tuning.md.")
+@device_option
+@click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
+@click.option("--fresh", is_flag=True, help="Measure everything again, even what an earlier search measured.")
+@click.option("--noise", is_flag=True, help="Do not search: report how much repeated measurements differ.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Page with curves and tables to write; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,
     batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
     fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the fastest constants of kernels on this machine's device, and leave them in the user's wisdom, from where
-    launchers take them. A search that was stopped goes on where it was. Exit code 1 where a kernel could not be measured.
+    """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers find them.
+
+    A stopped search resumes when the same command is run again. Exit code 1 if a kernel could not be measured.
 
     \b
     Examples:
@@ -119,7 +117,7 @@ def _kernels(
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """Those that the family asked for serves, before anything runs: of a spec whatever it can, of kernels named all of them."""
+    """The jobs that --family serves, found before anything runs. Kernels of a spec may drop out; kernels named one by one may not."""
     served, refusal = [], None
     for each in jobs:
         try:

@@ -1,4 +1,4 @@
-"""What a person sees of a search: a live table, or plain lines where nobody watches; then what was found."""
+"""Shows a search: a live table, or plain lines if there is no terminal; then the results."""
 
 import threading
 import time

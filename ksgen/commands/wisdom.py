@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry, Wisdom
 
 FILE = click.Path(path_type=Path)
-device_option = click.option("--device", metavar="NAME", help="Only devices whose name has this part, such as H200.")
-output_option = click.option("-o", "--output", type=FILE, help=f"File to write, instead of printing; {REPLACED}.")
+device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
+output_option = click.option("-o", "--output", type=FILE, help=f"Write to this file instead of printing; {REPLACED}.")
 
 
-@click.group("wisdom", short_help="Look at, merge and exchange what searches found.")
+@click.group("wisdom", short_help="Show, merge and exchange the results of searches.")
 def command() -> None:
-    """Look at, merge and exchange what searches found: for a device, the fastest constants of each kernel.
+    """Show, merge and exchange wisdom: the fastest constants that searches found, per device and kernel.
 
-    An entry is stale where the kernel's template has changed since: a first guess, until a search runs again.
+    An entry is stale if the kernel's template has changed since. It is still used, until a search runs again.
 
     \b
     Examples:
@@ -40,7 +40,7 @@ def command() -> None:
 @click.option("--pattern", type=PATTERN, metavar="A,B,C,D", help="Only kernels of this pattern.")
 @json_option
 def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
-    """List what launchers on this machine go by: what ksgen ships and, with precedence, what the user's searches found.
+    """List the wisdom that launchers on this machine use: the user's own first, then what ksgen ships.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
 @click.argument("second", type=FILE)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
-    """Make one of two wisdom files or exports. Of each job the better entry: fresh before stale, then the faster one.
+    """Merge two wisdom files or exports into one. For each job the better entry wins: fresh before stale, then the faster one.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
 @click.argument("second", type=FILE)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Say of which jobs two wisdom files or exports do not say the same, with the second's time over the first's.
+    """List the jobs on which two wisdom files or exports differ. The ratio is the second time over the first.
 
     \b
     Examples:
@@ -106,7 +106,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 @device_option
 @output_option
 def export(device: str | None, output: Path | None) -> None:
-    """Write one file with all that this machine knows, for `ksgen wisdom import` on another.
+    """Write all wisdom of this machine to one file, for `ksgen wisdom import` on another.
 
     \b
     Examples:
@@ -122,7 +122,7 @@ def export(device: str | None, output: Path | None) -> None:
 @click.argument("file", type=FILE)
 @device_option
 def import_(file: Path, device: str | None) -> None:
-    """Take over from a wisdom file or an export what is new, or better than what this machine knows. Keeps everything else.
+    """Add the entries of a wisdom file or export that are new, or better than this machine's. All others stay as they are.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Which device to run on: `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver and OpenCL that is there.
+"""Finds the device to run on: the one in `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver and OpenCL that works.
 
 Each runtime is one module, imported only when it is asked for, with `found()` and `open_device(index)`.
 """
@@ -20,14 +20,14 @@ _ACCEPTED = "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, each 
 
 
 def find_device(name: str | None = None) -> Device:
-    """The device that `name`, else `KSGEN_DEVICE`, asks for, else the best there is; the same object at every call."""
+    """The device named by `name` or `KSGEN_DEVICE`, else the best one. Every call returns the same object."""
     if not isinstance(name, str | None):
         raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
     return _find(name or os.environ.get("KSGEN_DEVICE", ""))
 
 
 def device_for(place: Any) -> Device:
-    """The device that reaches an array's memory: `ArrayView.device`. Host arrays go to `find_device()`'s."""
+    """The device that reaches an array's memory (`ArrayView.device`). Host arrays go to the device of `find_device()`."""
     if place == "host":
         return find_device()
     kind, where = place
@@ -40,7 +40,7 @@ def device_for(place: Any) -> Device:
 
 
 def list_devices() -> list[Found | Missing]:
-    """Every device by every runtime, and why a runtime has none. Never raises."""
+    """Every device of every runtime, and why a runtime has none. Never raises."""
     lines: list[Found | Missing] = []
     for runtime in _MODULES:
         try:

@@ -1,4 +1,4 @@
-"""Runs kernels on NVIDIA GPUs through the driver alone, on any stream in the process. The only user of cuda-bindings' driver.
+"""Runs kernels on NVIDIA GPUs through the driver alone, on any stream of the process. Only this module uses cuda-bindings' driver.
 
 Everything happens in the device's primary context, which PyTorch and CuPy share.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def found() -> list[Found]:
-    """The GPUs that the driver shows; no context is made."""
+    """The GPUs that the driver shows. Makes no context."""
     cu = _driver()
     described = [_describe(cu, index) for index in range(_device_count(cu))]
     return [Found(f"driver:{index}", "driver", name, target) for index, (name, target) in enumerate(described)]
@@ -187,7 +187,7 @@ class DriverDevice:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """A thread with no context keeps this one; a thread with another gets that one back."""
+        """Makes the device's context current. A thread without a context keeps it; a thread with another one gets that back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self._context_address):
@@ -205,7 +205,7 @@ class DriverDevice:
 
 
 class _Kernel:
-    """A function and the block that its arguments are written to at every launch: pack and launch under `lock`."""
+    """A function, and the block that its arguments are written to at every launch. Pack and launch under `lock`."""
 
     __slots__ = ("__weakref__", "early", "entry", "function", "lock", "pack")
 
@@ -252,7 +252,7 @@ def _attribute(cu: Any, attribute: Any, index: int) -> int:
 
 
 def _call(cu: Any, doing: str, function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a driver call: its value where it has one; an error of the driver becomes a `DeviceError`."""
+    """The result of a driver call: its value if it has one. An error of the driver becomes a `DeviceError`."""
     try:
         status, *values = function(*args)
     except RuntimeError as error:  # a function that this driver is too old to have

@@ -1,4 +1,4 @@
-"""Runs kernels on NVIDIA GPUs through PyCUDA: for NumPy and `GPUArray` users. The only user of pycuda.
+"""Runs kernels on NVIDIA GPUs through PyCUDA, for NumPy and `GPUArray` users. Only this module uses pycuda.
 
 PyCUDA launches on its own streams only; for another library's, the launcher takes the driver runtime.
 """
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def found() -> list[Found]:
-    """The GPUs that PyCUDA shows; no context is made."""
+    """The GPUs that PyCUDA shows. Makes no context."""
     return [
         Found(f"pycuda:{index}", "pycuda", device.name(), cuda_target(*device.compute_capability()))
         for index, device in enumerate(_devices())
@@ -161,7 +161,7 @@ class PyCudaDevice:
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
-        """PyCUDA records no graph itself, but others may on its streams."""
+        """PyCUDA records no graph itself, but other libraries may, on its streams."""
         handle = getattr(stream, "handle", stream)
         if handle in (None, 0, LEGACY_STREAM):
             return False
@@ -184,12 +184,12 @@ class PyCudaDevice:
         return seconds
 
     def _release(self, parts: list[Any]) -> None:
-        """Drop what lives in the context while inside it: on another thread PyCUDA would leak it."""
+        """Free what lives in the context while inside it: on another thread PyCUDA would leak it."""
         with suppress(DeviceError), self._entered("releasing"), beside_captures():
             parts.clear()
 
     def _own(self, stream: Stream) -> Any:
-        """A stream as PyCUDA takes it: one that it made, or None for the default stream."""
+        """A stream as PyCUDA takes it: one that PyCUDA made, or None for the default stream."""
         if not stream:
             return None
         if isinstance(stream, self._driver.Stream):
@@ -223,7 +223,7 @@ class PyCudaDevice:
 
 
 class _Kernel:
-    """A function with the module that it lives in, and how many arguments it was prepared for."""
+    """A function with its module, and the number of arguments it was prepared for."""
 
     __slots__ = ("__weakref__", "arity", "entry", "parts")
 
@@ -231,7 +231,7 @@ class _Kernel:
         self.parts, self.entry, self.arity = parts, entry, -1
 
     def prepare(self, values: list[bytes | int]) -> None:
-        """PyCUDA puts no padding between arguments: what needs alignment, maps, comes first."""
+        """PyCUDA puts no padding between arguments, so maps, which need alignment, come first."""
         self.parts[0].prepare("".join(f"{MAP_BYTES}s" if isinstance(value, bytes) else "q" for value in values))
         self.arity = len(values)
 
@@ -242,7 +242,7 @@ class _Kernel:
 
 
 class _EarlyKernel:
-    """Early launches of a function with the module that it lives in, both by the driver itself, and the block of its arguments."""
+    """A function with its module, launched early, both through the driver itself, and the block of its arguments."""
 
     __slots__ = ("__weakref__", "block", "entry", "lock", "parts")
 
@@ -265,7 +265,7 @@ def _devices() -> list[Any]:
 
 @cache
 def _pycuda() -> Any:
-    """pycuda.driver, started. Its import loads libcuda, so it fails where there is no NVIDIA driver."""
+    """pycuda.driver, started. Its import loads libcuda, so it fails without an NVIDIA driver."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of what it then raises

@@ -1,4 +1,4 @@
-"""What the CUDA driver can and PyCUDA and cuda-bindings do not show, or not well: by ctypes, where the process has the driver anyway."""
+"""ctypes wrappers for driver calls that PyCUDA and cuda-bindings lack or expose poorly. Used only in processes that have the driver."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
 
 
 class DriverError(DeviceError):
-    """A call of the driver that failed, as `explained`. The device whose call it is adds what it was for."""
+    """A failed call of the driver, as `explained`. The device that called adds what it was for."""
 
 
 def device_of(pointer: int) -> int | None:
-    """Which of several GPUs the memory lies on; None where there are no several, or the driver does not know it."""
+    """Which GPU the memory lies on, if there are several. None if there is one, or if the driver does not know the memory."""
     if (driver := _with_several_gpus()) is None:
         return None
     index = ctypes.c_int()
@@ -58,13 +58,13 @@ def is_in_primary_context(pointer: int, index: int) -> bool:
 
 
 def is_capturing(handle: int) -> bool:
-    """Whether a stream that is not the default one records a CUDA graph. Its context has to be current."""
+    """Whether a stream other than the default one records a CUDA graph. Its context must be current."""
     status = ctypes.c_int()
     return not _driver().cuStreamIsCapturing(ctypes.c_void_p(handle), ctypes.byref(status)) and status.value != 0
 
 
 def encode_map(described: TensorMap, pointer: int) -> bytes:
-    """The 128 bytes that a kernel takes as a tensor map. A context has to be current."""
+    """The 128 bytes that a kernel takes as a tensor map. A context must be current."""
     room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
     place = ctypes.addressof(room) + -ctypes.addressof(room) % _MAP_ALIGNMENT
     rank = len(described.sizes)
@@ -80,7 +80,7 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
 
 
 class ArgumentBlock:
-    """Memory that a kernel's arguments are written to at every launch: one thread at a time, from `pack` to the launch."""
+    """Memory that a kernel's arguments are written to at every launch. One thread at a time uses it, from `pack` to the launch."""
 
     __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
 
@@ -109,7 +109,7 @@ class ArgumentBlock:
 
 
 class EarlyLaunch:
-    """Launches of a function that waits for the grid before it by itself, so that they may begin while that one ends.
+    """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
     PyCUDA has no such call, and cuda-bindings' own takes as long. One thread at a time.
     """
@@ -123,7 +123,7 @@ class EarlyLaunch:
         self._launch, self._told = _launch_function(), (0, 0, 0, 0)
 
     def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
-        """The driver's status. `arguments`: what `ArgumentBlock.pack` gave."""
+        """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
         if self._told != (told := (grid, block, shared_bytes, stream)):
             _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, 1)
             self._told = told
@@ -132,7 +132,7 @@ class EarlyLaunch:
 
 
 class Module:
-    """A binary in the current context, where PyCUDA shows no handle of its own. Drop it inside that context."""
+    """A binary in the current context, for PyCUDA, which shows no handle of its own. Drop it inside that context."""
 
     def __init__(self, data: bytes) -> None:
         self._handle = ctypes.c_void_p()
@@ -140,7 +140,7 @@ class Module:
         weakref.finalize(self, _driver().cuModuleUnload, self._handle).atexit = False
 
     def function(self, entry: str, shared_bytes: int) -> int:
-        """The handle of an entry that may ask for so much shared memory."""
+        """The handle of an entry that may ask for that much shared memory."""
         found = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(found), self._handle, entry.encode())
         if shared_bytes > PORTABLE_SHARED_BYTES:
@@ -149,24 +149,24 @@ class Module:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """One of the driver's functions; `DriverError` where it fails."""
+    """One of the driver's functions. It raises `DriverError` if it fails."""
     check(getattr(_driver(), name)(*arguments))
 
 
 def check(status: int) -> None:
-    """`DriverError` where a call of the driver failed."""
+    """Raise `DriverError` if a call of the driver failed."""
     if status:
         raise DriverError(explained(status))
 
 
 def explained(status: int) -> str:
-    """The code of a call that failed, the driver's words for it, and whether the process can go on."""
+    """The code of a failed call, the driver's words for it, and whether the process can go on."""
     return f"{_text('cuGetErrorName', status)} ({_text('cuGetErrorString', status)}){CONTEXT_LOST if status in _STICKY else ''}"
 
 
 @cache
 def words_of_a_lost_context() -> list[str]:
-    """What the driver says where the context is lost, for those who were told no code."""
+    """The driver's sentence for a lost context, for callers that were given no code."""
     return [_text("cuGetErrorString", status) for status in _STICKY]
 
 
@@ -178,7 +178,7 @@ def _text(function: str, status: int) -> str:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """What is collected as garbage while a graph is recorded does not spoil the recording."""
+    """Lets memory be freed while a graph is recorded, without spoiling the recording."""
     mode = ctypes.c_int(_RELAXED)
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
@@ -206,6 +206,6 @@ def _with_several_gpus() -> Any:
         driver = _driver()
     except OSError:
         return None
-    driver.cuInit(0)  # by now somebody has, or there is nothing to count
+    driver.cuInit(0)  # already done by now, or there is nothing to count
     driver.cuDeviceGetCount(ctypes.byref(count))
     return driver if count.value > 1 else None

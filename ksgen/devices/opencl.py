@@ -1,4 +1,4 @@
-"""Runs kernels on OpenCL devices, CPUs included: builds, loads, launches. The only user of pyopencl.
+"""Runs kernels on OpenCL devices, CPUs included: builds, loads, launches. Only this module uses pyopencl.
 
 `opencl_drivers.py` knows where drivers are.
 """
@@ -54,7 +54,7 @@ def open_device(index: int) -> OpenCLDevice:
 
 @cache
 def for_context(context: Any) -> OpenCLDevice:
-    """The device of a context that the user made: buffers of one context mean nothing in another."""
+    """The device of a context that the user made. Buffers of one context mean nothing in another."""
     return OpenCLDevice(context.devices[0], context, -1)
 
 
@@ -185,7 +185,7 @@ class OpenCLDevice:
 
 
 class _Kernel:
-    """An entry of a loaded program. Arguments live in the kernel object itself: set and launch under `lock`."""
+    """An entry of a loaded program. The kernel object holds its arguments: set them and launch under `lock`."""
 
     def __init__(self, cl: Any, kernel: Any) -> None:
         self.kernel, self.lock = kernel, threading.Lock()
@@ -204,7 +204,7 @@ class _Kernel:
 
 
 class OpenCLCompiler:
-    """The compiler inside an OpenCL driver: it builds only for the device it belongs to."""
+    """The compiler inside an OpenCL driver. It builds only for its own device."""
 
     name = "opencl"
     must_end = True  # a driver aborts the process that ends while it compiles
@@ -235,7 +235,7 @@ class OpenCLCompiler:
 
 
 def _build_failure(text: str, entry: str, log: str) -> str:
-    """The kernel, the compiler's first error, and where its source was kept."""
+    """The error for a refused source: the kernel, the compiler's first error, and where the source was kept."""
     message = f"{entry}: the OpenCL compiler refused it: {first_error(log)}"
     kept = cache_dir() / "failed" / f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.cl"
     with suppress(OSError, KsgenError):
@@ -247,14 +247,14 @@ def _build_failure(text: str, entry: str, log: str) -> str:
 
 @contextmanager
 def _quiet(cl: Any) -> Iterator[None]:
-    """PyOpenCL warns whenever a driver's build log is not empty, which some never are."""
+    """Silences PyOpenCL's warning about non-empty build logs: some drivers' logs never are empty."""
     with _building, warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         yield
 
 
 def _target(device: Any) -> str:
-    """A CPU driver compiles for the very machine, so its instruction set is part of the name."""
+    """The target's name. A CPU driver compiles for this very machine, so its instruction set is part of the name."""
     words = [device.platform.name, device.name, device.driver_version]
     if device.type & _pyopencl().device_type.CPU:
         words.append(_instruction_set())
@@ -286,7 +286,7 @@ def _devices() -> list[Any]:
 
 @cache
 def _pyopencl() -> Any:
-    """The pyopencl module, its loader having read which drivers there are: it does that once in a process."""
+    """The pyopencl module, after its loader has read which drivers there are. It reads them only once per process."""
     with drivers_shown():
         try:
             import pyopencl as cl

@@ -1,4 +1,4 @@
-"""Shows PyOpenCL's loader the drivers there are: the system's, and the CPU driver from PyPI in the running environment.
+"""Shows PyOpenCL's loader the available drivers: the system's, and the CPU driver from PyPI in the running environment.
 
 The driver's packages leave no usable .icd file, and the driver does not work from a folder with a space in its path.
 """
@@ -29,7 +29,7 @@ _CPU_DRIVER = {  # distribution -> its libraries that the CPU driver is made of,
 
 @contextmanager
 def drivers_shown() -> Iterator[None]:
-    """A passing folder of .icd files, the system's and the CPU driver's; a user's own choice of folder is left alone."""
+    """A temporary folder of .icd files: the system's and the CPU driver's. A folder that the user chose is left alone."""
     try:
         driver = load_cpu_driver()
     except UnavailableError:
@@ -51,7 +51,7 @@ def drivers_shown() -> Iterator[None]:
 
 
 def load_cpu_driver() -> Path:
-    """The CPU driver of the running environment, loaded with all it needs: they need not lie in one folder."""
+    """The CPU driver of the running environment, loaded with all it needs, which may lie in several folders."""
     libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
     if missing := {package: None for (package, _), path in libraries.items() if path is None}:
         raise UnavailableError("OpenCL: no driver is installed", packages_line(*missing))
@@ -67,7 +67,7 @@ def load_cpu_driver() -> Path:
 
 
 def _spaceless(folders: set[Path]) -> Path | None:
-    """A folder of hard links to everything in `folders`, if one of them has a space in its path; None if none has.
+    """A folder of hard links to everything in `folders`, if one of them has a space in its path; else None.
 
     The driver finds its other files by its own real path, so that symbolic links do not help.
     """
@@ -116,7 +116,7 @@ def raise_no_driver() -> None:
 
 
 def user_folder() -> str | None:
-    """The user's own choice of drivers, as the variables that loaders read."""
+    """The user's own choice of drivers, from the variables that loaders read."""
     for variable in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"):
         if value := os.environ.get(variable):
             return f"{variable}={value}"

@@ -1,4 +1,4 @@
-"""The letters of a picture's labels as pixels, so that a PNG needs no font. A letter is five columns of seven pixels."""
+"""Letters as pixels for the labels of a picture, so that a PNG needs no font. A letter is five columns of seven pixels."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _LETTERS = dict(zip(" ,:;=0123456789Kabcdefghijklmnopqrstuvwxyz", _COLUMNS.split
 
 
 def drawn(line: str) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """A line of text, true where there is ink."""
+    """A line of text; true is ink."""
     columns = np.frombuffer(bytes.fromhex("00".join(_LETTERS[letter] for letter in line)), np.uint8)
     small = np.unpackbits(columns[None], axis=0, bitorder="little").astype(bool)
     return small.repeat(SCALE, axis=0).repeat(SCALE, axis=1)

@@ -1,6 +1,6 @@
 """Pictures of a pattern's support: characters for a terminal, a PNG for a page.
 
-Both show every entry of K where there is room for all; else the first few blocks, tiles and entries, dots, and the last ones.
+Both show every entry of K if there is room; else the first few blocks, tiles and entries, dots, and the last ones.
 """
 
 import struct
@@ -27,7 +27,7 @@ PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232
 
 
 def can_show(encoding: str) -> bool:
-    """Whether a terminal has these characters."""
+    """Whether a terminal's encoding has these characters."""
     try:
         f"{FREE}{ZERO}{ACROSS}{DOWN}{DIAGONAL}├─┤┬│┴".encode(encoding)
     except (LookupError, UnicodeError):
@@ -36,7 +36,7 @@ def can_show(encoding: str) -> bool:
 
 
 def legend(pattern: Pattern) -> list[str]:
-    """What the picture shows, in words."""
+    """The picture's legend, in words."""
     a, b, c, d = pattern.shape
     return [
         f"K is {pattern.out_features} x {pattern.in_features}; coloured: its free entries",
@@ -47,7 +47,7 @@ def legend(pattern: Pattern) -> list[str]:
 
 
 def text(pattern: Pattern, width: int, plain: bool = False) -> str:
-    """The support in characters, `width` at most, and the legend."""
+    """The support in characters, at most `width` wide, and the legend."""
     b_label, c_label = f"b = {pattern.b} ", f" c = {pattern.c} "
     margin = len(b_label) + 2
     room = max(width - margin, 0)
@@ -96,7 +96,7 @@ def png(pattern: Pattern) -> bytes:
 
 
 def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list[Place]]:
-    """The rows and columns of a picture of so many cells: all of K's, or as many of each kind as there is room for, 3 at least."""
+    """The rows and columns of a picture of that many cells: all of K's, or as many of each kind as fit, at least 3."""
     a, b, c, d = pattern.shape
     if pattern.out_features <= height and pattern.in_features <= width:
         return _side((a, b, d), (a, b, d)), _side((a, c, d), (a, c, d))
@@ -119,7 +119,7 @@ def _side(counts: tuple[int, int, int], shown: tuple[int, int, int]) -> list[Pla
 
 
 def _some(count: int, most: int) -> Iterable[int | None]:
-    """All, where dots would take as much room; else the first of them, None for those left out, and the last one."""
+    """All of them if dots would take as much room; else the first ones, None for those left out, and the last one."""
     return range(count) if count <= most + 1 else (*range(most - 1), None, count - 1)
 
 

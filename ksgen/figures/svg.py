@@ -1,4 +1,4 @@
-"""Pictures for a page: matplotlib figures as SVG with real text, in colours that a page can exchange when it is dark.
+"""Pictures for a page: matplotlib figures as SVG with real text, in colours that a dark page can exchange.
 
 The same numbers give the same bytes. Knows nothing of what is drawn.
 """
@@ -46,7 +46,7 @@ LOOK: Any = {  # matplotlib's settings
 
 @dataclass(frozen=True)
 class Size:
-    """Inches: of a figure, and around its axes, where there is room for a number, a word, slanted labels and the title."""
+    """Sizes in inches: of a figure, and of its margins, which hold a number, a word, slanted labels and the title."""
 
     width: float
     height: float
@@ -58,14 +58,14 @@ class Size:
 
 @dataclass
 class Drawn:
-    """What is drawn on, and the SVG afterwards."""
+    """A drawing in progress, and its SVG afterwards."""
 
     axes: "Axes"
     svg: str = ""
 
 
 def check_matplotlib(extra: str) -> None:
-    """Raise `KsgenError` where there is none. `extra`: what to install then."""
+    """Raise `KsgenError` if matplotlib is missing. `extra`: what to install then."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -76,7 +76,7 @@ def check_matplotlib(extra: str) -> None:
 
 @contextmanager
 def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[Drawn]:
-    """Axes to draw on. Names inside the SVG are made from the title and the `content`: no two figures of a page have both."""
+    """Axes to draw on. Names inside the SVG are made from the title and the `content`, so no two figures of a page may share both."""
     check_matplotlib(extra)
     import matplotlib
     from matplotlib.figure import Figure
@@ -105,8 +105,9 @@ def dark_style() -> str:
 
 
 def _inline(text: str, title: str) -> str:
-    """The SVG as a part of a page, named for those who hear it: without what a page says once, names that figures would share,
-    and digits that nobody sees."""
+    """The SVG as part of a page, with a label for screen readers. Leaves out what the page says once, names that figures would share,
+    and invisible digits.
+    """
     ElementTree.register_namespace("", _NAMESPACE)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(text)
@@ -125,5 +126,5 @@ def _inline(text: str, title: str) -> str:
 
 
 def _rounded(word: str) -> str:
-    """A letter of a path as it is, a coordinate to a hundredth of a point."""
+    """A letter of a path unchanged, a coordinate rounded to a hundredth of a point."""
     return word if word.isalpha() else f"{round(float(word), 2):g}"

@@ -1,1 +1,1 @@
-"""What is right and how long it takes: the check against float64, the floor, and whether a time can be trusted."""
+"""Whether a kernel is right and how long it takes: the check against float64, the floor, and whether to trust a time."""

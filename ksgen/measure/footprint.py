@@ -1,6 +1,6 @@
-"""How much of this machine's memory a check of one kernel holds at its peak, before any of it is taken. Never allocates.
+"""The memory of this machine that checking one kernel takes at its peak, computed beforehand. Never allocates.
 
-Counted as `verify.py` and `reference.py` hold it; the tests compare with what is traced.
+Counts what `verify.py` and `reference.py` hold; the tests compare it with traced memory.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ksgen.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of this machine: what is given and found, what checks it in float64, and the device's own where that is the processor."""
+    """Bytes on this machine: arrays in and out, the float64 check, and the device's own memory if the device is the processor."""
 
     arrays: int
     reference: int
@@ -25,7 +25,7 @@ class Footprint:
 
 
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
-    """Of one kernel at a batch on a device with these limits, by its family's default constants."""
+    """The footprint of one kernel at a batch on a device with these limits, with its family's default constants."""
     pattern, item = kernel.pattern, kernel.item_bytes
     inputs, outputs, weights = batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count
     is_gradient = kernel.job == "gradient"

@@ -1,4 +1,4 @@
-"""A pause before a time is taken on a processor, so that threads of whoever was measured before hinder nobody."""
+"""A pause before timing on a processor, so that threads of the previous contender do not disturb."""
 
 from time import process_time, sleep
 
@@ -6,8 +6,9 @@ NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 25, 0.1
 
 
 def rest() -> None:
-    """Until this process's threads sleep: PyTorch's, NumPy's and OpenCL's spin for milliseconds after an operation, in wait for the
-    next one, and take the cores from whoever comes next."""
+    """Wait until this process's threads sleep. PyTorch's, NumPy's and OpenCL's threads spin for milliseconds after an operation,
+    waiting for the next one, and take the cores from whatever comes next.
+    """
     for _ in range(MOST_NAPS):
         spent = process_time()
         sleep(NAP_S)

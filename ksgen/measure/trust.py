@@ -1,6 +1,6 @@
-"""Whether a time can be trusted: by how its measurements spread, and by what others took of the machine meanwhile.
+"""Whether a time can be trusted: by the spread of its measurements, and by what other processes used of the machine meanwhile.
 
-Reads clocks and counts of the system; never measures a kernel. A figure in doubt stands where it is, marked, and nothing follows from it.
+Reads clocks and counts of the system; never measures a kernel. A figure in doubt stays, marked, and nothing is concluded from it.
 """
 
 import os
@@ -19,7 +19,7 @@ _PROC = Path("/proc")
 
 
 def doubt(measured_us: Sequence[float], others_share: float | None = None) -> str:
-    """Why the median says nothing, in a few words; empty where it can be trusted. `others_share`: of the processors that did the work."""
+    """Why the median cannot be trusted, in a few words; empty if it can. `others_share`: of the processors that did the work."""
     if not measured_us:
         return ""
     middle, fastest = median(measured_us), min(measured_us)
@@ -34,13 +34,13 @@ def doubt(measured_us: Sequence[float], others_share: float | None = None) -> st
 
 
 def doubt_of_ratio(ratios: Sequence[float], others_share: float | None = None) -> str:
-    """The same of ratios that were measured round by round."""
+    """The same for ratios that were measured round by round."""
     return doubt([1e6 * ratio for ratio in ratios], others_share)  # so large that no jitter is let pass
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Seconds since the machine, and this process with its children, began."""
+    """Seconds: on the clock, and of processor time of the machine and of this process with its children."""
 
     clock: float
     busy: float  # of all processors together
@@ -48,7 +48,7 @@ class Counts:
 
 
 def counts() -> Counts | None:
-    """What Linux says now; None elsewhere."""
+    """Linux's counts now; None elsewhere."""
     try:
         words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
         user, nice, system, _, _, irq, soft, stolen = map(int, words[1:9])
@@ -59,7 +59,7 @@ def counts() -> Counts | None:
 
 
 def others_between(before: Counts, after: Counts, processors: int) -> float:
-    """The share of the processors' time that others took, 0 to 1."""
+    """The share of the processors' time that others used, 0 to 1."""
     seconds = max(after.clock - before.clock, 1e-9) * processors
     return min(max(((after.busy - before.busy) - (after.own - before.own)) / seconds, 0.0), 1.0)
 
@@ -72,7 +72,7 @@ class Watch:
         self._share: float | None = None
 
     def others_share(self) -> float | None:
-        """None where nothing is known, or not yet."""
+        """None if nothing is known, or not yet."""
         after = counts()
         if self._before and after and after.clock - self._before.clock >= LEAST_SECONDS:
             self._share = others_between(self._before, after, os.cpu_count() or 1)
@@ -81,7 +81,7 @@ class Watch:
 
 
 def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[str, float]]) -> str:
-    """One line on a machine that others keep busy, with the names and processors of those that do; empty where none do."""
+    """One line about a machine that others keep busy, with their names and processors; empty if none do."""
     if share is None or share <= MOST_OTHERS:
         return ""
     named = ", ".join(f"{name} {taken:.1f}" for name, taken in busiest[:3] if taken >= 0.1)
@@ -90,7 +90,7 @@ def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[s
 
 
 def look() -> str:
-    """`load_warning` of this machine, in a fifth of a second."""
+    """`load_warning` of this machine, measured in a fifth of a second."""
     watch, before = Watch(), _by_process()
     sleep(LEAST_SECONDS)
     share, after = watch.others_share(), _by_process()
@@ -99,7 +99,7 @@ def look() -> str:
 
 
 def _by_process() -> dict[int, tuple[str, float]]:
-    """Names and processor seconds of the other processes that can be seen."""
+    """Names and processor seconds of the other visible processes."""
     found, ticks = {}, os.sysconf("SC_CLK_TCK")
     for path in _PROC.glob("[0-9]*/stat"):
         try:

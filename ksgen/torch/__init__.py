@@ -1,7 +1,6 @@
-"""ksgen in PyTorch: `KSLinear`, a layer like `torch.nn.Linear`, and `multiply`, the product that it is made of; `factorize` and
-`convert`, from a dense matrix and a dense model to Kronecker-sparse ones.
+"""ksgen in PyTorch: the layer `KSLinear` and its product `multiply`; `factorize` and `convert` for dense matrices and models.
 
-Nothing else in ksgen imports this package, but for the benchmark of models.
+Nothing else in ksgen imports this package, except the benchmarks.
 """
 
 from ksgen.install import install_line

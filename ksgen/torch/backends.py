@@ -1,6 +1,6 @@
-"""The products that ksgen is measured beside, each with a weight format of its own: the paper's five, and an expert's.
+"""The ways to multiply that ksgen is compared with: the paper's five, and an expert's. Each has a weight format of its own.
 
-A backend prepares canonical weights (a, b, c, d), once where they are frozen, and multiplies by what it prepared. All are differentiable
+A backend prepares canonical weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are differentiable
 except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 
@@ -27,14 +27,14 @@ from ksgen.torch.products import permuted, permuted_back, permuted_multiply, to_
 
 @dataclass(frozen=True)
 class Backend:
-    """`multiply` takes X, what was prepared of the weights, the layout and the pattern."""
+    """`multiply` takes X, the prepared weights, the layout and the pattern."""
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
     prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights as they are
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
-        """Y = X K^T, from canonical weights; they are prepared each time, or once if they are frozen."""
+        """Y = X K^T, from canonical weights. They are prepared each time, or once if they are frozen."""
         ready = weights if self.prepare is None else made_of(weights, self.prepare)
         return self.multiply(x, ready, layout, Pattern(*weights.shape))
 
@@ -49,7 +49,7 @@ def _multiply_bmm(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> T
 
 
 def _as_bsr(weights: Tensor) -> Tensor:
-    """The permuted K in square blocks, which is what products with block-sparse rows take."""
+    """The permuted K in square blocks, as block-sparse row products take it."""
     blocks = _blocks(weights)
     count, b, c = blocks.shape
     side = gcd(b, c)
@@ -78,7 +78,7 @@ def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) 
 
 
 def _as_csr(weights: Tensor) -> Tensor:
-    """K in compressed sparse rows: c entries in each."""
+    """K in compressed sparse rows, with c entries in each."""
     a, b, c, d = weights.shape
     columns = torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
     rows = torch.arange(a * b * d + 1, device=weights.device) * c
@@ -107,7 +107,7 @@ NAMES = ("auto", "ksgen", *BACKENDS)
 
 
 def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, **options: Any) -> Tensor:
-    """`multiply` by any backend; what is not in its product follows as an operation of its own."""
+    """`multiply` by any backend. What is not part of its product follows as a separate operation."""
     if backend in ("auto", "ksgen", "strided"):
         return multiply(x, weights, bias, residual, backend=backend, **options)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, options["precision"])
@@ -120,7 +120,7 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str, **options: Any
 ) -> Tensor:
-    """By one factor after the other; bias, activation and residual are the last one's."""
+    """Multiply by one factor after the other. Bias, activation and residual belong to the last one."""
     if backend in ("auto", "ksgen", "strided"):
         return multiply_chain(x, weights, bias, residual, activation=activation, backend=backend, **options)
     *first, last = weights

@@ -1,4 +1,4 @@
-"""Who multiplies: ksgen's kernels or PyTorch's products on views. When neither is asked for, "auto", which one, and why."""
+"""Chooses between ksgen's kernels and PyTorch products on views for `backend="auto"`, and says why."""
 
 import os
 import warnings
@@ -20,7 +20,7 @@ from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 
-KERNEL_DEVICES = {"cuda", "cpu"}  # whose tensors kernels multiply, where there is a device for them
+KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS = 4  # in which ways are timed; the first also builds
 
@@ -45,13 +45,13 @@ def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...]) -> ChainLaun
 
 
 def has_kernels(device: Any) -> bool:
-    """Whether tensors that lie there are multiplied by ksgen's kernels."""
+    """Whether ksgen's kernels can multiply tensors in that place."""
     return device.type in KERNEL_DEVICES and (device.type != "cpu" or _has_processor(os.environ.get("KSGEN_DEVICE", "")))
 
 
 @cache
 def _has_processor(asked: str) -> bool:
-    """Whether host arrays are multiplied on the processor, where they lie: on a machine with a GPU only where that is asked for."""
+    """Whether host arrays are multiplied on the processor, in place. On a machine with a GPU: only if the user asks for it."""
     try:
         return find_device(asked).shares_host
     except DeviceError:
@@ -59,7 +59,7 @@ def _has_processor(asked: str) -> bool:
 
 
 def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend: str, ways: Mapping[str, Way], **what: Any) -> Tensor:
-    """Call one of the ways, "ksgen" or "strided". `what`: the epilogue, or another job than a product."""
+    """Call one of the ways, "ksgen" or "strided". `what` is the epilogue, or a job other than a product."""
     if not has_kernels(x.device):
         return ways["strided"]()
     if backend != "auto":
@@ -71,12 +71,12 @@ def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend:
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
-    """Whether its ways are timed when it is met: on a processor, where PyTorch has the precision too."""
+    """Whether its ways are timed when first met: on a processor, if PyTorch has the precision too."""
     return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
 
 
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
-    """Which way is the fastest on this processor: they are timed in turns when a job is met first."""
+    """The fastest way on this processor. The ways are timed in turns when a job is first met."""
     key = job, torch.get_num_threads()
     if key not in _measured:
         if len(_measured) >= REMEMBERED:
@@ -101,12 +101,12 @@ def _tell_once(error: str) -> None:
 
 
 def measured(job: Hashable) -> Mapping[str, float]:
-    """Seconds of each way; none where the job was not met yet."""
+    """Seconds of each way; empty if the job was not met yet."""
     return _measured.get((job, torch.get_num_threads()), {})
 
 
 def size_of(batch: int) -> int:
-    """Batches that are served alike: small ones each by itself, others by their length in bits."""
+    """Groups batches that share a choice: small ones each alone, others by their length in bits."""
     return batch if batch <= 16 else 1 << batch.bit_length()
 
 
@@ -118,9 +118,9 @@ def _kernel(
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
-    """Ours where the search measured this kernel, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
+    """Kernels if a search measured this one, else by the heuristic of `Pattern.predicts`. `device` is a tensor's.
 
-    On a processor the faster one, once both were timed.
+    On a processor, whichever was faster once both were timed.
     """
     if is_measured_here(kernel, device):
         found = [measured((kernel, size_of(batch), *ways)) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]

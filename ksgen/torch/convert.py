@@ -1,4 +1,4 @@
-"""`convert`: a model's dense layers replaced by Kronecker-sparse ones, in place, and a report of what that changed."""
+"""`convert`: replaces a model's dense layers by Kronecker-sparse ones, in place, and reports what changed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ksgen.values import excerpt, whole_number
 
 @dataclass(frozen=True)
 class Beside:
-    """In a rule: a layer of `count` chains side by side, each of which gives its part of the outputs, such as q, k and v."""
+    """In a rule: a layer of `count` chains side by side, such as q, k and v. Each gives its part of the outputs."""
 
     chain: Chain
     count: int
@@ -34,7 +34,7 @@ class Beside:
 
 
 class KSLinears(nn.ModuleList):
-    """Layers side by side: they take the same x, and their outputs follow each other."""
+    """Layers side by side. They take the same x, and their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([layer(x) for layer in self], dim=-1)
@@ -46,10 +46,10 @@ Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
 def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: int = 0, progress: bool = False, **options: Any) -> Report:
     """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
 
-    A rule maps names to chains: a name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
-    `blocks.*.up`; any other is one part of it, such as `up`. The first that fits counts. A spec, or the path of one, gives
-    its `layers`. New weights come from the old ones (`factorize`, with so many steps of `refine`), or are drawn afresh.
-    Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. Nothing is changed where anything is wrong.
+    A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
+    `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
+    its `layers`. New weights are made from the old ones (`factorize`, with `refine` steps), or drawn. Bias, dtype, device,
+    requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is changed.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
@@ -120,7 +120,7 @@ def _check_layer(name: str, layer: nn.Module, wanted: Beside) -> None:
 
 
 def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str], str]]) -> None:
-    """A weight that others use too would be theirs alone afterwards, and no longer the layer's."""
+    """Refuses a weight that other modules share: it would no longer be shared afterwards."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
@@ -131,7 +131,7 @@ def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str],
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Transformers' linear layer, whose weight is (in_features, out_features); transformers need not be installed."""
+    """Transformers' linear layer, whose weight is (in_features, out_features). Transformers need not be installed."""
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
@@ -143,7 +143,7 @@ def _dense_weight(layer: nn.Module) -> Tensor:
 def _sparse(
     name: str, layer: nn.Module, wanted: Beside, from_weights: bool, refine: int, options: dict[str, Any]
 ) -> tuple[nn.Module, tuple[Factorization, ...]]:
-    """The new layer, and the factorizations that its weights come from."""
+    """The new layer, and the factorizations of its weights."""
     weight, bias = _dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")

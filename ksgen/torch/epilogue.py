@@ -1,4 +1,4 @@
-"""Bias, activation and residual in PyTorch's own operations, for what does not happen inside a kernel."""
+"""Bias, activation and residual as PyTorch operations, for when they are not inside a kernel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Which method, how near it came, how long it took."""
+"""`factorize`: a dense matrix as a product of Kronecker-sparse factors. Chooses the method, and reports error and time."""
 
 from dataclasses import dataclass, field
 from math import frexp, inf, sqrt
@@ -16,12 +16,12 @@ from ksgen.torch.projection import balance, block_ranks, on_support, project
 from ksgen.torch.refinement import refined, relative_error, start
 from ksgen.values import excerpt, whole_number
 
-LEAST_STEPS = 100  # of refinement, where there is nothing else
+LEAST_STEPS = 100  # of refinement, if it is the only method
 
 
 @dataclass(frozen=True)
 class Factorization:
-    """The weights (a, b, c, d) of each factor, from the one that meets x first, and how near their product is."""
+    """The weights (a, b, c, d) of each factor, from the one that meets x first, and the error of their product."""
 
     chain: Chain
     weights: tuple[Tensor, ...] = field(repr=False)
@@ -39,10 +39,10 @@ class Factorization:
 def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
     """A matrix (out_features, in_features), such as the weight of an `nn.Linear`, as a product of Kronecker-sparse factors.
 
-    Two factors at most: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
+    One or two factors: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
     as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS alone, at least 100 steps,
-    with no guarantee. float64 is computed in float64, all else in float32, on the tensor's device; weights come in the type that
-    was computed in.
+    with no guarantee. Computes on the tensor's device, in float64 for float64 and in float32 otherwise; the weights have
+    that type.
     """
     chain = as_chain(chain)
     matrix = _checked(weight, chain, refine)
@@ -70,7 +70,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
 
 
 def _method(chain: Chain) -> tuple[str, str, float]:
-    """The method, what it guarantees in words, and the bound."""
+    """The method, its guarantee in words, and the bound."""
     if len(chain) == 1:
         return "support", "the nearest there is", 1.0
     if len(chain) == 2:
@@ -84,7 +84,7 @@ def _method(chain: Chain) -> tuple[str, str, float]:
 
 
 def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
-    """The matrix in the type that is computed in."""
+    """The matrix in the dtype of the computation."""
     check_tensors("factorize", weight=weight)
     if not weight.is_floating_point():
         raise LaunchError(f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers")

@@ -1,6 +1,6 @@
-"""What was made of weights that a layer's owner declared to stay as they are: kept until they thaw, or are seen to have changed.
+"""Keeps what is made of frozen weights, until they thaw or are seen to have changed.
 
-Nothing is kept of other weights: PyTorch does not count every write, so that nothing tells for certain that they are the same.
+Keeps nothing for other weights: PyTorch does not count every write, so nothing can tell for certain that they are unchanged.
 """
 
 import warnings
@@ -22,7 +22,7 @@ Make = Callable[[Tensor], Any]
 
 @dataclass(eq=False)
 class _Kept:
-    """A tensor of frozen layers, as it was then, and what was made of it."""
+    """A tensor of frozen layers: its state when frozen, and what was made of it."""
 
     seen: Seen
     device: torch.device
@@ -32,7 +32,7 @@ class _Kept:
     is_in_graph: bool = False  # whether a CUDA graph may read its forms
 
     def form(self, make: Make, unkept: Make) -> Any:
-        """make(weights), made once, complete for every stream. What a graph would make is there at its replays alone: not kept."""
+        """make(weights), made once and complete for every stream. Not kept inside a graph, whose replays alone would make it."""
         tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
         self.is_in_graph |= is_recorded
         if make in self.forms:
@@ -48,7 +48,7 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Frozen:
-    """A layer: what it is called in words, and its weights by name."""
+    """A layer: its name for messages, and its weights by name."""
 
     name: str
     weights: Mapping[str, _Kept]
@@ -60,7 +60,7 @@ _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # wha
 
 
 def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
-    """make(weights), once for frozen weights; for others, or where a derivative for them is recorded, unkept(weights) each time."""
+    """make(weights), once for frozen weights. For others, or if a derivative is recorded, unkept(weights) each time."""
     unkept = unkept or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
         return unkept(weights)
@@ -74,13 +74,13 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
 
 
 def is_kept(weights: Tensor) -> bool:
-    """Whether what is made of them is kept: they are a frozen layer's."""
+    """Whether what is made of them is kept: whether they are a frozen layer's."""
     kept = _kept.get(id(weights)) if _kept else None
     return kept is not None and bool(kept.layers) and not _is_transformed()
 
 
 def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
-    """Keep what is made of a layer's weights, from now on. They must be its own, and plain."""
+    """From now on, keep what is made of a layer's weights. They must be its own, and plain."""
     if is_frozen(layer, weights):
         return
     thaw(layer)
@@ -100,7 +100,7 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
 
 
 def thaw(layer: nn.Module) -> bool:
-    """Keep nothing of a layer's weights any more; whether it was frozen."""
+    """Stop keeping what is made of a layer's weights. Returns whether it was frozen."""
     frozen = _frozen.pop(layer, None)
     if frozen is None:
         return False
@@ -118,13 +118,13 @@ def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
 
 
 def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-    """Thaw a frozen layer, in words, whose weights can be seen to have changed."""
+    """Thaw a frozen layer if its weights can be seen to have changed."""
     if _frozen and layer in _frozen and not _is_transformed() and (changes := _changes(layer, weights())):
         _end(changes)
 
 
 def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
-    """Those of a frozen layer's weights that are not what they were, and what happened to them."""
+    """The weights of a frozen layer that have changed, and how."""
     found = []
     for name, kept in _frozen[layer].weights.items():
         replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
@@ -134,7 +134,7 @@ def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kep
 
 
 def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
-    """Thaw the layers of weights that changed: all of them, then a warning for each."""
+    """Thaw the layers whose weights changed: all of them first, then a warning for each."""
     told = {}
     for kept, what in changes:
         for layer in list(kept.layers):
@@ -149,7 +149,7 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
 
 @cache
 def _watch_optimizers() -> None:
-    """From the first frozen layer on, steps are seen: those of fused optimizers are counted by nobody."""
+    """Watch optimizer steps from the first frozen layer on: PyTorch does not count those of fused optimizers."""
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -163,7 +163,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _address_of(tensor: Tensor) -> int:
-    """Where its memory begins, of which frozen weights may be a part; 0 where it has none."""
+    """Where the tensor's memory begins, of which frozen weights may be a part; 0 if it has none."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # sparse, or of several devices
@@ -171,10 +171,10 @@ def _address_of(tensor: Tensor) -> int:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform or a mode is at work: what is made then is of its own kind."""
+    """Whether a transform or a mode is active: what is made then is of its own kind."""
     return bool(torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
 def _is_recorded(device: torch.device) -> bool:
-    """Whether a CUDA graph records what is done there."""
+    """Whether a CUDA graph is recording on that device."""
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())

@@ -1,4 +1,4 @@
-"""`KSLinear`: a chain of Kronecker-sparse factors in the place of a `torch.nn.Linear`. Never how a product is computed."""
+"""`KSLinear`: a chain of Kronecker-sparse factors in place of a `torch.nn.Linear`. Does not compute products itself."""
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
@@ -55,7 +55,7 @@ class KSLinear(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: Iterable[Tensor], bias: Tensor | None = None, **options: Any) -> "KSLinear":
-        """A layer of these weights, one (a, b, c, d) for each factor from the one that meets x first. They are copied."""
+        """A layer with copies of these weights, one (a, b, c, d) per factor, from the one that meets x first."""
         if not (given := listed(weights)):
             raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
         check_tensors("KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)})
@@ -78,7 +78,7 @@ class KSLinear(nn.Module):
         return self.chain.out_features
 
     def reset_parameters(self) -> None:
-        """Weights uniform in +-1/sqrt(c), as in the paper; the bias in +-1/sqrt(in_features), as `nn.Linear` has it."""
+        """Draw weights uniformly in +-1/sqrt(c), as in the paper, and the bias in +-1/sqrt(in_features), as `nn.Linear` does."""
         for pattern, weights in zip(self.chain, self.weights, strict=True):
             nn.init.uniform_(weights, -1 / sqrt(pattern.c), 1 / sqrt(pattern.c))
         if self.bias is not None:
@@ -98,7 +98,7 @@ class KSLinear(nn.Module):
         return y.reshape(y_shape)
 
     def freeze(self) -> Self:
-        """Declare that nobody will write to the weights: what is made of them is made once, and kept until they thaw.
+        """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
 
         A write that can be seen ends it, with a warning: one that PyTorch counts, a move, a load, a step of an optimizer, and
         `train()` does silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
@@ -114,7 +114,7 @@ class KSLinear(nn.Module):
         return self
 
     def thaw(self) -> Self:
-        """From now on, all that is made of the weights is made at each call. It frees what was kept, but for what CUDA graphs read."""
+        """Make everything anew at each call from now on. Frees what was kept, except memory that CUDA graphs read."""
         frozen.thaw(self)
         return self
 
@@ -123,7 +123,7 @@ class KSLinear(nn.Module):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; training thaws."""
+        """As for any module. Training thaws the layer."""
         if mode:
             self.thaw()
         super().train(mode)
@@ -133,7 +133,7 @@ class KSLinear(nn.Module):
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
     def explain(self, batch: int = 1024) -> str:
-        """Who multiplies each factor at a batch of so many rows, on the device where the weights lie, and why."""
+        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why."""
         batch, lines = checked_batch(batch), []
         for number, (pattern, weights) in enumerate(zip(self.chain, self.weights, strict=True), start=1):
             is_last = number == len(self.chain)
@@ -158,7 +158,7 @@ class KSLinear(nn.Module):
         return (*x.shape[:-1], self.out_features) if self.layout == "bsf" else (self.out_features, *x.shape[1:])
 
     def _as_matrix(self, given: Tensor) -> Tensor:
-        """All dimensions but the features as one batch."""
+        """Folds all dimensions but the features into one batch."""
         return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
 
     def _name(self) -> str:
@@ -166,7 +166,12 @@ class KSLinear(nn.Module):
 
 
 def freeze(model: nn.Module) -> list[str]:
-    """`freeze()` every `KSLinear` of a model; their names in it."""
+    """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
+
+    A write that can be seen thaws them, with a warning: a write that PyTorch counts, a move, a load, an optimizer's step.
+    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
+    Copies of a frozen layer are not frozen.
+    """
     found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, KSLinear)]
     for name, layer in found:
         layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
@@ -174,12 +179,12 @@ def freeze(model: nn.Module) -> list[str]:
 
 
 def thaw(model: nn.Module) -> list[str]:
-    """`thaw()` every frozen `KSLinear` of a model; their names in it."""
+    """`thaw()` every frozen `KSLinear` of a model. Returns their names."""
     return [name for name, layer in model.named_modules() if isinstance(layer, KSLinear) and frozen.thaw(layer)]
 
 
 def as_chain(patterns: Patterns) -> Chain:
-    """A chain from a Chain, a Pattern, or a sequence of patterns and (a, b, c, d)."""
+    """A chain, from a Chain, a Pattern, or a sequence of patterns and (a, b, c, d)."""
     if isinstance(patterns, Chain):
         return patterns
     if isinstance(patterns, Pattern):

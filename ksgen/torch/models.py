@@ -1,4 +1,4 @@
-"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: their shapes in plain PyTorch, or from timm and transformers.
+"""ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse, in plain PyTorch or from timm and transformers.
 
 Weights are drawn, never downloaded.
 """
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Vision:
-    """The ends of a vision transformer: square pixels in, classes out."""
+    """The two ends of a vision transformer: square images in, classes out."""
 
     pixels: int = 224
     patch: int = 16
@@ -46,7 +46,7 @@ class Vision:
 
 @dataclass(frozen=True)
 class Language:
-    """The ends of a language model: tokens in, tokens out."""
+    """The two ends of a language model: tokens in, tokens out."""
 
     vocabulary: int = 50257
     positions: int = 1024
@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
         return _added(self.down, ACTIVATIONS[self.activation].apply(self.up(x)), residual)
 
     def fuse(self) -> None:
-        """Hands the activation over to the layer before it, which applies it to its sums."""
+        """Moves the activation into the layer before it, which applies it inside its kernel."""
         if isinstance(self.up, KSLinear):
             self.up.activation, self.activation = self.activation, "none"
 
@@ -117,7 +117,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
     def random_inputs(self, batch: int) -> Tensor:
-        """Images, where the model lies and of its type."""
+        """Random images on the model's device, in its dtype."""
         return torch.randn(batch, 3, self.pixels, self.pixels, dtype=self.positions.dtype, device=self.positions.device)
 
 
@@ -139,24 +139,24 @@ class LanguageModel(nn.Module):
         return functional.linear(self.norm(x), self.tokens.weight)
 
     def random_inputs(self, batch: int, tokens: int) -> Tensor:
-        """Tokens, where the model lies."""
+        """Random tokens on the model's device."""
         return torch.randint(self.tokens.num_embeddings, (batch, tokens), device=self.tokens.weight.device)
 
 
 def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
-    """The outputs in so many parts, without joining those that come apart."""
+    """The outputs in that many parts. Parts that already come apart are not joined first."""
     return [part(x) for part in layer] if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
-    """residual + layer(x), in the layer's kernel where it can."""
+    """residual + layer(x), inside the layer's kernel if possible."""
     y: Tensor = layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
     return y
 
 
 @dataclass(frozen=True)
 class Source:
-    """How a library makes a model, and which of its layers are which of the spec's, so many side by side."""
+    """How a library makes a model, and which of its layers match the spec's, and how many side by side."""
 
     build: Callable[[], nn.Module]
     layers: Mapping[str, tuple[str, int]]
@@ -214,7 +214,7 @@ def rule(name: str, library: str = "torch") -> dict[str, Beside]:
 
 
 def make_sparse(model: nn.Module, rule: Mapping[str, Beside], **options: Any) -> Report:
-    """`convert`, in place; and activations move into the kernels of the layers before them."""
+    """`convert`, in place. Activations move into the kernels of the layers before them."""
     report = convert(model, rule, **options)
     for module in model.modules():
         if isinstance(module, FeedForward):

@@ -1,4 +1,4 @@
-"""What a launcher takes of canonical weights: packed once where they are frozen, else as they are, to be packed before each launch."""
+"""What a launcher takes for canonical weights: a packed form if they are frozen, else the weights, packed before each launch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from ksgen.torch.frozen import made_of
 
 
 def operand(weights: Tensor, transposed: bool) -> Any:
-    """Of (a, b, c, d); transposed, which is what gradients of x are multiplied by, of (a, c, b, d)."""
+    """The operand for (a, b, c, d), or transposed for (a, c, b, d), as gradients of x need it."""
     return made_of(weights, *_WAYS[transposed])
 
 
 def as_trained(weights: Tensor) -> Tensor:
-    """Weights that take gradients are about to change: nothing that was kept of them is used, frozen or not."""
+    """Detached if they take gradients: they are about to change, so nothing kept of them is used, frozen or not."""
     return weights.detach() if weights.requires_grad else weights
 
 

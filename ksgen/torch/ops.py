@@ -43,8 +43,8 @@ def multiply(
 ) -> Tensor:
     """activation(X K^T + bias) + residual, differentiable. `weights` is (a, b, c, d).
 
-    Where gradients are recorded, the activation is an operation of its own, whose input is kept for the backward pass as
-    `torch.nn` keeps it; otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
+    While gradients are recorded, the activation is a separate operation, whose input is kept for the backward pass as in
+    `torch.nn`. Otherwise it happens inside the kernel. Under autocast, all tensors are cast to its type.
     """
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
@@ -64,7 +64,7 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
     activation: str, backend: str,
 ) -> Tensor:  # fmt: skip
-    """`multiply` by one factor after the other; on a processor in one launch, where nothing is asked for but the values."""
+    """`multiply` by one factor after the other. On a processor in one launch, if only the values are needed."""
     *first, last = weights
 
     def one_by_one() -> Tensor:
@@ -97,7 +97,7 @@ def multiply_chain(
 
 
 def autocast(*given: Any) -> Any:
-    """Tensors as autocast wants them, as for `torch.nn.functional.linear`; the precision, last, is then theirs."""
+    """Tensors in autocast's dtype, as for `torch.nn.functional.linear`. The last one is the precision to use then."""
     *tensors, precision = given
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
@@ -192,7 +192,7 @@ _multiply.register_autograd(_backward, setup_context=_keep)
 def _multiply_batched(
     call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Tensor, bias: Any, residual: Any, *options: Any
 ) -> tuple[Tensor, int]:
-    """What `vmap` maps over becomes part of the batch; of a, as further blocks, where weights or biases differ too."""
+    """Folds the dimension that `vmap` maps over into the batch, or into a (as more blocks) if weights or biases differ."""
     layout, count = options[0], info.batch_size
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
     axis = 0 if layout == "bsf" else 1
@@ -256,7 +256,7 @@ _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for
 def _weight_gradient_batched(
     call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
 ) -> tuple[Tensor, int]:
-    """What `vmap` maps over, such as the samples of per-sample gradients, becomes part of a."""
+    """Folds the dimension that `vmap` maps over, such as the samples of per-sample gradients, into a."""
     axis = 1 if layout == "bsf" else 0
     x, y_gradient = (_folded(each, of_each, info.batch_size, axis) for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True))
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
@@ -301,19 +301,19 @@ def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
 
 
 def _is_watched(*tensors: Tensor | None) -> bool:
-    """Whether a compiler, a mode or a tensor of another kind, such as one without memory, wants to see operators."""
+    """Whether operators must be visible: to a compiler, a mode, or a tensor without memory."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
     return not all(each is None or type(each) in (Tensor, Parameter) for each in tensors)
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a derivative may follow, or a transform of torch.func is at work, which takes functions alone."""
+    """Whether a derivative may follow, or a torch.func transform is active, which sees only functions."""
     return _needs_gradient(*tensors) or torch._C._are_functorch_transforms_active()
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether nothing is asked for but the values."""
+    """Whether only the values are needed."""
     return not (_is_watched(*tensors) or _is_recorded(*tensors))
 
 
@@ -322,7 +322,7 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
-    """The mapped dimension as the outer part of an axis."""
+    """Makes the mapped dimension the outer part of an axis."""
     if tensor is None:
         return None
     mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
@@ -337,7 +337,7 @@ def _contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:
-    """Y, uninitialised."""
+    """An uninitialised Y."""
     a, b, c, d = weights.shape
     features = a * (c if transposed else b) * d
     return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]))

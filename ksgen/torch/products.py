@@ -1,8 +1,8 @@
-"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views wherever memory allows it.
+"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
 
-One matrix of b x c for each of the a*d blocks: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first with
-d = 1, the blocks of X and Y are views that a batched product reads and writes as they lie. In batch-size-first with d > 1
-no element of a block has a neighbour: there X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
+There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first
+with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In batch-size-first with d > 1
+no element of a block has a neighbour, so X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
 and are not differentiable; `permuted_multiply` is.
 """
 
@@ -66,7 +66,7 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
 
 
 def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """X as (a*d, features of a block, batch): a view where there is one, else a copy."""
+    """X as (a*d, features of a block, batch): a view if possible, else a copy."""
     if layout == "bsf":
         return x.unflatten(1, (a, -1, d)).permute(1, 3, 0, 2).flatten(0, 1).transpose(1, 2)
     return x.unflatten(0, (a, -1, d)).transpose(1, 2).flatten(0, 1)
@@ -81,7 +81,7 @@ def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
 
 
 def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
-    """Whether the blocks are views that are worth a product each. On processors, products of 16-bit views are far slower than copies."""
+    """Whether the blocks are views worth a product each. On processors, products of 16-bit views are far slower than copies."""
     if not x.is_cuda and x.element_size() < 4:
         return False
     if layout == "bsf":
@@ -99,5 +99,5 @@ def _stacks(x: Tensor, layout: str, a: int, d: int) -> list[Tensor]:
 
 
 def _matrix_stacks(matrices: Tensor) -> list[Tensor]:
-    """The matrices that belong to `_stacks`."""
+    """The matrices that go with `_stacks`."""
     return list(matrices if matrices.shape[0] <= matrices.shape[1] else matrices.unbind(1))

@@ -1,4 +1,4 @@
-"""A bar for what takes long, on the error stream."""
+"""A progress bar on stderr for long work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """What to call after each step. The bar is shown where it is wanted and somebody watches."""
+    """A function to call after each step. The bar is shown if wanted, and if stderr is a terminal."""
     if not is_wanted:
         yield lambda: None
         return

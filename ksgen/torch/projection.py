@@ -1,13 +1,13 @@
-"""The nearest product of Kronecker-sparse factors, by SVDs: the nearest of all for two factors, within a known bound for more.
+"""The nearest product of Kronecker-sparse factors, by SVDs: exact for two factors, within a known bound for more.
 
-In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on the rows and columns that those
-reach. What two inner features reach is the same, or it shares no entry, for all patterns that fit in size. So K falls
-apart into blocks of L's b x R's c, the rank of each being how many inner features reach it, and the nearest product is
-what each block's SVD leaves after that many terms. Where the pair is chainable, all ranks are the same.
+In K = L R, every inner feature adds a column of L times a row of R: a matrix of rank 1 on certain rows and columns. For all
+patterns that fit in size, two inner features reach either the same entries or none in common. So K falls apart into blocks
+of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is its SVD
+after that many terms. If the pair is chainable, all ranks are the same.
 
-A longer chain is split into its last factor and the product of the others, again and again; where it is chainable, that
-product is Kronecker-sparse itself. Columns split off are orthonormal within a block, so the squared errors of the splits
-add up, and none is above that of the nearest product: the error is at most sqrt(splits) times the least one.
+A longer chain is split into its last factor and the product of the others, again and again. If it is chainable, that
+product is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits
+add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,18 +55,18 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 
 
 def product(left: Pattern, right: Pattern) -> Pattern:
-    """The support of left @ right, where the pair is chainable."""
+    """The support of left @ right, for a chainable pair."""
     return Pattern(left.a, left.b * left.d // right.d, right.a * right.c // left.a, right.d)
 
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
-    """The ranks that the blocks of left @ right have, each once."""
+    """The ranks of the blocks of left @ right, each once."""
     ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
     return ranks
 
 
 def balance(weights: list[Tensor]) -> None:
-    """Rescale in place: each inner feature's column and row to one length, all factors to one norm; the product stays."""
+    """Rescale in place: each inner feature's column and row to one length, all factors to one norm. The product stays the same."""
     for right, left in pairwise(weights):
         columns, rows = left.norm(dim=1), right.norm(dim=2)
         scale = _scale(columns.flatten(), rows.flatten())
@@ -79,7 +79,7 @@ def balance(weights: list[Tensor]) -> None:
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
-    """What columns are multiplied by, and rows divided: to the root of both lengths, or to the least length."""
+    """The factor for columns; rows are divided by it. Both then have the root of their lengths' product, or the least length."""
     lengths = (columns * rows).sqrt()
     if not lengths.any():
         return torch.ones_like(lengths)
@@ -119,8 +119,9 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
 
 
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The blocks, of all pairs of left's (i, j) and right's (i, j), that inner features reach; for each inner feature the
-    place of its block among those; for each such block its rank; for each inner feature which term of its block it is."""
+    """The blocks, pairs of left's (i, j) and right's (i, j), that inner features reach. Then, per inner feature, the place of its
+    block among them; per block, its rank; per inner feature, which term of its block it is.
+    """
     inner = torch.arange(left.in_features, device=device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d
     column_block = inner // (right.b * right.d) * right.d + inner % right.d
@@ -157,7 +158,7 @@ def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By the eigenvectors of the smaller Gram matrix in float64: what that loses of an SVD is less than float32 holds."""
+    """By the eigenvectors of the smaller Gram matrix in float64. What that loses against an SVD is below float32's resolution."""
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
     squares, vectors = torch.linalg.eigh(wide @ wide.mT if has_less_rows else wide.mT @ wide)

@@ -1,4 +1,4 @@
-"""Brings factors nearer to a matrix step by step, by L-BFGS: for chains that SVDs cannot serve, or not as well."""
+"""Improves factors step by step, by L-BFGS: for chains that SVDs cannot serve, or not as well."""
 
 from collections.abc import Callable, Sequence
 from math import sqrt
@@ -12,7 +12,7 @@ _REMEMBERED = 20  # steps that make up the model of the curvature
 
 
 def product_of(weights: Sequence[Tensor]) -> Tensor:
-    """K, dense: the factors' product, the first one rightmost."""
+    """K as a dense matrix: the factors' product, the first one rightmost."""
     a, _, c, d = weights[0].shape
     dense = torch.eye(a * c * d, dtype=weights[0].dtype, device=weights[0].device)
     for each in weights:
@@ -22,13 +22,13 @@ def product_of(weights: Sequence[Tensor]) -> Tensor:
 
 
 def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
-    """Frobenius norm of the difference, over that of the matrix; 0 where both are."""
+    """Frobenius norm of the difference over that of the matrix; 0 if both are 0."""
     difference, whole = (each.double().norm() for each in (matrix - product_of(weights), matrix))
     return float(difference / whole) if difference else 0.0
 
 
 def start(matrix: Tensor, chain: Chain) -> list[Tensor]:
-    """Random weights that keep the size of what goes through, scaled so that their product is of the matrix's norm."""
+    """Random weights that preserve the size of what passes through, scaled so that their product has the matrix's norm."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype) for pattern in chain]
     weights = [((2 * each - 1) * sqrt(3 / each.shape[2])).to(matrix.device) for each in drawn]
@@ -37,7 +37,7 @@ def start(matrix: Tensor, chain: Chain) -> list[Tensor]:
 
 
 def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None]) -> list[Tensor]:
-    """The weights after so many steps, or as they were where those bring nothing; `advance` is called after each."""
+    """The weights after that many steps, or unchanged if the steps gain nothing. `advance` is called after each."""
     energy = matrix.square().sum()
     if not steps or not energy:
         return weights

@@ -1,4 +1,4 @@
-"""What `convert` did, as figures and as a table."""
+"""The report of `convert`, as figures and as a table."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ksgen.words import counted
 
 @dataclass(frozen=True)
 class Replaced:
-    """One layer: what it was and what it became. Operations are multiplications and additions, for one row of x."""
+    """One layer before and after. Operations are multiplications and additions, per row of x."""
 
     name: str
     chain: Chain
@@ -31,7 +31,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Report:
-    """What `convert` did; `print(report)` shows it as a table, equal layers of several blocks in one row."""
+    """The result of `convert`. `print(report)` shows a table, with equal layers of several blocks in one row."""
 
     layers: tuple[Replaced, ...]
     parameters: tuple[int, int]  # of the whole model, before and after
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def flops(self) -> tuple[int, int]:
-        """Of the layers that were replaced, for one row of x."""
+        """Of the replaced layers, per row of x."""
         before, after = zip(*(layer.flops for layer in self.layers), strict=True)
         return sum(before), sum(after)
 
@@ -71,7 +71,7 @@ class Report:
 
 
 def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
-    """Layers of one chain whose names differ in numbers alone, and their name, with * for a number where they are several."""
+    """Groups layers of one chain whose names differ only in numbers, under one name with * for the numbers."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
         groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(layer)

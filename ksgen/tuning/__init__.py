@@ -1,4 +1,4 @@
-"""The search for the fastest constants of a kernel on a device. `ksgen.tune` is here; `ksgen tune` is the same as a command."""
+"""The search for the fastest constants of a kernel on a device: `ksgen.tune`. The command `ksgen tune` does the same."""
 
 from collections.abc import Callable
 
@@ -16,12 +16,11 @@ def tune(
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: str = "multiply",
 ) -> Tuned:  # fmt: skip
-    """Find the fastest constants of one kernel, and leave them in the user's wisdom: this process' launchers take them from now on.
+    """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
-    `job`: "multiply", or "gradient", that of the weights. `batch`: 25088 on a GPU and 1568 on a processor unless named.
-    `budget`: "60s", or a number of candidates.
-    `progress` is called after each candidate, in a thread of its own.
-    An interrupt saves the best so far, and then goes on as `KeyboardInterrupt`.
+    `job` is "multiply", or "gradient" (of the weights). `batch` is 25088 on a GPU and 1568 on a processor unless given.
+    `budget` is a time such as "60s", or a number of candidates. `progress` is called after each candidate, in a thread of its
+    own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER

@@ -1,4 +1,4 @@
-"""The report's words: a family's candidates as a table, what was measured first, and why the others were not."""
+"""The report's table of a family's candidates: what was measured first, and why others were not."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Table:
 
 
 def table_of(trials: Sequence[Trial], winner: Trial | None) -> Table:
-    """All candidates of one family; `#` numbers them in the order in which they were looked at."""
+    """All candidates of one family. `#` numbers them in the order in which they were looked at."""
     numbered = sorted(enumerate(trials, start=1), key=lambda each: (STATES.index(each[1].state), each[1].median_us or 0.0))
     listed = [(trial, _cells(number, trial)) for number, trial in numbered[:MOST_ROWS]]
     titles = (*NUMBERS, *vars(trials[0].constants), "fate")
@@ -50,7 +50,7 @@ def by_state(trials: Sequence[Trial]) -> str:
 
 
 def reasons(trials: Sequence[Trial]) -> list[str]:
-    """The commonest reasons for which candidates were not measured, such as `12 pruned: it spills registers`."""
+    """The most common reasons why candidates were not measured, such as `12 pruned: it spills registers`."""
     counts = Counter(_fate(trial) for trial in trials if trial.state != "measured").most_common()
     said = [f"{count} {fate}" for fate, count in counts[:MOST_REASONS]]
     others = sum(count for _, count in counts[MOST_REASONS:])
@@ -58,7 +58,7 @@ def reasons(trials: Sequence[Trial]) -> list[str]:
 
 
 def microseconds(time_us: float) -> str:
-    """Three digits, or the whole number where that is longer."""
+    """Three digits, or the whole number if that is longer."""
     return f"{time_us:.0f}" if time_us >= 100 else f"{time_us:.3g}"
 
 

@@ -16,11 +16,11 @@ DEGREES = 5  # by which the temperature may
 
 @dataclass(frozen=True)
 class Clocks:
-    """What NVML says at one moment; None where it says nothing."""
+    """NVML's readings at one moment; None for those it lacks."""
 
     megahertz: int | None = None  # of the multiprocessors
     degrees: int | None = None  # Celsius
-    slowed: bool = False  # by heat, or for want of power
+    slowed: bool = False  # by heat, or lack of power
 
     @classmethod
     def of(cls, device: Device) -> "Clocks":
@@ -42,7 +42,7 @@ class Clocks:
             return cls()
 
     def moved_since(self, before: "Clocks") -> set[str]:
-        """The marks that a figure gets which was measured in between."""
+        """The marks for a figure that was measured between the two readings."""
         marks = set()
         if self.megahertz and before.megahertz and abs(self.megahertz / before.megahertz - 1) > CLOCK_SHARE:
             marks.add("clocks moved")
@@ -55,7 +55,7 @@ class Clocks:
 
 @cache
 def _nvml(index: int, name: str) -> tuple[Any, Any] | None:
-    """NVML and its handle of CUDA's GPU of that number; None where they cannot be matched."""
+    """NVML and its handle of CUDA's GPU of that number; None if they cannot be matched."""
     try:
         import pynvml
     except ImportError:

@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 60.0  # for a worker to come, or to come back, where none is 
 
 
 class ClusterEngine(Engine):
-    """The devices of one name in a Dask cluster: figures of different devices are never compared."""
+    """The devices of one name in a Dask cluster. Figures of different devices are never compared."""
 
     def __init__(self, scheduler: str, device: str | None = None) -> None:
         try:
@@ -61,7 +61,7 @@ class ClusterEngine(Engine):
         super().close()
 
     def _most_common(self) -> Facts:
-        """The device that the most workers have; `DeviceError` where none measures."""
+        """The device that most workers have. `DeviceError` if none measures."""
         self._eligible_facts()
         names = Counter(facts.name for facts in self._facts.values())
         if not names:
@@ -70,7 +70,7 @@ class ClusterEngine(Engine):
         return next(facts for facts in self._facts.values() if facts.name == name)
 
     def _eligible_facts(self) -> None:
-        """Ask new workers what they have; forget those that are gone."""
+        """Ask new workers what they have, and forget those that are gone."""
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         measuring = [address for address, worker in workers.items() if worker.get("resources", {}).get(RESOURCE)]
         for address in set(self._facts) - set(measuring):
@@ -87,13 +87,13 @@ class ClusterEngine(Engine):
                 self._facts[address] = facts
 
     def _eligible(self) -> list[str]:
-        """The workers whose device is the one that is tuned."""
+        """The workers whose device is the one being tuned."""
         with self._guard:
             self._eligible_facts()
             return sorted(address for address, facts in self._facts.items() if _is_same(facts, self.facts))
 
     def _at_least_one(self) -> list[str]:
-        """Those; where none is left, whoever comes in the time that a busy machine or a cluster's manager takes."""
+        """Those workers. If none is left, wait as long as a busy machine or a cluster's manager may take to bring one."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (workers := self._eligible()):
             if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class ClusterEngine(Engine):
         return ceilings
 
     def _run(self, function: Any, *arguments: Any, on_device: bool, resources: dict[str, int] | None = None) -> Any:
-        """The result of a task. One whose workers are all lost is sent to those that came instead."""
+        """The result of a task. If all its workers are lost, it is sent to those that came instead."""
         import distributed
 
         while True:
@@ -137,7 +137,7 @@ class ClusterEngine(Engine):
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `ValueError` for what is no address: a client of it prints a traceback when it is collected."""
+    """Raise `ValueError` if this is no address: a Dask client with a bad one prints a traceback when it is collected."""
     from distributed.comm.addressing import parse_address, parse_host_port
     from distributed.comm.registry import get_backend
 

@@ -38,7 +38,7 @@ class Engine(ABC):
 
     @property
     def jobs_at_once(self) -> int:
-        """As many as keep the devices busy: one is compiled for while another one's finalists are measured."""
+        """As many jobs at once as keep the devices busy: one compiles while another one's finalists are measured."""
         return self.devices + 1 if self.overlaps else self.devices
 
     def compile(self, kernel: KernelSpec, candidate: Candidate) -> Future[Binary | Outcome]:
@@ -52,7 +52,7 @@ class Engine(ABC):
         return self._measuring.submit(self._ceilings, precision, operand).result()
 
     def close(self) -> None:
-        """Ends all that runs; results that are still waited for are errors."""
+        """End all that runs. Results still waited for become errors."""
         for pool in (self._compiling, self._measuring):
             pool.shutdown(cancel_futures=True)
 
@@ -75,7 +75,7 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """This machine: one child measures on its device, and one a core compiles."""
+    """This machine: one child measures on its device, and one per core compiles."""
 
     def __init__(
         self, device: str | None = None, compilers: int | None = None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS

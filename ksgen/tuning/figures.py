@@ -1,4 +1,4 @@
-"""The report's figures: how a search went, what each constant does, what the cost model is worth. Knows no trials."""
+"""The report's figures: the course of a search, the effect of each constant, the quality of the cost model. Knows no trials."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ WIDE_RATIO = 4  # from the smallest to the largest; beyond, an axis is logarithm
 
 
 def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
-    """The time of each candidate in measuring order, the best until then, and the floor. `winner`: its place among them."""
+    """The time of each candidate in measuring order, the best so far, and the floor. `winner` is its place among them."""
     best = list(accumulate(times_us, min))
     numbers = list(range(1, len(times_us) + 1))
     with _figure(4.2, "best so far", (times_us, winner, floor_us)) as drawn:
@@ -37,7 +37,7 @@ def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) 
 
 
 def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner: int | None) -> str:
-    """What one constant does: every candidate's time by its value, with the best and the median of each value."""
+    """The effect of one constant: every candidate's time by its value, with the best and the median of each value."""
     known = sorted(set(values))
     at = {value: place for place, value in enumerate(known)}  # evenly: most constants are powers of two
     groups = [[time for value, time in zip(values, times_us, strict=True) if value == each] for each in known]
@@ -55,7 +55,7 @@ def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner
 
 
 def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], winner: int | None) -> str:
-    """The cost model's time of each candidate and the measured one; on the line they agree."""
+    """The cost model's time against the measured one for each candidate. On the line they agree."""
     with _figure(2.6, "cost model", (predicted_us, measured_us, winner)) as drawn:
         axes = drawn.axes
         _points(axes, predicted_us, measured_us)
@@ -70,7 +70,7 @@ def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], win
 
 
 def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, most_flops_per_s: float) -> str:
-    """What the device does at most for so many operations a byte, and what the winner does."""
+    """The device's limit for each number of operations per byte, and what the winner does."""
     ridge = most_flops_per_s / most_bytes_per_s
     ends = [min(ridge, flop_per_byte) / 4, max(ridge, flop_per_byte) * 4]
     unit, scale = ("TFLOP/s", 1e12) if most_flops_per_s > 2e12 else ("GFLOP/s", 1e9)
@@ -80,7 +80,7 @@ def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, 
         axes.plot([ends[0], ridge, ends[1]], roof[:3], color=FLOOR, linewidth=1.6)
         axes.plot([flop_per_byte] * 2, [flops_per_s / scale, roof[3]], color=RULE, linewidth=1)
         _winner(axes, flop_per_byte, flops_per_s / scale)
-        axes.set_xlabel("FLOP a byte")
+        axes.set_xlabel("FLOP per byte")
         _scale(axes, "x", ends)
         _scale(axes, "y", [*roof, flops_per_s / scale])
     return drawn.svg
@@ -92,7 +92,7 @@ def _figure(width: float, title: str, content: object) -> AbstractContextManager
 
 
 def _points(axes: "Axes", x: Sequence[float], y: Sequence[float]) -> None:
-    """One path with a dot for each: a third of what markers take in a file."""
+    """One path with a dot per point: a third of the bytes that markers take."""
     gap = float("nan")
     places = [[each for value in along for each in (value, value, gap)] for along in (x, y)]
     axes.plot(*places, color=POINT, alpha=0.55, linewidth=3.2, solid_capstyle="round")
@@ -103,7 +103,7 @@ def _winner(axes: "Axes", x: float, y: float) -> None:
 
 
 def _time_scale(axes: "Axes", which: str, times_us: Sequence[float]) -> str:
-    """A scale, and its unit: microseconds, or milliseconds where all times are that long."""
+    """A scale and its unit: microseconds, or milliseconds if all times are that long."""
     from matplotlib.ticker import FuncFormatter
 
     _scale(axes, which, times_us)
@@ -113,7 +113,7 @@ def _time_scale(axes: "Axes", which: str, times_us: Sequence[float]) -> str:
 
 
 def _name_y(axes: "Axes", unit: str) -> None:
-    """Above the numbers, where it takes no room beside them."""
+    """Above the numbers, where it takes no room from them."""
     axes.text(-0.02, 1.03, unit, transform=axes.transAxes, horizontalalignment="right", verticalalignment="bottom")
 
 

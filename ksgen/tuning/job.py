@@ -1,4 +1,4 @@
-"""The words of a search: a job, a candidate, what a device is, how to time, and what became of a candidate. Runs nothing.
+"""The words of a search: a job, a candidate, a device's facts, how to time, and a candidate's outcome. Runs nothing.
 
 All of them travel between processes.
 """
@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a search must know of the device that measures, without opening it."""
+    """What a search must know about the device that measures, without opening it."""
 
     name: str
     target: str
@@ -53,7 +53,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Runs:
-    """How long to time: `seconds` for each candidate, and so many runs at least and at most.
+    """How long to time: `seconds` per candidate, and the least and most runs.
 
     Candidates take turns, `turns` each. One whose first runs are all slower than `give_up_us` gets no more of them.
     """
@@ -67,7 +67,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a candidate: its runs, or why there are none."""
+    """The outcome of a candidate: its runs, or why there are none."""
 
     state: str  # as in a trial
     reason: str = ""

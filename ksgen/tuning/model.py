@@ -92,7 +92,7 @@ def _unevenness(waves: float) -> float:
 def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, found: Resources) -> str:
     """Why a compiled candidate is not worth measuring; empty where it is."""
     if found.spill_bytes:
-        return f"spills {found.spill_bytes} bytes a thread"
+        return f"spills {found.spill_bytes} bytes per thread"
     if machine.limits.is_cpu or found.registers is None:
         return ""
     threads = family.geometry(kernel, constants, 1).block

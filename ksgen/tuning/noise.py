@@ -1,4 +1,4 @@
-"""How much a time differs when the same kernel is measured again on the same device: what a search cannot see below."""
+"""How much a time differs when the same kernel is measured again: differences below that are invisible to a search."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +14,7 @@ RUNS = Runs(least=10, most=300, seconds=0.1)
 
 @dataclass(frozen=True)
 class Noise:
-    """One kernel, measured again and again."""
+    """One kernel, measured several times."""
 
     job: Job
     median_us: float  # of the medians
@@ -24,7 +24,7 @@ class Noise:
 
 
 def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:
-    """`KsgenError` where the kernel cannot be measured."""
+    """`KsgenError` if the kernel cannot be measured."""
     built = engine.compile(job.kernel, candidate).result()
     if not isinstance(built, Binary):
         raise KsgenError(f"{job}: {built.reason}")

@@ -1,4 +1,4 @@
-"""All candidates of one job, each with its predicted time: what a strategy chooses from. Compiles and measures nothing."""
+"""All candidates of one job, with predicted times, for a strategy to choose from. Compiles and measures nothing."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Candidates in the order in which they are tried first: guesses from before, then by predicted time."""
+    """Candidates in the order of the first tries: earlier guesses, then by predicted time."""
 
     job: Job
     candidates: tuple[Candidate, ...]
@@ -48,7 +48,7 @@ def list_space(job: Job, machine: Machine) -> list[Candidate]:
 def make_pool(
     job: Job, machine: Machine, listed: Iterable[Candidate], guesses: Iterable[Candidate] = (), trials: Sequence[Trial] = ()
 ) -> Pool:
-    """The candidates listed and the guesses, of which those that cannot run are left out. `trials`: of other jobs, to learn from."""
+    """The listed candidates and the guesses, without those that cannot run. `trials`: of other jobs, to learn from."""
     families = machine.ceilings.keys()
     first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
     predict = _predictor(job, machine)
@@ -65,8 +65,9 @@ def make_pool(
 
 
 def served_families(job: Job, limits: Limits) -> list[str]:
-    """The families that can serve a kernel at its batch on such a device, of arrays as a device allocates them: on a processor the
-    one that is made for it, where there is one."""
+    """The families that can serve a kernel at its batch on a device, for arrays as the device allocates them. On a processor only
+    the one made for it, if there is one.
+    """
     found = [family.name for family in families_for(job.kernel, limits, job.batch)]
     return found[:1] if limits.is_cpu else found
 
@@ -95,7 +96,7 @@ def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:
 
 
 def _constants_row(candidate: Candidate) -> dict[str, Any]:
-    """Each family's constants are its own."""
+    """A candidate's constants as one row. Each family's names carry its own name."""
     return {"family": candidate.family} | {f"{candidate.family}.{name}": value for name, value in vars(candidate.constants).items()}
 
 

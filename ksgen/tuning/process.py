@@ -1,4 +1,4 @@
-"""A parent's handle on a child process that compiles and measures: starts it, calls it, and starts it again when it is lost."""
+"""A parent's handle on a child process that compiles and measures: starts it, calls it, and restarts it when it is lost."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ GRACE_SECONDS = 15.0  # after which a child that its own alarm did not end is ki
 
 
 class LostError(Exception):
-    """The child is gone: it crashed, it took too long, or a candidate made its device fail."""
+    """The child is gone: it crashed, took too long, or a candidate made its device fail."""
 
     def __init__(self, reason: str, at: int, state: str = "failed") -> None:
         super().__init__(reason)
@@ -30,10 +30,10 @@ class LostError(Exception):
 
 
 class Worker:
-    """One child. It is started at the first call, and used by one thread at a time."""
+    """One child. It starts at the first call, and serves one thread at a time."""
 
     def __init__(self, device: str | None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS) -> None:
-        """`preload`: modules that the child imports first, such as one that registers a family."""
+        """`preload`: modules for the child to import first, such as one that registers a family."""
         self._arguments = (str(limit_s), device or "", *preload)
         self._limit_s = limit_s
         self._is_stopped = False
@@ -50,12 +50,12 @@ class Worker:
         return ceilings
 
     def compile(self, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary:
-        """`ToolchainError` where the compiler refuses it, `LostError` where it hangs or crashes."""
+        """`ToolchainError` if the compiler refuses it, `LostError` if it hangs or crashes."""
         binary: Binary = self._call("compile", kernel, candidate, facts.target, facts.dialect)
         return binary
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-        """One outcome an entry. Those that bring the child down are named, and the others are measured by the next child."""
+        """One outcome per candidate. Those that bring the child down are named, and the next child measures the others."""
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(entries)))
         while left:
@@ -71,7 +71,7 @@ class Worker:
         return [outcomes[index] for index in range(len(entries))]
 
     def stop(self) -> None:
-        """End the child for good, also from another thread: its calls then fail."""
+        """End the child for good, also from another thread, whose calls then fail."""
         self._is_stopped = True
         self._kill()
 
@@ -81,7 +81,7 @@ class Worker:
                 os.killpg(child.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Not while another thread's call is under way: `stop` ends that."""
+        """Close the child. Not while another thread's call is running: `stop` ends that."""
         self._kill()
         if self._child is not None:
             self._child.wait()
@@ -91,7 +91,7 @@ class Worker:
         self._child = self._connection = self._errors = None
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """A call in which no candidate takes part: whatever goes wrong is the device's."""
+        """A call without a candidate: whatever goes wrong is the device's fault."""
         try:
             return self._call(function, *arguments)
         except LostError as lost:
@@ -138,7 +138,7 @@ class Worker:
         return self._connection
 
     def _lost(self, at: int, is_late: bool) -> LostError:
-        """Ends what is left of the child, and says why it is lost."""
+        """End what is left of the child, and say why it is lost."""
         if self._child is None or self._errors is None:
             return LostError("it was stopped", at)
         if is_late:

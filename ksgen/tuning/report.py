@@ -1,4 +1,4 @@
-"""One self-contained HTML page of what a search saw: for each job its winner, figures, and every candidate with its fate.
+"""One self-contained HTML page about a search: for each job its winner, figures, and every candidate with its outcome.
 
 Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
 """
@@ -34,9 +34,9 @@ class Drawn(NamedTuple):
 
 
 def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial] = ()) -> None:
-    """Write the page; it appears whole or not at all. `winners`: what a search decided; without, the shortest time wins.
+    """Write the page, whole or not at all. `winners` are those that a search chose; without them, the shortest time wins.
 
-    `KsgenError` without trials, and without matplotlib.
+    `KsgenError` without trials, or without matplotlib.
     """
     if not trials:
         raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")
@@ -44,7 +44,7 @@ def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial]
 
 
 def check_report(path: Path) -> None:
-    """Raise `KsgenError` before a search whose report could not be written after it."""
+    """Raise `KsgenError` before a search if its report could not be written afterwards."""
     svg.check_matplotlib(figures.EXTRA)
     check_writable(path)
 
@@ -108,7 +108,7 @@ def _once(words: Iterable[str]) -> list[str]:
 
 
 def _overview(section: Section) -> list[Drawn]:
-    """The search's way to its winner, what the cost model is worth, and what the device could do."""
+    """The course of the search, the quality of the cost model, and the device's limit."""
     if not (winner := section.winner):
         return []
     times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
@@ -156,7 +156,7 @@ def _wrapped(name: str) -> Markup:
 
 
 def _constants(trials: Sequence[Trial], winner: Trial | None) -> list[Drawn]:
-    """A figure for each constant of a family."""
+    """A figure per constant of a family."""
     measured = [trial for trial in trials if trial.state == "measured"]
     times, place = [time_us(trial) for trial in measured], _place(winner, measured)
     names = vars(measured[0].constants) if measured else ()

@@ -1,6 +1,6 @@
-"""One job's search: what a strategy proposes is compiled, measured and kept; the best few are measured again, side by side.
+"""One job's search: a strategy's proposals are compiled, measured and kept; the best few are measured again, side by side.
 
-Says what it does through a callback. Never writes wisdom: what it returns is for its caller to save.
+Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
 
 import threading
@@ -29,7 +29,7 @@ from ksgen.wisdom.store import Entry
 FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
 HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
 FINALISTS = 6
-CLOSE = 1.2  # times the best: who is slower is no finalist
+CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL_TURNS = 3
 FINAL_SECONDS = 0.25  # of each round, for all finalists together
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
@@ -37,7 +37,7 @@ WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
 @dataclass(frozen=True)
 class Budget:
-    """When a search ends that would go on."""
+    """When a search ends that would otherwise go on."""
 
     seconds: float | None = None
     candidates: int | None = None
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a search tells while it runs."""
+    """What a search reports while it runs."""
 
     job: Job
     phase: str  # "searching", "finals" or "done"
@@ -62,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found: the fastest trial, and the guess it began with, measured beside it."""
+    """The result of a search: the fastest trial, and the first guess, measured beside it."""
 
     job: Job
     best: Trial
@@ -73,7 +73,7 @@ class Tuned:
     is_complete: bool  # false where the search was stopped
 
     def entry(self) -> Entry:
-        """The best one as wisdom."""
+        """The best trial as wisdom."""
         best = self.best
         measured = {
             "median_us": round(best.median_us or 0, 3),
@@ -101,7 +101,7 @@ class Setting:
 
 
 class Search:
-    """The search for one job. `known`: trials from before, which are not measured again. `default`: what the winner is set beside."""
+    """The search for one job. Trials in `known` are not measured again. The winner is compared with `default`."""
 
     def __init__(self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate) -> None:
         self.pool, self.strategy, self.known, self.default = pool, strategy, known, default
@@ -119,7 +119,7 @@ class Search:
         self._measuring: dict[Future[list[Outcome]], int] = {}
 
     def run(self) -> Tuned:
-        """Raises `KsgenError` where no candidate could be measured."""
+        """Raises `KsgenError` if no candidate could be measured."""
         try:
             self._explore()
             self._finals()
@@ -158,7 +158,7 @@ class Search:
                     self._done(index, self._trial_of(index, future.result()[0]))
 
     def _ask(self) -> None:
-        """Keep every compiler busy; where the processor itself measures, only between measurements."""
+        """Keep every compiler busy. If the processor itself measures: only between measurements."""
         ahead = self.engine.compilers + self.engine.devices if self.engine.overlaps else 2 * self.engine.compilers
         if not self.engine.overlaps and (self._built or self._measuring):
             return
@@ -237,7 +237,7 @@ class Search:
         return list(dict.fromkeys([*close, *(index for _, index in timed if index < self.pool.guesses)]))
 
     def _build(self, indexes: Sequence[int]) -> None:
-        """Those known from an earlier search have no binary yet."""
+        """Compiles those known from an earlier search, which have no binary yet."""
         missing = {
             self.engine.compile(self.job.kernel, self.pool.candidates[index]): index for index in indexes if index not in self._binaries
         }
@@ -249,7 +249,7 @@ class Search:
     # ---- what is known
 
     def _best(self) -> Trial | None:
-        """Of the last round, where there was one: times from before are of another moment."""
+        """The winner of the last round, if there was one: earlier times are of another moment."""
         timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
         return min(timed, key=lambda trial: trial.median_us or 0, default=None)
 

@@ -1,4 +1,4 @@
-"""What a report says of one job: its winner, the numbers beside it, and which trials count. Draws nothing."""
+"""The text of one job in a report: its winner, its numbers, and which trials count. Draws nothing."""
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Section:
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """The job's line in the table of all jobs: time, share of the floor, gain, candidates, the winner."""
+        """The job's line in the table of all jobs: time, share of the floor, gain, candidates, winner."""
         if not (winner := self.winner):
             return ("", "", "", str(len(self.trials)), "none was measured")
         shown = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), f"{self.gain:.2f}")
@@ -54,7 +54,7 @@ class Section:
 
     @property
     def said(self) -> list[str]:
-        """Sentences about the winner, and about what became of the candidates."""
+        """Sentences about the winner, and about the outcomes of the candidates."""
         lines = [f"{counted(len(self.trials), 'candidate')}: {by_state(self.trials)}."]
         if self.left_out:
             lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
@@ -72,9 +72,9 @@ class Section:
 
 
 def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
-    """By device, kernel and batch, in the order in which they come; of each family, only its last template and driver.
+    """By device, kernel and batch, in order of appearance; of each family, only its last template and driver.
 
-    `winners`: what a search decided, which looks closer at the fastest few. A job without one is won by its shortest time.
+    `winners` are those that a search chose after looking closer at the fastest few. In other jobs the shortest time wins.
     """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
     for trial in trials:

@@ -1,6 +1,6 @@
-"""In which order candidates are looked at, and when a search has seen enough. Only numbers go in and out: nothing runs here.
+"""In which order candidates are tried, and when a search has seen enough. Only numbers go in and out: nothing runs here.
 
-A strategy is asked for candidates of a pool and told what became of them, in any order.
+A strategy is asked for candidates of a pool and told their outcomes, in any order.
 """
 
 import random
@@ -23,15 +23,15 @@ class Strategy(Protocol):
     """An order of candidates."""
 
     def ask(self) -> int | None:
-        """The next candidate to look at; None while, or once, there is none worth it."""
+        """The next candidate to try; None if none is worth it, now or any more."""
         ...
 
     def tell(self, index: int, us: float | None) -> None:
-        """Its time, or None where it has none; also of candidates that were never asked for, but are known."""
+        """Take the time of a candidate, or None if it has none. Also called for known candidates that were never asked for."""
         ...
 
     def left(self) -> int:
-        """How many more there will be, as far as can be said."""
+        """How many more candidates there will be, as far as can be said."""
         ...
 
 
@@ -55,20 +55,21 @@ class Listed:
 
 
 def exhaustive(pool: Pool) -> Strategy:
-    """Every candidate, the most promising ones first."""
+    """Every candidate, the most promising first."""
     return Listed(list(range(len(pool))))
 
 
 def shuffled(pool: Pool) -> Strategy:
-    """Every candidate in a random order, after the guesses; the same order for the same job."""
+    """Every candidate in random order, after the guesses. The same order for the same job."""
     order = list(range(pool.guesses, len(pool)))
     random.Random(f"{pool.job}").shuffle(order)
     return Listed([*range(pool.guesses), *order])
 
 
 class Model:
-    """The cost model's order, corrected by what was measured: the candidate that may turn out the fastest is next, in turn
-    from all and from those that differ from the best one in one constant. Ends where no candidate promises a gain."""
+    """The cost model's order, corrected by measurements: next is the candidate that may turn out the fastest, in turn of all, and
+    of those that differ from the best one in one constant. Ends when no candidate promises a gain.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -124,7 +125,7 @@ class Model:
         return self._near[1]
 
     def _expected(self, asked: Array) -> tuple[Array, Array]:
-        """Those under way count as if they took what is expected of them, so that they are not asked for in other words."""
+        """Treat candidates under way as if they took the expected time, so that no near copies of them are proposed."""
         pool = self._pool
         others = np.arange(len(pool), len(pool.points.jobs))
         # What cannot run counts as the slowest that does: its likes can hardly run either.

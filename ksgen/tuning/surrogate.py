@@ -1,7 +1,7 @@
-"""What times to expect of candidates that were not measured, from those that were: a Gaussian process over the constants.
+"""Expected times of candidates that were not measured, from those that were: a Gaussian process over the constants.
 
-It starts from the cost model's predictions and learns by how much they are wrong, from the job's own measurements and,
-less surely, from those of other kernels on the same device. Knows numbers only: no kernels, no devices.
+It starts from the cost model's predictions and learns their errors, from the job's own measurements and, with less weight,
+from other kernels' on the same device. Knows only numbers: no kernels, no devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ Array = np.ndarray[Any, Any]
 COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: of what all kernels share, and of what is one job's own
 OFFSET = 1.0  # of a job as a whole
 NOISE = 0.05  # of a measurement
-REACH = 1.5  # over how many doublings of one constant a measurement tells something
+REACH = 1.5  # doublings of one constant over which a measurement is informative
 REACH_KERNELS = 4.0  # the same, of one size of the pattern
 
 
 def features(rows: Sequence[Mapping[str, Any]]) -> Array:
-    """One row each: log2 of every number, and for every word whether it is that one. A name that a row lacks is zero there."""
+    """One row per candidate: log2 of every number, and for every word whether it is that one. A name missing from a row is zero."""
     columns: list[list[float]] = []
     for name in sorted({name for row in rows for name in row}):
         values = [row.get(name, 0) for row in rows]
@@ -46,7 +46,7 @@ class Points:
 
 
 def expect(measured: Points, times: Array, asked: Points) -> tuple[Array, Array]:
-    """Mean and standard deviation of log2 of the time of each candidate asked about; `times`: log2 of the measured ones'."""
+    """Mean and standard deviation of log2 of the time of each candidate asked about. `times`: log2 of the measured ones."""
     everywhere = COMMON**2 + OWN**2 + OFFSET**2
     if not len(times):
         return asked.predicted, np.full(len(asked.jobs), everywhere**0.5)

@@ -1,7 +1,7 @@
-"""Every candidate that a search looked at, kept at once in SQLite beside the cache. Never measures and never judges.
+"""Every candidate that a search tried, stored at once in SQLite beside the cache. Measures and judges nothing.
 
-A search that was killed goes on from here, and reports are drawn from here. Two tuners may write to one store. Where the
-file cannot be used, the store lives in memory, with one warning.
+A killed search resumes from here, and reports are drawn from here. Two tuners may write to one store. If the file cannot be
+used, the store lives in memory, with one warning.
 """
 
 import json
@@ -26,7 +26,7 @@ BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate of one job, and what became of it."""
+    """One candidate of one job, and its outcome."""
 
     kernel: KernelSpec
     batch: int
@@ -43,8 +43,8 @@ class Trial:
     floor_us: float | None = None  # by the ceilings below
     bytes_per_s: float | None = None  # what the device was seen to copy, in the same search
     flops_per_s: float | None = None  # what it was seen to compute with the family's instructions
-    registers: int | None = None  # a thread; None where the compiler does not say
-    shared_bytes: int | None = None  # a block
+    registers: int | None = None  # per thread; None if the compiler does not say
+    shared_bytes: int | None = None  # per block
     note: str = ""  # what to know about the figure, such as "clocks moved"
     driver: str = ""
     compiler: str = ""  # name and version
@@ -63,7 +63,7 @@ on conflict do update set {", ".join(f"{name} = excluded.{name}" for name in _CO
 
 
 class TrialStore:
-    """The trials of all jobs and devices. A candidate that is measured again replaces what was known of it."""
+    """The trials of all jobs and devices. Measuring a candidate again replaces its old trial."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_dir() / "trials.sqlite"
@@ -74,15 +74,15 @@ class TrialStore:
             self._database = self._in_memory(error)
 
     def add(self, trial: Trial) -> None:
-        """Written when this returns."""
+        """Store a trial. It is on disk when this returns."""
         self._run(_ADD, _row(trial))
 
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Those of a kernel, batch and device, where named, in the order in which they were first looked at; all, or the newest.
+        """Trials of a kernel, batch and device, if given, in the order in which they were first tried; all, or the newest.
 
-        What another version of ksgen wrote, with constants that this one does not know, is passed over.
+        Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """
         wanted = {"kernel": kernel and _kernel_text(kernel), "batch": batch, "device": device}
         given = {name: value for name, value in wanted.items() if value is not None}
@@ -104,7 +104,7 @@ class TrialStore:
                 return self._database.execute(statement, values).fetchall()
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
-        """A new store with what can still be read of the file."""
+        """A new store with what can still be read of the damaged file."""
         warnings.warn(f"{self.path}: trials are kept in memory only, and are lost at the end ({error})", stacklevel=3)
         memory = _connect(":memory:")
         memory.execute(_SCHEMA)
@@ -143,7 +143,7 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
-    """A kernel's fields; one factor goes without saying, as it was written before there were chains."""
+    """A kernel's fields. A single factor is left out, as in files from before chains."""
     told = {name: value for name, value in asdict(kernel).items() if value or name != "before"}
     return json.dumps(told, sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""A search over any number of jobs: opens what they need, runs them, and saves each winner as wisdom as soon as it is found."""
+"""A search over any number of jobs: opens what they need, runs them, and saves each winner as wisdom at once."""
 
 import re
 import threading
@@ -40,7 +40,7 @@ class Options:
 
 
 def parse_budget(text: str | int | None) -> Budget:
-    """`60s`, `5m` or `1h` of each job, or a number of candidates."""
+    """`60s`, `5m` or `1h` per job, or a number of candidates."""
     found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|min|h)?\s*", str(text)) if text is not None else None
     if text is None:
         return Budget()
@@ -59,11 +59,11 @@ def open_engine(device: str | None = None, scheduler: str | None = None) -> Engi
 
 
 class NotBegunError(KsgenError):
-    """The search was stopped before a job's turn."""
+    """The search was stopped before this job's turn."""
 
 
 class Tuner:
-    """Searches on one engine; keeps trials in `store` and winners as wisdom."""
+    """Searches on one engine. Keeps trials in `store`, and winners as wisdom."""
 
     def __init__(self, engine: Engine, store: TrialStore, options: Options = Options()) -> None:
         if not is_word(options.strategy, STRATEGIES):
@@ -76,7 +76,7 @@ class Tuner:
         self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refused now, rather than when the search is over
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Tuned | KsgenError]:
-        """One result a job, in their order. An interrupt stops all searches, each of which keeps the best it has found."""
+        """One result per job, in order. An interrupt stops all searches, each of which keeps the best it has found."""
         check_writable()
         with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
@@ -88,7 +88,7 @@ class Tuner:
             return [_result(search) for search in searches]
 
     def families(self, job: Job) -> list[str]:
-        """Those that are looked at for a job."""
+        """The families that are searched for a job."""
         if self.options.family is None:
             return served_families(job, self.limits)
         family = family_named(self.options.family)
@@ -97,13 +97,13 @@ class Tuner:
         return [family.name]
 
     def machine(self, job: Job) -> Machine:
-        """The device as the cost model sees it, with ceilings measured once for each kind of multiply-add."""
+        """The device as the cost model sees it, with ceilings measured once per kind of multiply-add."""
         facts = self.engine.facts
         ceilings = {name: self._ceilings_of(name, job.kernel) for name in self.families(job)}
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings)
 
     def default(self, job: Job) -> Candidate:
-        """What launchers take where nothing was measured."""
+        """What launchers take if nothing was measured."""
         named = self.options.family
         family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
         return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
@@ -129,7 +129,7 @@ class Tuner:
         return tuned
 
     def _budget(self) -> Budget:
-        """On a processor, which compiles for a second where it measures for a tenth, fewer candidates unless told otherwise."""
+        """Fewer candidates on a processor, unless the user says otherwise: it compiles for a second and measures for a tenth."""
         asked = self.options.budget
         is_told = asked != Budget() or self.options.strategy != "model"
         return asked if is_told or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
@@ -148,7 +148,7 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials by this template and driver; what failed may have failed for want of disk or memory, and is tried again."""
+        """The job's trials by this template and driver. Failed ones are tried again: disk or memory may have been full."""
         if self.options.fresh:
             return {}
         trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
@@ -167,7 +167,7 @@ def _is_current(trial: Trial) -> bool:
 
 
 def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
-    """A search that ran to its end measured the incumbent too; one that was stopped may not have come to it."""
+    """Whether the winner replaces the incumbent. A complete search measured both; after a stopped one their times are compared."""
     if tuned.is_complete or incumbent is None or incumbent.is_stale or incumbent.batch != tuned.job.batch:
         return True
     return incumbent.median_us is None or (tuned.best.median_us or 0) <= incumbent.median_us

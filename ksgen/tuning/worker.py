@@ -1,7 +1,7 @@
-"""What runs in a child process: compiles, checks and times candidates. Chooses nothing and keeps no trials.
+"""Runs in a child process: compiles, checks and times candidates. Chooses nothing and keeps no trials.
 
-A candidate may hang or crash: it takes only this process with it. Each step has a time limit, kept by an alarm whose
-default action ends the process, so that it holds inside a driver's call, and where the parent is gone.
+A candidate that hangs or crashes takes only this process with it. Each step has a time limit, kept by an alarm whose
+default action ends the process. So it holds even inside a driver's call, and after the parent is gone.
 """
 
 import contextlib
@@ -35,22 +35,22 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared
 MOST_JOBS = 2  # whose arrays stay on the device
-MOST_READY = 16  # candidates of a job that stay loaded
-FIRST_RUNS = 2  # that tell how long a run takes
+MOST_READY = 16  # candidates per job that stay loaded
+FIRST_RUNS = 2  # to learn how long a run takes
 
 Say = Callable[..., None]
 
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A candidate that was found right, loaded and with its weights packed."""
+    """A candidate found right, loaded and with its weights packed."""
 
     plan: Plan
     packed: Buffer
 
 
 class Arrays:
-    """One job's arrays on the device, and the candidates of it that are ready."""
+    """One job's arrays on the device, and its candidates that are ready."""
 
     def __init__(self, device: Device, job: Job) -> None:
         self.job = job
@@ -82,12 +82,12 @@ class Bencher:
         return measure_ceilings(self._device, precision, operand)
 
     def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: str) -> Binary:
-        """Opens no GPU: a compiler for CUDA needs none."""
+        """Compile. Opens no GPU: a compiler for CUDA needs none."""
         source = render(kernel, candidate.constants, family=candidate.family, dialect=dialect)
         return build(source.text, source.entry, target, self._device.compiler() if dialect == "opencl" else None)
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-        """Check each candidate that is not ready yet, then time those that are right, in turns."""
+        """Check each candidate that is not ready yet, then time the right ones, taking turns."""
         arrays = self._arrays_of(job)
         outcomes: list[Outcome] = []
         for index, (candidate, binary) in enumerate(entries):
@@ -140,7 +140,7 @@ class Bencher:
 
 
 class GuiltyError(Exception):
-    """A candidate made the device fail, which may be beyond use in this process from now on."""
+    """A candidate made the device fail. This process may not be able to use it any more."""
 
 
 class _Timing:
@@ -199,7 +199,7 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 
 
 def main() -> None:
-    """Arguments: the connection's file number, the limit of a step in seconds, the device, modules to import first."""
+    """Arguments: the connection's file number, the time limit per step in seconds, the device, modules to import first."""
     number, limit_s, device, *modules = sys.argv[1:]
     os.dup2(2, 1)  # what drivers print
     for module in modules:

@@ -1,1 +1,1 @@
-"""What was found to be the fastest on a device, and how machines exchange it."""
+"""What searches found to be the fastest on a device, and how machines exchange it."""

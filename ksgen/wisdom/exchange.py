@@ -1,6 +1,6 @@
-"""Wisdom between files and machines: which devices are known, what two files make together, and how they differ.
+"""Wisdom between files and machines: which devices are known, how two files merge, and how they differ.
 
-Compares measured times of one job; never measures, and writes nothing.
+Compares measured times of one job. Measures nothing, and writes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ Job = tuple[KernelSpec, int]  # a kernel, and the batch at which it was measured
 
 @dataclass(frozen=True)
 class Difference:
-    """One job of which two files do not say the same."""
+    """One job on which two files differ."""
 
     device: str
     kernel: KernelSpec
@@ -42,7 +42,7 @@ class Difference:
 
 
 def read_wisdom(path: Path) -> dict[str, Wisdom]:
-    """By device: what a wisdom file or an export holds."""
+    """The content of a wisdom file or an export, by device."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -51,12 +51,12 @@ def read_wisdom(path: Path) -> dict[str, Wisdom]:
 
 
 def folders() -> tuple[Path, Path]:
-    """Where wisdom lies: what ksgen ships, and the user's own."""
+    """The folders of wisdom: what ksgen ships, and the user's own."""
     return resource("wisdom"), wisdom_dir()
 
 
 def known_devices() -> dict[str, Wisdom]:
-    """What launchers here go by: ksgen's own files and, with precedence, the user's."""
+    """What launchers here use: ksgen's own files, and the user's, which take precedence."""
     names: dict[str, None] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.json")):
@@ -68,7 +68,7 @@ def known_devices() -> dict[str, Wisdom]:
 
 
 def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) -> dict[str, Wisdom]:
-    """Those whose name has a part, in any case; all without one."""
+    """Devices whose name contains this part, in any case; all devices if there is none."""
     chosen = {name: wisdom for name, wisdom in devices.items() if part is None or part.lower() in name.lower()}
     if part is not None and not chosen:
         raise KsgenError(f"--device {excerpt(part)}: {source} has {', '.join(devices) or 'no device'}")
@@ -76,7 +76,7 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 
 
 def better(first: Entry, second: Entry) -> Entry:
-    """Fresh before stale; then the faster one, where times compare: of stale ones, only of one template; else the later one."""
+    """Fresh before stale, then the faster one if times compare (of stale ones: only of one template), else the later one."""
     if first.is_stale != second.is_stale:
         return second if first.is_stale else first
     if first.is_stale and _template(first) != _template(second):
@@ -85,7 +85,7 @@ def better(first: Entry, second: Entry) -> Entry:
 
 
 def merge(first: Iterable[Entry], second: Iterable[Entry]) -> list[Entry]:
-    """Every job of both, with the better entry; the first's where neither is."""
+    """Every job of both, with the better entry, or the first's if neither is better."""
     known: dict[Job, Entry] = {}
     for entry in (*first, *second):
         job = (entry.kernel, entry.batch)
@@ -100,14 +100,14 @@ def merge_devices(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> 
 
 
 def improvements(known: Wisdom, offered: Wisdom) -> tuple[list[Entry], list[Entry]]:
-    """Of what is offered: entries of new jobs, and those that are better than the known ones."""
+    """The offered entries that are new jobs, and those that are better than the known ones."""
     have = _by_job(known)
     new = [entry for job, entry in _by_job(offered).items() if job not in have]
     return new, [entry for job, entry in _by_job(offered).items() if job in have and better(have[job], entry) is entry]
 
 
 def differences(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> list[Difference]:
-    """Every job of which the two do not say the same."""
+    """Every job on which the two differ."""
     found = []
     for device in sorted({*first, *second}):
         ours, theirs = (_by_job(side.get(device, Wisdom())) for side in (first, second))

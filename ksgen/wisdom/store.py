@@ -1,9 +1,9 @@
-"""What searches found: for a device, the family and constants that served a kernel best. Read here, written by the tuner.
+"""What searches found: the best family and constants of a kernel on a device. Read here, written by the tuner.
 
-One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file wins over the
-one that ksgen ships; an entry of another version of its template is stale, a first guess, and wins over no fresh one. An
-entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom, or were
-asked for it, refuse. Never renders and never measures.
+One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes precedence
+over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins over a fresh
+one. An entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom,
+or were asked for it, refuse. Renders and measures nothing.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the template has changed since: the time is another text's, the constants are a first guess."""
+        """Whether the template has changed since: the time is another text's, and the constants are a first guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property
@@ -92,7 +92,7 @@ class Entry:
 
 
 class Wisdom:
-    """Entries of one device. Later ones win over earlier ones of the same kernel and batch, but no stale one over a fresh one."""
+    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, but no stale one replaces a fresh one."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
@@ -105,10 +105,10 @@ class Wisdom:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
-        """The entry of this batch, else of the nearest one in ratio whose family takes this batch, of arrays that begin at
-        a multiple of 16 bytes or do not; None where the kernel was never measured.
+        """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
+        kernel was never measured.
 
-        A kernel for one batch takes what was found for any batch, where nothing was found for itself.
+        A kernel for one batch uses what was found for any batch, if nothing was found for itself.
         """
         found = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None)) or {}
         known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
@@ -134,7 +134,7 @@ def file_name(device_name: str) -> str:
 def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
     """What ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
-    What cannot be read is passed over, with one warning for each text; `strict` raises `KsgenError` on the first instead.
+    What cannot be read is skipped, with one warning per text; `strict` raises `KsgenError` on the first instead.
     """
     shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
     sources: list[Path | str] = [shipped, *more, own]
@@ -147,7 +147,7 @@ def parse(text: str, source: str) -> list[Entry]:
 
 
 def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
-    """By device: the entries of what `dump_export` wrote, or of a wisdom file."""
+    """The entries of an export (`dump_export`) or of a wisdom file, by device."""
     content = _content(text, source)
     parts = content["devices"] if isinstance(content, dict) and "devices" in content else [content]
     if not isinstance(parts, list):
@@ -169,15 +169,15 @@ def dump(device_name: str, wisdom: Wisdom) -> str:
 
 
 def dump_export(devices: Mapping[str, Wisdom]) -> str:
-    """One text for several devices: each one's file, in a list; of a single device, its file."""
+    """One text for several devices: each one's file, in a list. For a single device, its file."""
     texts = [dump(name, devices[name]) for name in sorted(devices)]
     return texts[0] if len(texts) == 1 else '{"devices": [\n' + ",\n".join(text.rstrip() for text in texts) + "\n]}\n"
 
 
 def save(device_name: str, entries: Iterable[Entry]) -> Path:
-    """Put entries into the user's own file, which is returned. Others stay, except of the same kernel and batch.
+    """Put entries into the user's own file, and return its path. Others stay, except those of the same kernel and batch.
 
-    Processes that save at once take turns. `KsgenError` where the file is damaged: nothing in it is thrown away.
+    Processes that save at once take turns. `KsgenError` if the file is damaged: nothing in it is thrown away.
     """
     path = wisdom_dir() / file_name(device_name)
     try:
@@ -191,7 +191,7 @@ def save(device_name: str, entries: Iterable[Entry]) -> Path:
 
 
 def check_writable() -> None:
-    """Raise `KsgenError` before a search whose winners could not be saved."""
+    """Raise `KsgenError` before a search if its winners could not be saved."""
     folder = wisdom_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ def check_writable() -> None:
 
 
 def _entries_of(source: Path | str, strict: bool) -> Iterator[Entry]:
-    """Those of a file, or of a bundle's text."""
+    """The entries of a file, or of a bundle's text."""
     rows, damage = [], []
     try:
         if (text := source if isinstance(source, str) else _text(source)) is not None:
@@ -255,7 +255,7 @@ def _entry(row: Any, where: str) -> Entry:
 
 
 def read_text(path: Path) -> str:
-    """Of a wisdom file or an export; `OSError` and `UnicodeDecodeError` where it is none."""
+    """The text of a wisdom file or an export. `OSError` or `UnicodeDecodeError` if it is neither."""
     return read(path, MOST_BYTES_OF_FILE).decode()
 
 

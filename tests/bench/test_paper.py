@@ -243,7 +243,7 @@ def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monke
             measuring._paces = {(each.implementation, "float32", "bsf"): pace / work for each in (ours, bmm)}
             assert bool(measuring._hopeless(bmm, fastest_s)) == verdict
             assert measuring._hopeless(ours, fastest_s) == ""
-        assert measuring._hopeless(bmm, 0.1) == "1.2 s a run at 10 times its pace in other patterns, and the fastest takes 0.10 s"
+        assert measuring._hopeless(bmm, 0.1) == "1.2 s per run at 10 times its pace in other patterns, and the fastest takes 0.10 s"
         measuring.run([JOB])
         assert {each.implementation: each.status for each in read_rows(log.path)} == {OURS: OK, "bmm": "too slow"}
 

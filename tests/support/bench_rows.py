@@ -1,4 +1,4 @@
-"""Made-up results for tests of what is said of results: every contender's time is a rule of its pattern, and nobody measured it."""
+"""Invented results for tests of reports: every contender's time is a rule of its pattern. Nothing is measured."""
 
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS
 from ksgen.bench.rows import COLUMNS, OK, Row, absent
@@ -21,7 +21,7 @@ SPEEDS = {
 
 
 def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object) -> Row:
-    """A row of an accurate result; whatever is given replaces what it holds."""
+    """A row of an accurate result. Arguments replace its fields."""
     usual: dict[str, object] = {
         "pattern": pattern, "precision": "float32", "layout": "bsl", "batch": 25088, "implementation": implementation,
         "arithmetic": "float32", "status": OK, "measurements": 10, "runs": 10, "median_us": 100.0, "error": 1e-7, "tolerance": 1e-6,
@@ -31,7 +31,7 @@ def row(pattern: str = "1,48,48,2", implementation: str = OURS, **values: object
 
 
 def rows_of(patterns: list[Pattern], precisions: tuple[str, ...] = ("float32", "float16")) -> list[Row]:
-    """A whole file of results: ours gains with (b+c)/(bc) and with d in batch-size-first."""
+    """A whole file of results: our gain grows with (b+c)/(bc), and with d in batch-size-first."""
     found = []
     for pattern in patterns:
         for precision in precisions:

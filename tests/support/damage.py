@@ -1,4 +1,4 @@
-"""Random damage to what users hand in, for the fuzzing tests. `KSGEN_FUZZ=long` runs a hundred times as many examples."""
+"""Random damage to users' inputs, for the fuzzing tests. `KSGEN_FUZZ=long` runs a hundred times as many examples."""
 
 import os
 from typing import Any
@@ -33,7 +33,7 @@ def fuzzing(examples: int) -> settings:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """The same bytes after one to three accidents: cut short, lost, doubled, swapped, overwritten, put in, flipped."""
+    """The same bytes after one to three accidents: cut short, lost, doubled, swapped, overwritten, inserted, flipped."""
     data = whole
     for _ in range(draw(st.integers(1, 3))):
         first, last = sorted((draw(st.integers(0, len(data))), draw(st.integers(0, len(data)))))

@@ -1,4 +1,4 @@
-"""Arrays on a CUDA device as other libraries show them: by CUDA's array interface, by DLPack. Their memory is ksgen's devices'."""
+"""Arrays on a CUDA device as other libraries show them: by CUDA's array interface, or DLPack. Their memory is that of ksgen's devices."""
 
 from operator import index
 from typing import Any
@@ -13,7 +13,7 @@ _ON_CUDA = 2  # DLPack's number
 
 
 class DeviceArray:
-    """A copy of a host array, or memory that nobody wrote where there is no content."""
+    """A copy of a host array, or memory that nobody wrote if there is no content."""
 
     def __init__(self, device: Device, content: Array, *, is_written: bool = True) -> None:
         self.device, self.shape, self.dtype = device, content.shape, content.dtype
@@ -27,14 +27,14 @@ class DeviceArray:
         return index(self.memory)
 
     def content(self, stream: Any = None) -> Array:
-        """What it holds once the stream's work is done."""
+        """Its content once the stream's work is done."""
         host = np.empty(self.shape, self.dtype)
         self.device.download(host, self.memory, stream)
         return host
 
 
 class CudaArray(DeviceArray):
-    """Like Numba's: `stream` is where its owner works on it."""
+    """Like Numba's: `stream` is the one its owner works on."""
 
     stream: int | None = None
 
@@ -45,7 +45,7 @@ class CudaArray(DeviceArray):
 
 
 class DlpackArray(DeviceArray):
-    """Like JAX's. `asked` is the streams that it was asked to be ready on."""
+    """Like JAX's. `asked` lists the streams that it was asked to be ready on."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -96,7 +96,7 @@ class FakeGpu:
         content[...] = 0xFF
 
     def own(self, array: Array) -> int:
-        """Make host memory device memory; its address."""
+        """Make host memory device memory, and return its address."""
         self._memory[array.ctypes.data] = array
         return array.ctypes.data
 
@@ -138,13 +138,13 @@ def _key(stream: Any) -> Any:
 
 
 class FakeArray:
-    """What Numba and others show: `__cuda_array_interface__` over the device's memory."""
+    """Like Numba's arrays: `__cuda_array_interface__` over the device's memory."""
 
     def __init__(self, gpu: FakeGpu, content: Array, stream: int | None = None) -> None:
         self.show(gpu, np.array(content), stream)
 
     def show(self, gpu: FakeGpu, content: Array, stream: int | None = None) -> None:
-        """Stand for this memory."""
+        """Show this content from now on."""
         self.content = content
         self.shape, self.dtype = self.content.shape, self.content.dtype
         self.__cuda_array_interface__ = {
@@ -164,7 +164,7 @@ class FakeStorage:
 
 
 class FakeTensor:
-    """What PyTorch shows of a tensor on a GPU; `arrays._readers` takes `read` for it."""
+    """Like a PyTorch tensor on a GPU. `arrays._readers` takes `read` for it."""
 
     def __init__(self, gpu: FakeGpu, content: Array, stream: int = 0, base: "FakeTensor | None" = None) -> None:
         self.gpu, self.stream, self._base, self._writes = gpu, stream, base, 0

@@ -1,4 +1,4 @@
-"""What a child process of a search imports first on the stand-in machine: it has no cache that arrays would have to be larger than."""
+"""Imported first by a search's child processes on the stand-in machine: it has no cache, so few arrays are enough."""
 
 from ksgen.measure import verify
 

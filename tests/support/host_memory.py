@@ -1,4 +1,4 @@
-"""Host memory in which arrays lie for a device that uses it as it is: poisoned beside them, or with pages that nothing may touch."""
+"""Host memory for arrays of a device that uses them in place: poisoned around them, or between pages that nothing may touch."""
 
 import ctypes
 import mmap
@@ -30,14 +30,14 @@ def processor() -> Device:
 
 
 def nothing(nbytes: int) -> Array:
-    """Bytes that begin at a multiple of what buffers of devices begin at."""
+    """Bytes that begin at a multiple of the alignment of device buffers."""
     whole = np.full(nbytes + 256, NOTHING, np.uint8)
     begin = -whole.ctypes.data % 256
     return whole[begin : begin + nbytes]
 
 
 def placed(arrays: list[Array], dtype: str, boundary: int = 1) -> tuple[Array, list[Array]]:
-    """One memory that holds copies of the arrays, flat, each from such a boundary on, with nothing before, between and behind them."""
+    """One memory with copies of the arrays, flat, each from such a boundary on, with guards before, between and behind them."""
     kind = numpy_dtype(dtype)
     memory = nothing((sum(each.size for each in arrays) + GAP * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
     places, begin = [], GAP * kind.itemsize
@@ -50,7 +50,7 @@ def placed(arrays: list[Array], dtype: str, boundary: int = 1) -> tuple[Array, l
 
 
 def workspace_of(plan: Plan) -> Array:
-    """In which nothing was ever written, with something behind it."""
+    """Memory in which nothing was ever written, with guards behind it."""
     return nothing(plan.workspace_bytes + 256)
 
 

@@ -61,7 +61,7 @@ MOST_EXACT = 256  # up to which integers are exact in every precision
 
 
 def _job(family: str) -> str | None:
-    """A family's; None of those that emit no CUDA, so that the emulator runs none of theirs."""
+    """A family's job. None if it emits no CUDA: the emulator runs none of those."""
     every = (
         KernelSpec(Pattern(2, 64, 48, 4), precision, layout, job=job)
         for job, precision, layout in product(("multiply", "gradient"), PRECISIONS, LAYOUTS)
@@ -77,7 +77,7 @@ def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: E
 
 
 def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
-    """The kernel with the family's job in the place of its own; a gradient has no epilogue."""
+    """The kernel with the family's job instead of its own. A gradient has no epilogue."""
     job = JOB_OF[family]
     return replace(kernel, job=job, epilogue=PLAIN if job == "gradient" else kernel.epilogue)
 
@@ -87,7 +87,7 @@ def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
 
 
 def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
-    """Those of a family; with 16 inputs more where operands in parts want more."""
+    """The patterns of a family, with 16 more inputs if split operands need them."""
     if family == "wgmma_permuted":
         return IN_EIGHTS
     takes_anything = FAMILIES[family].takes(kernel_of((1, 1, 1, 1), "float32", "bsf"), 1, aligned=False)
@@ -97,13 +97,13 @@ def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
 
 
 def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
-    """A pattern of which nothing divides its tile."""
+    """A pattern none of whose sizes its tile divides."""
     found = (patterns_of(family, precision)[name] for name in ("flat", "dense"))
     return next(pattern for pattern in found if serves(family, kernel_of(pattern, precision, layout)))
 
 
 def batch_for(source: Source, batch: int) -> int:
-    """That batch, or the next that the family takes."""
+    """That batch, or the next one that the family takes."""
     family = family_named(source.family)
     return next(each for each in count(batch) if family.takes(source.kernel, each, True))
 
@@ -113,7 +113,7 @@ def batches_for(source: Source) -> list[int]:
 
 
 def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
-    """A family's text for its job, under its default where no constants are given."""
+    """A family's text for its job, with its default constants unless others are given."""
     kernel = job_of(family, kernel)
     if not serves(family, kernel, limits):
         pytest.skip(f"{family} does not serve {kernel.name} here")
@@ -121,12 +121,12 @@ def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Li
 
 
 def _body(source: Source) -> str:
-    """The text but for its name and the comments of its first lines: what a precision that is computed as another shares."""
+    """The text without its name and the comments of its first lines. Precisions that are computed alike share it."""
     return "\n".join(line for line in source.text.splitlines() if not line.startswith("//")).replace(source.entry, "")
 
 
 def _served() -> list[tuple[str, str, str]]:
-    """Every (family, precision, layout), once for each text."""
+    """Every (family, precision, layout), once per text."""
     found: dict[str, tuple[str, str, str]] = {}
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
         kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
@@ -185,7 +185,7 @@ def _load(device: Device, text: str, built_as: str, entry: str, shared_bytes: in
 
 
 def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
-    """An argument as a device takes it: signed numbers have 64 bits at most."""
+    """An argument as a device takes it: signed, at most 64 bits."""
     if isinstance(arg, TensorMap):
         described = families.TensorMap("x", arg.element_bytes, tuple(arg.sizes), tuple(arg.strides), tuple(arg.box), arg.swizzle)
         return device.encode_map(described, int(buffers[id(arg.array)]))
@@ -196,7 +196,7 @@ def _given(device: Device, buffers: dict[int, Any], arg: Any) -> Any:
 
 
 def as_bits(array: Array) -> Array:
-    """The same memory as the kernel's own type: 16-bit floats are unsigned shorts there."""
+    """The same memory in the kernel's own type: 16-bit floats are unsigned shorts there."""
     return array.view(np.uint16) if array.itemsize == 2 else array
 
 
@@ -210,7 +210,7 @@ def shifted(array: Array, elements: int = 0) -> Array:
 
 
 def pack(problem: Problem, source: Source, run: Run) -> Array:
-    """The weights as the source's own packing kernel leaves them: every word is written."""
+    """The weights as the source's own packing kernel leaves them. It must write every word."""
     family, kernel = family_named(source.family), problem.kernel
     packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
     run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [as_bits(problem.weights), packed])
@@ -288,7 +288,7 @@ def check(source: Source, batch: int, run: Run, **options: Any) -> Array:
 
 
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
-    """Small integers: every sum is exact in every precision, in whatever order."""
+    """Small integers: every sum is exact in every precision, in any order."""
     random, problem = np.random.default_rng(batch), make_problem(kernel, batch)
     assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
 
@@ -300,7 +300,7 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
 
 
 def check_exact(source: Source, batch: int, run: Run) -> None:
-    """The result is right to the last bit where nothing but itself is rounded."""
+    """The result is right to the last bit if nothing but the result itself is rounded."""
     problem = exact_problem(source.kernel, batch_for(source, batch))
     got = result(problem, source, run)
     np.testing.assert_array_equal(got.astype(np.float64), problem.truth.astype(got.dtype).astype(np.float64))
@@ -366,7 +366,7 @@ def _check_leaks_of_gradient(source: Source, batch: int, run: Run) -> None:
 
 
 def ulps(y: Array, other: Array) -> int:
-    """The most floats that lie between two arrays' finite entries."""
+    """The most floats between two arrays' finite entries."""
     steps = []
     for each in (y, other):
         bits = each.reshape(-1).view(f"i{each.itemsize}").astype(np.int64)

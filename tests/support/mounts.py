@@ -1,4 +1,4 @@
-"""Small disks in memory, to be filled or made read-only, where this machine lets tests mount some."""
+"""Small disks in memory, to be filled or made read-only, on machines where tests may mount some."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, options: str = "size=64k") -> Iterator[Path]:
-    """A disk at the folder, which is made; the test is skipped where none may be mounted."""
+    """A disk at the folder, which is made. Skips the test if nothing may be mounted."""
     folder.mkdir(exist_ok=True)
     try:
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False)
@@ -25,7 +25,7 @@ def mounted(folder: Path, options: str = "size=64k") -> Iterator[Path]:
 
 
 def fill(folder: Path) -> None:
-    """Until no byte more goes there."""
+    """Fill the disk until not one more byte fits."""
     with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass

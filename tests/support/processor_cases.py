@@ -1,4 +1,4 @@
-"""Small cases of the families for processors, on any OpenCL device, its memory shared with the host or not: run and compared."""
+"""Small cases of the processors' families, on any OpenCL device, whether it shares the host's memory or not: run and compared."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +48,7 @@ class Case:
 
 
 def passes(device: Device, case: Case) -> list[bool]:
-    """Of each batch: whether the kernel gave what float64 gives, from workspaces full of NaN."""
+    """Per batch: whether the kernel agrees with float64, starting from workspaces full of NaN."""
     return [(chain_passes if case.before else factor_passes)(device, case, batch) for batch in case.batches]
 
 
@@ -77,7 +77,7 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
 
 
 def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
-    """Constants of the vector families, which end with `panel` and `past` or, of a gradient, with `pieces`."""
+    """Constants of the vector families. They end with `panel` and `past` or, for a gradient, `pieces`."""
     past = {"past": int(lanes == 8)} if name == "panel" else {}
     return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **past}
 

@@ -1,4 +1,4 @@
-"""What machine code a cubin holds: how often each entry has each instruction. Needs cuobjdump and nvdisasm, and no GPU."""
+"""The machine code in a cubin: how often each entry has each instruction. Needs cuobjdump and nvdisasm, and no GPU."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ def find_cuobjdump() -> str | None:
 
 
 def needed_compiler() -> CudaCompiler:
-    """A test is skipped where there is none; what one refuses is an error."""
+    """Skips the test if there is none. What it refuses is an error."""
     try:
         return find_compiler()
     except ToolchainError as error:
@@ -35,7 +35,7 @@ def needed_compiler() -> CudaCompiler:
 
 
 def needed_disassembler() -> None:
-    """A test is skipped where there is none."""
+    """Skips the test if there is none."""
     if find_cuobjdump() is None:
         pytest.skip(f"no cuobjdump with nvdisasm; {HINT}")
 
@@ -67,18 +67,18 @@ def read(listing: str) -> dict[str, Counter[str]]:
 
 
 def registers_after(listing: str, entry: str, opcode: str) -> int:
-    """Registers, by the highest that is named, of all that a warp of an entry can come to after an instruction."""
+    """Registers, by the highest one named, of everything that a warp of an entry can reach after an instruction."""
     reached = _reached(listing, entry, begin=opcode)
     return 1 + max((int(each) for words in reached for each in re.findall(r"(?<!\w)R(\d+)", words)), default=-1)
 
 
 def opcodes_before(listing: str, entry: str, opcode: str) -> set[str]:
-    """The opcodes of all that a warp of an entry can come to with no instruction of that opcode before."""
+    """The opcodes of everything that a warp of an entry can reach with no instruction of that opcode before."""
     return {_FLOW.match(words)[2] for words in _reached(listing, entry, end=opcode)}  # type: ignore[index]
 
 
 def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") -> list[str]:
-    """Every instruction of an entry that a warp can come to from the first that has `begin` in it, not going past any with `end`."""
+    """Every instruction of an entry that a warp can reach from the first with `begin` in it, not going past any with `end`."""
     (text,) = [part for part in re.split(r"^\s*Function : ", listing, flags=re.MULTILINE)[1:] if part.split()[0] == entry]
     found = [(int(address, 16), words) for address, words in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?;)", text)]
     places = {address: number for number, (address, _) in enumerate(found)}
@@ -98,7 +98,7 @@ def _reached(listing: str, entry: str, begin: str = "", end: str = "nothing") ->
 
 
 def count(counts: Counter[str], wanted: str) -> int:
-    """How many are `wanted`: an opcode and those modifiers that matter. A 32 stands for an access without a width."""
+    """How many are `wanted`: an opcode with the modifiers that matter. A 32 stands for an access without a width."""
     opcode, *modifiers = wanted.split(".")
     is_word = "32" in modifiers
 
@@ -112,5 +112,5 @@ def count(counts: Counter[str], wanted: str) -> int:
 
 
 def local_accesses(counts: Counter[str]) -> int:
-    """Loads and stores of memory that stands in for registers."""
+    """Loads and stores of spilled registers."""
     return count(counts, "LDL") + count(counts, "STL")

@@ -1,4 +1,4 @@
-"""What the tests of `ksgen.torch` share: patterns, tensors, the float64 truth, and kernels on the processor."""
+"""Shared by the tests of `ksgen.torch`: patterns, tensors, the float64 truth, and kernels on the processor."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line i
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors on the processor go through the launcher's kernels, on OpenCL."""
+    """Sends tensors on the processor through the launcher's kernels, on OpenCL."""
     if not HAS_OPENCL:
         pytest.skip("no OpenCL device")
     from ksgen.torch import choice
@@ -23,14 +23,14 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bool = False) -> Any:
-    """Standard normal."""
+    """A standard normal tensor."""
     import torch
 
     return torch.randn((batch, features) if layout == "bsf" else (features, batch)).to(dtype).requires_grad_(requires_grad)
 
 
 def truth(x: Any, weights: Any, layout: str, bias: Any = None, activation: str = "none", residual: Any = None) -> Any:
-    """In float64."""
+    """The product in float64."""
     import torch
 
     x, weights, bias, residual = (None if each is None else each.detach().double().numpy() for each in (x, weights, bias, residual))
@@ -39,5 +39,5 @@ def truth(x: Any, weights: Any, layout: str, bias: Any = None, activation: str =
 
 
 def error(found: Any, expected: Any) -> float:
-    """Relative, Frobenius."""
+    """The relative error, by Frobenius norms."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())

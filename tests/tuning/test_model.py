@@ -115,7 +115,7 @@ def test_more_stages_on_their_way_cost_less_waiting() -> None:
 
 def test_what_spills_or_fits_nowhere_is_not_measured() -> None:
     assert misfit(GPU, SIMT, KERNEL, CONSTANTS, Resources(96, 0, 0, 0)) == ""
-    assert misfit(GPU, SIMT, KERNEL, CONSTANTS, Resources(255, 0, 64, 64)) == "spills 64 bytes a thread"
+    assert misfit(GPU, SIMT, KERNEL, CONSTANTS, Resources(255, 0, 64, 64)) == "spills 64 bytes per thread"
     wide = replace(CONSTANTS, tile_batch=256, tile_out=128, tile_in=4, tile_d=1, stages=2, thread_out=4)
     assert misfit(GPU, SIMT, KERNEL, wide, Resources(128, 0, 0, 0)).startswith("no block fits a multiprocessor: 1024 threads of 128")
     assert misfit(CPU, SIMT, KERNEL, CONSTANTS, Resources(shared_bytes=18464)) == ""

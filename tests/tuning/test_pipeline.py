@@ -115,7 +115,7 @@ def test_what_spills_or_is_refused_is_kept_with_the_reason_and_never_measured(st
     tune(engine, store, JOBS[:1], strategy="random", budget=Budget(candidates=60))
     states = {stages: {trial.state for trial in store.trials() if trial.constants.stages == stages} for stages in (2, 3, 4, 5)}
     assert states == {2: {"measured"}, 3: {"measured"}, 4: {"failed"}, 5: {"pruned"}}
-    assert {trial.reason for trial in store.trials() if trial.state != "measured"} == {"compiling: no", "spills 16 bytes a thread"}
+    assert {trial.reason for trial in store.trials() if trial.state != "measured"} == {"compiling: no", "spills 16 bytes per thread"}
     assert not any(candidate.constants.stages in (4, 5) for candidate in engine.measured)
     assert all(trial.registers == 64 for trial in store.trials() if trial.state in ("measured", "pruned"))
 

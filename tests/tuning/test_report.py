@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -37,6 +39,12 @@ def trial(kernel: KernelSpec, family: str, constants: object, time_us: float | N
     return Trial(kernel, 70, "NVIDIA H200", family, constants, "0a0b0c0d", **{"state": state, **known, **facts, **more})  # type: ignore[arg-type]
 
 
+@cache
+def space_of(kernel: KernelSpec, family: str) -> tuple[Any, ...]:
+    """All constants of a family: tens of thousands, for every test to take a few of."""
+    return tuple(FAMILIES[family].space(kernel, GPU))
+
+
 def some_trials(of_each: int = 12) -> list[Trial]:
     """Of both kernels and all families; times fall, then rise, and every fifth candidate is pruned."""
     found = []
@@ -44,7 +52,7 @@ def some_trials(of_each: int = 12) -> list[Trial]:
         for name, family in FAMILIES.items():
             if not family.serves(kernel, GPU):
                 continue
-            space = list(family.space(kernel, GPU))
+            space = space_of(kernel, name)
             for number, constants in enumerate(space[:: len(space) // of_each][:of_each]):
                 time_us = None if number % 5 == 4 else 20.0 + 3 * abs(number - 6) + len(name) + kernel.pattern.a / 10
                 found.append(
@@ -286,7 +294,8 @@ def test_columns_without_a_value_are_left_out() -> None:
 
 
 def test_reasons_are_counted_and_short() -> None:
-    pruned = [replace(some_trials(4)[0], state="pruned", median_us=None, reason=f"reason {number % 10}") for number in range(23)]
+    first = some_trials(4)[0]
+    pruned = [replace(first, state="pruned", median_us=None, reason=f"reason {number % 10}") for number in range(23)]
     assert reasons(pruned)[0] == "3 pruned: reason 0"
     assert reasons(pruned)[-1] == "4 for other reasons"
     assert len(reasons(pruned)) == 9

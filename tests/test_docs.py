@@ -1,0 +1,84 @@
+"""The pages: every relative link leads somewhere, and every file that CONTRIBUTING.md names is there."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"`((?:ksgen|templates|tests|docs|benchmarks|specs|generated)/[\w./-]+)`")  # no <placeholder>, no glob
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page, as GitHub makes them."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def dead_links(page: Path, text: str) -> Iterator[str]:
+    for link in LINK.findall(text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (page.parent / path) if path else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert list(dead_links(page, page.read_text(encoding="utf-8"))) == []
+
+
+def test_a_dead_link_is_found() -> None:
+    text = "[a](docs/none.md) [b](README.md) [c](https://example.org/none) [d](README.md#no-such-heading)"
+    assert list(dead_links(ROOT / "README.md", text)) == ["docs/none.md", "README.md#no-such-heading"]
+
+
+def test_every_page_of_docs_can_be_reached_from_readme() -> None:
+    reached, open_pages = set(), [ROOT / "README.md"]
+    while open_pages:
+        page = open_pages.pop()
+        reached.add(page)
+        targets = {(page.parent / link.partition("#")[0]).resolve() for link in LINK.findall(page.read_text(encoding="utf-8"))}
+        open_pages += [target for target in targets if target.suffix == ".md" and target.exists() and target not in reached]
+    assert [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in reached] == []
+
+
+def test_make_help_says_one_line_of_every_target() -> None:
+    targets = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
+    said = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert sorted(line.split()[1] for line in said.splitlines()) == sorted(targets)
+    assert all(len(line) < 120 and line.endswith(".") for line in said.splitlines())
+
+
+def test_every_file_named_for_contributors_is_there() -> None:
+    named = NAMED.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_hooks_before_a_commit_reach_no_host() -> None:
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [each["repo"] for each in repositories] == ["local"]
+    assert {hook["language"] for each in repositories for hook in each["hooks"]} == {"system"}
+
+
+def without_comments(line: str) -> str:
+    """A line of a kernel without comment, white space and the words for address spaces."""
+    return re.sub(r"\b(GLOBAL|SHARED|RESTRICT)\b|\s", "", line.partition("//")[0])
+
+
+def test_the_annotated_kernel_is_the_emitted_one() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    emitted = {
+        without_comments(line) for line in (ROOT / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text(encoding="utf-8").splitlines()
+    }
+    shown = [line for block in re.findall(r"```cuda\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    assert 50 < len(shown) < 75
+    assert [line for line in shown if without_comments(line) not in emitted] == []
