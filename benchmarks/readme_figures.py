@@ -1,6 +1,7 @@
 """README's figures, written from the result files under benchmarks/results: `python benchmarks/readme_figures.py [--check]`.
 
-Only a GPU's results are shown. Never by hand: `--check` exits with 1 where README says something else.
+A GPU's results and a processor's have a table each; a picture beside the file is shown. Never by hand: `--check` exits with 1 if README
+says something else.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import click
 
 from ksgen.bench.rows import Row, read_rows
-from ksgen.bench.tables import markdown, overview
+from ksgen.bench.tables import markdown, overview, processors
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
@@ -20,17 +21,22 @@ def results(folder: Path) -> Iterator[tuple[Path, list[Row]]]:
     """Each device's file, newest form first: the log, or the table that was kept of it."""
     for place in sorted(folder.glob("*/")):
         path = next((place / name for name in ("paper.jsonl", "paper.csv") if (place / name).exists()), None)
-        if path and (rows := [row for row in read_rows(path) if row.runtime != "opencl"]):
+        if path and (rows := read_rows(path)):
             yield path, rows
 
 
 def figures(folder: Path) -> str:
-    parts = []
+    parts, is_gpu = [], False
     for path, rows in results(folder):
         latest = max(rows, key=lambda row: row.date)
+        on_gpu = latest.runtime != "opencl"
+        is_gpu |= on_gpu
         made = f"{latest.device}, {latest.date}, commit {latest.commit[:12] or 'unknown'}"
-        parts.append(f"{markdown(overview(rows))}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n")
-    return "\n".join(parts) or NOTHING
+        picture = path.with_suffix(".png")
+        shown = f"\n![speed-ups and shares of the floor, sorted]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
+        table = markdown((overview if on_gpu else processors)(rows))
+        parts.append(f"{table}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
+    return "\n".join(parts if is_gpu else [NOTHING, *parts])
 
 
 def updated(readme: str, shown: str) -> str:

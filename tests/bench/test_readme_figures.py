@@ -1,6 +1,7 @@
 """README's figures are those of the result files."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,25 @@ def test_readme_says_what_the_files_say() -> None:
     assert done.exit_code == 0, "python benchmarks/readme_figures.py"
 
 
-def test_figures_come_from_a_gpu_s_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_come_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = script()
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     for name, runtime in (("processor", "opencl"), ("abacus", "driver")):
         (tmp_path / name).mkdir()
         write_csv([row(runtime=runtime, median_us=50.0), row(implementation="bmm", runtime=runtime)], tmp_path / name / "paper.csv")
     shown = figures.figures(tmp_path)
-    assert shown.count("Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report abacus/paper.csv`.") == 1
+    for name in ("abacus", "processor"):
+        assert shown.count(f"Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report {name}/paper.csv`.") == 1
     assert "| float32 | bsl | 1 | 100 % | x2.00 |" in shown
+    assert "ours beside the best of PyTorch" in shown
+    assert figures.NOTHING not in shown
+    assert "paper.png" not in shown
+    (tmp_path / "processor" / "paper.png").touch()
+    assert "](processor/paper.png)" in figures.figures(tmp_path)
+    shutil.rmtree(tmp_path / "abacus")
+    assert figures.figures(tmp_path).startswith(figures.NOTHING)
+    shutil.rmtree(tmp_path / "processor")
+    assert figures.figures(tmp_path) == figures.NOTHING
     readme = f"a\n{figures.BEGIN}old\n{figures.END}b\n"
     assert figures.updated(readme, shown) == f"a\n{figures.BEGIN}{shown}{figures.END}b\n"
     assert figures.updated(figures.updated(readme, shown), "old\n") == readme
