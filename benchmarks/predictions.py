@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from ksgen.families import FAMILIES, cuda_limits
-from ksgen.measure.roofline import PRODUCTS, Ceilings
-from ksgen.spec import KernelSpec, stratified
+from ksgen.measure.roofline import Ceilings
+from ksgen.spec import PRECISIONS, KernelSpec, stratified
 from ksgen.tuning.model import Machine, predict_us
 
 LIMITS, MULTIPROCESSORS, BATCH = cuda_limits("sm_90a"), 132, 25088
@@ -50,7 +50,7 @@ def main(patterns: int, copy: float, multiply: float) -> None:
     minute or more for 60 patterns."""
     click.echo("precision layout   default: median min   alone: median min   best: median min")
     for precision, layout in JOBS:
-        products = PRODUCTS.get(precision, 1)
+        products = PRECISIONS[precision].products
         flops = multiply * 1e12 / (1 if precision == "float16" else 2 * products)
         ceilings = Ceilings(copy * 1e12, flops, products)
         found = [shares(KernelSpec(pattern, precision, layout), ceilings) for pattern in stratified(patterns)]
