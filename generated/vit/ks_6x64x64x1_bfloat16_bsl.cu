@@ -1,4 +1,4 @@
-// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 9c1d59b3, spec aa47d1fd
+// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 c6220261, spec aa47d1fd
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 
@@ -54,45 +54,105 @@ constexpr int VECTOR           =        8;  // batch entries of a 16-byte chunk
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
-#define GLOBAL
-#define SHARED
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
-#define SHARED_MEMORY(NAME)                                                                     \
-    static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
-    real* const NAME = reinterpret_cast<real*>(shared_memory)
-
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;                                       // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
-
-typedef unsigned short stored;  // the bits of a bfloat16
-typedef float real;
 DEVICE unsigned int bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
-DEVICE real widen(stored value) { return float_of((unsigned int)value << 16); }
-DEVICE stored narrow(real value) {
-    const unsigned int bits = bits_of(value);
-    const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);                         // to nearest, ties to even
-    return (stored)((value != value ? (bits | 0x400000u) : rounded) >> 16);                    // a NaN stays a (quiet) NaN
-}
-DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
-
-DEVICE real activate(real value) { return value; }
 
 #ifndef KSGEN_PTX
-// Each writes zeros when not valid.
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
     const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+// sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 a register; sm_80 and later.
+DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
+}
+DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
+}
 #endif
+
+typedef unsigned short stored;  // the bits of a bfloat16
+typedef float real;
+DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }
+DEVICE stored narrow(const real value) {
+    const unsigned int bits = bits_of(value);
+    const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);       // to nearest, ties to even
+    return (stored)((value != value ? (bits | 0x400000u) : rounded) >> 16);  // a NaN stays a (quiet) NaN
+}
+
+DEVICE real activate(real value) { return value; }
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
+    return value;
+}
+
+typedef struct {
+    int block;           // i
+    int first_j;         // j of the tile's first plane
+    int first_out;       // k of its first output
+    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
+    extent first_batch;  // s of its first batch entry
+    int batch_left;      // batch entries from there on, at most TILE_BATCH
+} Tile;
+typedef extent TileIndex;
+DEVICE int batch_left(const extent batch, const extent first_batch) {
+    return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
+}
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
+    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
+    const int out = (int)(block % TILES_OUT);
+    const TileIndex rest = block / TILES_OUT;
+    const int matrix = (int)(rest / batch_tiles);
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
+    const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    return tile;
+}
+
+struct ALIGNED(16) Chunk { unsigned word[4]; };
+DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
+    *static_cast<stored*>(to) = valid ? *from : stored(0);
+}
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of of the bias or residual
+// The first `count` of them; all in one load where they are aligned.
+DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
+    if (wide) return *reinterpret_cast<const Run*>(from);
+    Run run = {};
+    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
+        if (e < count) run.at[e] = from[e];
+    return run;
+}
+// Y_VECTOR neighbours of Y in one store.
+DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
+    constexpr int WORDS = Y_VECTOR / 2;
+    const auto word = [&](const int at) {
+        const int first = 2 * at < Y_VECTOR ? 2 * at : 0;
+        return static_cast<unsigned>(values[first + 1 < Y_VECTOR ? first + 1 : 0]) << 16 | values[first];
+    };
+    if constexpr (WORDS == 4) store_words(to, word(0), word(1), word(2), word(3));
+    if constexpr (WORDS == 2) store_words(to, word(0), word(1));
+    if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
+}
+
 // Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
 DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
     return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
@@ -106,22 +166,10 @@ template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
-
-#ifndef KSGEN_PTX
-// sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 a register; sm_80 and later.
-DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#endif
-
 DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
     mma_bf16(sums, w[0], x[0][0], x[0][1]);
 }
 
-struct ALIGNED(16) Chunk { unsigned word[4]; };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
@@ -139,35 +187,8 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
 
 // ---- place: which outputs are this block's
-typedef struct {
-    int block;           // i
-    int first_j;         // j of the tile's first plane
-    int first_out;       // k of its first output
-    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
-    extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH; 0 or less in a cluster's tile beyond the batch
-} Tile;
-
-typedef extent TileIndex;  // where blocks walk over tiles in 32 bits: memory ends before 2^32 tiles, and dividing 64 is a call
-
-DEVICE int batch_left(const extent batch, const extent first_batch) {
-    return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
-}
-
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
-    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
-    const int out = (int)(block % TILES_OUT);
-    const TileIndex rest = block / TILES_OUT;
-    const int matrix = (int)(rest / batch_tiles);
-    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
-    return tile;
-}
 
 // ---- load: from global to shared memory
-DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
-    *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
-}
 // X[((i * C + l) * D + j) * batch + s]: a line of the X tile is one l, a run goes along the batch.
 DEVICE bool x_is_wide(const stored* x, const extent batch) { return batch % X_VECTOR == 0 && is_aligned(x, 16); }
 DEVICE extent next_line(const extent batch) { return D * batch; }
@@ -271,45 +292,6 @@ struct Totals {
 };
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const stored bias, const stored residual) {
-    if (HAS_BIAS) value += widen(bias);
-    value = activate(value);
-    if (HAS_RESIDUAL) value += widen(residual);
-    return value;
-}
-
-#ifndef KSGEN_PTX
-// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
-DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
-    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
-}
-DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
-    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
-}
-#endif
-
-// Y_VECTOR neighbours of Y in one store.
-DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
-    constexpr int WORDS = Y_VECTOR / 2;
-    const auto word = [&](const int at) {
-        const int first = 2 * at < Y_VECTOR ? 2 * at : 0;
-        return static_cast<unsigned>(values[first + 1 < Y_VECTOR ? first + 1 : 0]) << 16 | values[first];
-    };
-    if constexpr (WORDS == 4) store_words(to, word(0), word(1), word(2), word(3));
-    if constexpr (WORDS == 2) store_words(to, word(0), word(1));
-    if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
-}
-
-struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of what is added to it
-// The first `count` of them; all in one load where they are aligned.
-DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
-    if (wide) return *reinterpret_cast<const Run*>(from);
-    Run run = {};
-    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
-        if (e < count) run.at[e] = from[e];
-    return run;
-}
-
 // A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: one chunk of Y. They share a bias;
 // the residual is read in such chunks, before the first of an output's is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 946cc1ed, spec d9de890d
+// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 430fa25c, spec d9de890d
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -61,51 +61,60 @@ constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
-#define GLOBAL
-#define SHARED
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
-#define SHARED_MEMORY(NAME)                                                                     \
+#define GLOBAL  // OpenCL has words for where a pointer points to
+#define SHARED
+extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
+#define SHARED_MEMORY(NAME)                                                                               \
     static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
-
-extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;                                       // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
+DEVICE float multiply_add(float x, float w, float sum) { return fmaf(x, w, sum); }
+
+#ifndef KSGEN_PTX
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
+}
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#endif
 
 typedef float stored;
 typedef float real;
-DEVICE real widen(stored value) { return value; }
-DEVICE stored narrow(real value) { return value; }
-DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
+DEVICE real widen(const stored value) { return value; }
+DEVICE stored narrow(const real value) { return value; }
 
 DEVICE real activate(real value) { return value; }
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
+    return value;
+}
 
-typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
-typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
-typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
-
-DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
-
-// ---- place: which outputs are this block's, and where things lie in this layout
 typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH; 0 or less in a cluster's tile beyond the batch
+    int batch_left;      // batch entries from there on, at most TILE_BATCH
 } Tile;
-
-typedef extent TileIndex;  // where blocks walk over tiles in 32 bits: memory ends before 2^32 tiles, and dividing 64 is a call
-
+typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
@@ -116,6 +125,16 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
+
+DEVICE void copy_element(void* to, const stored* from, const bool valid) { copy_async_4(to, from, valid); }
+
+typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
+typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
+typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
+
+DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
+
+// ---- place: which outputs are this block's, and where things lie in this layout
 // X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
 // l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
 // put element (run, line) into bank GROUP * run + line.
@@ -145,21 +164,6 @@ DEVICE int x_run(const int round) {
     return (warp % X_WARPS_RUN * X_LANE_RUN + thread_index() % X_LANE_RUN) * X_VECTOR + round * X_RUN_STEP;
 }
 
-#ifndef KSGEN_PTX
-// Each writes zeros when not valid.
-DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
-}
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
-}
-DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
-
 DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
@@ -171,7 +175,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
                 copy_async_16(to + x_place(line, run), spot, x_inside(tile, first_in, line, run));
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                    copy_async_4(to + x_place(line, run + e), spot + e, x_inside(tile, first_in, line, run + e));
+                    copy_element(to + x_place(line, run + e), spot + e, x_inside(tile, first_in, line, run + e));
         }
 }
 DEVICE void copy_weights(real* to, const real* from) {
@@ -200,12 +204,6 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
 }
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const stored bias, const stored residual) {
-    if (HAS_BIAS) value += widen(bias);
-    value = activate(value);
-    if (HAS_RESIDUAL) value += widen(residual);
-    return value;
-}
 
 // Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
 // along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).

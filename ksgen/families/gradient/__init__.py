@@ -13,7 +13,6 @@ from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, defa
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
-from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
@@ -70,7 +69,7 @@ class Gradient(GradientFamily[GradientConstants]):
                 yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
-        return {"copies": copies(kernel.item_bytes, 16), "sides": SIDES}
+        return {"sides": SIDES}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

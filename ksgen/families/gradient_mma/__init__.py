@@ -16,8 +16,6 @@ from ksgen.families.gradient_mma.defaults import PROMOTE, PROMOTE_ELSE, default,
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
 from ksgen.families.mma import PORTABLE_THREADS, PRECISIONS_SERVED, REGISTERS
 from ksgen.families.mma.shape import COLUMNS, ROWS
-from ksgen.families.operands import CHUNK
-from ksgen.families.ptx import copies
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
@@ -87,9 +85,10 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
-        element = [kernel.item_bytes] if kernel.item_bytes == 4 else []
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
-        return {"copies": copies(CHUNK, *element), "copy": shape.copy, "load": load, "sides": SIDES, "operand": operand}
+        variants = (shape.operand, "split") if shape.components == 2 else (shape.operand,)
+        own = "tf32" if shape.components == 2 else operand
+        return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

@@ -12,7 +12,6 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
-from ksgen.families.ptx import copies
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.spec import KernelSpec
 
@@ -141,15 +140,11 @@ class Mma(Addressed):
         shape = Shape(kernel, constants)
         wide = shape.x_vector * kernel.item_bytes
         wide = wide if wide >= LEAST_COPIED else CHUNK  # never taken then
-        narrow = [kernel.item_bytes] if kernel.item_bytes >= LEAST_COPIED else []
         sums = "promoted" if constants.promote else "plain"
         return {
-            "copies": copies(CHUNK, wide, *narrow),
-            "tile_index": "extent",
             "wide_bytes": wide,
             "operand": shape.operand,
-            "instruction": "mma_tf32" if shape.operand == "tf32" else "mma_16",
-            "products": "one" if shape.components == 1 else "split",
+            "variants": ("split",) if shape.components == 2 else (),
             "sums": sums,
         }
 

@@ -107,7 +107,7 @@ class VectorGradient(Addressed):
         )
 
     def words(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Mapping[str, Any]:
-        return Shape(kernel, constants).words | {"n": "", "source": "stored", "widen": "widen"}
+        return Shape(kernel, constants).words | {"n": "", "source": "stored", "widen": "widen", "variants": ("gradient",)}
 
     def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
         shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"

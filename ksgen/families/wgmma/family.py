@@ -142,7 +142,6 @@ class WarpgroupFamily(Generic[ConstantsT]):
             "image": image,
             "boxes": boxes,
             "weights": "plain",
-            "tile_index": "unsigned",
         }
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:

@@ -71,10 +71,11 @@ class WgmmaPermuted(WgmmaShared):
         return replace(super().work(kernel, constants, batch), passed_bytes=2 * batch * features * kernel.item_bytes)
 
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
+        common = super().words(kernel, constants)
         return {
-            **super().words(kernel, constants),
+            **common,
             "weights": "permuted",
-            "finish": "wgmma/finish_later",
+            "variants": (*common["variants"], "later"),
             "store": "workspace",
             "y_parameter": "stored*, stored* RESTRICT workspace",
             "to": "workspace + y_in_workspace(batch)",

@@ -209,11 +209,11 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
         block = self.block(kernel, constants)
-        return self.common_words(kernel, constants) | {
+        common = self.common_words(kernel, constants)
+        return common | {
             "product": self.instruction(kernel, constants).along_inputs,
-            "parts": kernel.precision,
             "products": "one" if block.components == 1 else "split",
-            "place": "wgmma/tile_resident" if constants.resident else f"tile_{kernel.layout}",
+            "variants": (*common["variants"], *(["resident"] if constants.resident else [])),
             "schedule": "resident" if constants.resident else "streaming",
             "sums": "promoted" if constants.promote else "plain",
         }

@@ -10,7 +10,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, Rule, TensorMap
-from ksgen.families.ptx import Wgmma, copies
+from ksgen.families.ptx import Wgmma
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
 from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
@@ -134,13 +134,10 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         by_boxes = kernel.layout == "bsl"
         return self.common_words(kernel, constants) | {
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
-            "parts": "weights_16",
             "schedule": "streaming",
-            "copies": copies(16),
             "store": "boxes" if by_boxes else "rows",
             "boxes_begin": "residual" if kernel.epilogue.residual else "plain",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
-            "finish": "finish",
             "y_parameter": "stored* RESTRICT y",
             "to": "y_map" if by_boxes else "y",
         }

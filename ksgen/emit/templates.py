@@ -1,0 +1,135 @@
+"""The templates: where they are, what a text takes from the dictionaries, and what is said of one that cannot be rendered.
+
+Dictionaries (`templates/include/words/`) hold a block for each word that a template may use: a function, a type, a macro. A text
+gets those that it uses, those that they use, and of the constants likewise; so nothing in it is unused. Never chooses constants.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jinja2
+
+from ksgen.errors import RenderError
+from ksgen.paths import resource
+
+DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
+
+_NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # of a pragma, a name is a use
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries: Iterable[str] = (), variants: Iterable[str] = ()) -> str:
+    """The template's text. Those words of the dictionaries, in their order, that it uses stand where it says `word_lines`;
+    `used` has every identifier of it."""
+    found = environment().get_template(template)
+    try:
+        first = found.render({**words, "word_lines": "", "used": frozenset()})
+        lines, used = _linked(identifiers(first), list(dictionaries), tuple(variants), words)
+        return found.render({**words, "word_lines": lines, "used": used})
+    except jinja2.TemplateError as error:
+        raise RenderError(_report(found.name or "a text", words, error)) from error
+
+
+def identifiers(text: str) -> set[str]:
+    """Of a text's code: what its comments and strings say is no use of a word."""
+    return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
+
+
+def _linked(used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """What the dictionaries add to a text that uses these words, and all that it uses then. A word uses only earlier ones."""
+    parts: list[str] = []
+    for name in reversed(dictionaries):
+        dictionary = environment().get_template(f"include/words/{name}.j2")
+        context = dictionary.new_context({**words, "used": frozenset(used)})
+        taken: list[str] = []
+        for block in reversed(dictionary.blocks):
+            word = block.partition(VARIANT)[0]
+            if word in used and block == _block_for(word, dictionary, variants):
+                taken.insert(0, _spelled(dictionary, block, context))
+                used |= identifiers(taken[0])
+        if taken:
+            around = (_spelled(dictionary, end, context) for end in ("_begin", "_end"))
+            parts.insert(0, "".join(taken).join(around))
+    return "\n".join(parts), frozenset(used)
+
+
+def _block_for(word: str, dictionary: jinja2.Template, variants: tuple[str, ...]) -> str:
+    """The block of a word: that for a variant of the text, where there is one."""
+    return next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word)
+
+
+def _spelled(dictionary: jinja2.Template, block: str, context: Any) -> str:
+    """A block's text; none where there is no such block."""
+    try:
+        return "".join(dictionary.blocks[block](context)) if block in dictionary.blocks else ""
+    except jinja2.TemplateError:
+        return environment().handle_exception()  # raises it again, with the template's lines for those of Jinja's own code
+
+
+def _report(template: str, words: Mapping[str, Any], error: jinja2.TemplateError) -> str:
+    """The kernel, the chain of includes down to where it failed, what failed, and the words that were there."""
+    kernel = words.get("kernel")
+    family, name = template.partition(".")[0], getattr(kernel, "name", words.get("entry", "a text"))
+    chain = list(dict.fromkeys(_frames(error.__traceback__))) or [template]
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        chain.append(f"{error.name}:{error.lineno}")
+    return f"{family}, {name}: {' > '.join(chain)}: {error.message}; the words there are {', '.join(sorted(words))}"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[str]:
+    """Templates and their lines, as Jinja writes them into its traces."""
+    root = str(resource("templates"))
+    while trace is not None:
+        if (path := trace.tb_frame.f_code.co_filename).startswith(root):
+            yield f"{Path(path).relative_to(root).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+
+
+def _with_constants(text: str, constexprs: list[Any]) -> str:
+    """A part of a text between definitions, and their ends, of those constants that it uses: one factor of a chain."""
+    return environment().get_template("include/own_constants.j2").render(text=text, constexprs=constexprs, used=identifiers(text))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(resource("templates"))), undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, auto_reload=False,
+    )  # fmt: skip
+    made.filters["with_constants"] = _with_constants
+    return made
+
+
+def template_of(family: str) -> str:
+    """A family's template: in the words of both dialects, or of OpenCL alone."""
+    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+
+
+@cache
+def template_digest(family: str) -> str:
+    """Eight hex digits over everything that can be part of the family's texts: its template, the dictionaries, and all includes
+    in the folders that it names, or that those name.
+    """
+    root = resource("templates")
+    own = (root / template_of(family)).read_text(encoding="utf-8")
+    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
+    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
+    seen: set[str] = set()
+    while named := {"words", *_folders_named(found)} - seen:
+        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
+        seen |= named
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def _folders_named(paths: Iterable[Path]) -> set[str]:
+    """The folders of includes that templates name."""
+    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
