@@ -27,7 +27,7 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
 NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
-    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands"),
+    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
 VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors

@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,18 +21,25 @@ from ksgen.paths import resource
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
 VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
 
+_LATE = "\0"  # stands in a first rendering where later words will
 _NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # of a pragma, a name is a use
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries: Iterable[str] = (), variants: Iterable[str] = ()) -> str:
-    """The template's text. Those words of the dictionaries, in their order, that it uses stand where it says `word_lines`;
-    `used` has every identifier of it."""
+    """The template's text. Of the dictionaries it has what it uses: at `word_lines` what stands in front of `late_word_lines`
+    asks for, there the rest. `constant_lines` are those of the `constexprs` that it uses."""
     found = environment().get_template(template)
     try:
-        first = found.render({**words, "word_lines": "", "used": frozenset()})
-        lines, used = _linked(identifiers(first), list(dictionaries), tuple(variants), words)
-        return found.render({**words, "word_lines": lines, "used": used})
+        first = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE})
+        names, variants = list(dictionaries), tuple(variants)
+        entries, used = _linked(identifiers(first), names, variants, words)
+        early, _ = _linked(identifiers(first.partition(_LATE)[0]), names, variants, words)
+        late = [entry for entry in entries if entry not in early]
+        constants = constant_lines(names[0], words["constexprs"], used) if "constexprs" in words else ""
+        return found.render(
+            {**words, "word_lines": _lines(early, words), "constant_lines": constants, "late_word_lines": _lines(late, words)}
+        )
     except jinja2.TemplateError as error:
         raise RenderError(_report(found.name or "a text", words, error)) from error
 
@@ -41,22 +49,42 @@ def identifiers(text: str) -> set[str]:
     return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
 
 
-def _linked(used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
-    """What the dictionaries add to a text that uses these words, and all that it uses then. A word uses only earlier ones."""
-    parts: list[str] = []
+def constant_lines(dictionary: str, constexprs: Iterable[Any], used: set[str], block: str = "_constants") -> str:
+    """The definitions of those constants that a text uses, in its dialect; or, as another block, their ends."""
+    found = _dictionary(dictionary)
+    return _spelled(found, block, found.new_context({"constexprs": [each for each in constexprs if each.name in used]}))
+
+
+def _dictionary(name: str) -> jinja2.Template:
+    return environment().get_template(f"include/words/{name}.j2")
+
+
+def _linked(
+    used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]
+) -> tuple[list[tuple[str, str]], set[str]]:
+    """What the dictionaries add to a text that uses these words, each by dictionary and text, and all that it uses then. A word
+    uses only earlier ones."""
+    found: list[tuple[str, str]] = []
     for name in reversed(dictionaries):
-        dictionary = environment().get_template(f"include/words/{name}.j2")
-        context = dictionary.new_context({**words, "used": frozenset(used)})
-        taken: list[str] = []
+        dictionary = _dictionary(name)
+        context = dictionary.new_context(dict(words))
         for block in reversed(dictionary.blocks):
             word = block.partition(VARIANT)[0]
             if word in used and block == _block_for(word, dictionary, variants):
-                taken.insert(0, _spelled(dictionary, block, context))
-                used |= identifiers(taken[0])
-        if taken:
-            around = (_spelled(dictionary, end, context) for end in ("_begin", "_end"))
-            parts.insert(0, "".join(taken).join(around))
-    return "\n".join(parts), frozenset(used)
+                text = _spelled(dictionary, block, context)
+                found.insert(0, (name, text))
+                used |= identifiers(text)
+    return found, used
+
+
+def _lines(entries: list[tuple[str, str]], words: Mapping[str, Any]) -> str:
+    """Their texts, each dictionary's between its `_begin` and its `_end`, where it has those."""
+    parts = []
+    for name, group in groupby(entries, key=lambda entry: entry[0]):
+        dictionary = _dictionary(name)
+        begin, end = (_spelled(dictionary, each, dictionary.new_context(dict(words))) for each in ("_begin", "_end"))
+        parts.append(begin + "".join(text for _, text in group) + end)
+    return "\n".join(parts)
 
 
 def _block_for(word: str, dictionary: jinja2.Template, variants: tuple[str, ...]) -> str:
@@ -93,7 +121,8 @@ def _frames(trace: TracebackType | None) -> Iterator[str]:
 
 def _with_constants(text: str, constexprs: list[Any]) -> str:
     """A part of a text between definitions, and their ends, of those constants that it uses: one factor of a chain."""
-    return environment().get_template("include/own_constants.j2").render(text=text, constexprs=constexprs, used=identifiers(text))
+    used = identifiers(text)
+    return constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
 
 
 @cache

@@ -15,8 +15,18 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, Constants, divide_up, epilogue_constexprs, read_constants
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads, tile_registers
-from ksgen.families.vector.planes import round_up
+from ksgen.families.vector.family import (
+    GROUPS_AT_ONCE,
+    OF_LANES,
+    OF_ROWS,
+    RULES,
+    Vector,
+    factor_constexprs,
+    factor_words,
+    output_reads,
+    tile_registers,
+)
+from ksgen.families.vector.planes import round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -173,7 +183,12 @@ class VectorChain(Addressed):
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
         first_words = factor_words(shape.factors[0])
-        return {**first_words, "factors": [self._factor(shape, number) for number in range(len(shape.factors))]}
+        tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
+        return {
+            **first_words,
+            "picture": "//\n".join(tiles),
+            "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
+        }
 
     def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""

@@ -11,7 +11,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Rule, Work
 from ksgen.families.tiles import Addressed, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
-from ksgen.families.vector.planes import lanes_of
+from ksgen.families.vector.planes import lanes_of, tile_picture
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
@@ -119,6 +119,7 @@ class Vector(Addressed):
             "target": "stored",
             "widen": "widen",
             "shifted_arguments": shifted,
+            "picture": tile_picture("A tile of Y", constants, OF_ROWS, OF_LANES),
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
@@ -137,6 +138,9 @@ class Vector(Addressed):
             ),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]
+
+
+OF_ROWS, OF_LANES = ("batch entries s", "outputs k"), ("outputs (k, j)", "batch entries s")  # of a tile: along the outputs, the batch
 
 
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
@@ -161,8 +165,8 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
-        Constexpr("HEIGHT", constants.height, "batch entries a tile" if shape.is_along_outputs else "outputs a tile"),
-        Constexpr("WIDTH", constants.width, "vectors a tile"),
+        Constexpr("HEIGHT", constants.height, "batch entries per tile" if shape.is_along_outputs else "outputs per tile"),
+        Constexpr("WIDTH", constants.width, "vectors per tile"),
         Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),

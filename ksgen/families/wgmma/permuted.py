@@ -87,7 +87,7 @@ class WgmmaPermuted(WgmmaShared):
         return [
             *super().constexprs(kernel, constants),
             Constexpr("INTERLEAVED", d, "index j of the pattern: blocks that A counts besides its i"),
-            Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads a block of the permuting kernels"),
+            Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
             Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),
