@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
@@ -69,7 +70,18 @@ class Gradient(GradientFamily[GradientConstants]):
                 yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
-        return {"sides": SIDES}
+        shape = Shape(kernel, constants)
+        heading = (
+            f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch."
+        )
+        picture = draw(
+            heading,
+            Side(constants.tile_in, "inputs l", shape.warps_in),
+            Side(constants.tile_out, "outputs k", shape.warps_out),
+            lambda row, column: f"warp {row + shape.warps_in * column}",
+            f"A warp: 8 lanes along l by 4 along k, with {constants.thread_in} x {constants.thread_out} sums each.",
+        )
+        return {"sides": SIDES, "picture": picture}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

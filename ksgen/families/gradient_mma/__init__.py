@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Rule
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
 from ksgen.families.gradient.parts import SIDES
@@ -46,6 +47,18 @@ _RULES: tuple[Rule[GradientMmaConstants], ...] = (
     Rule("stages is at least 2, and 2 in 16-bit bsf", lambda k, c: c.stages == 2 or (c.stages > 2 and Shape(k, c).copy == "async")),
     Rule("tile_batch divides promote", lambda k, c: c.promote % c.tile_batch == 0),
 )
+
+
+def _picture(shape: Shape) -> str:
+    """A tile's warps."""
+    constants, rows, columns = shape.constants, ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
+    return draw(
+        f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch.",
+        Side(constants.tile_out, "outputs k", constants.warps_out),
+        Side(constants.tile_in, "inputs l", constants.warps_in),
+        lambda row, column: f"warp {column + constants.warps_in * row}",
+        f"A warp: {rows} x {columns} sums, by {shape.row_tiles} x {shape.column_tiles} instructions of {ROWS} x {COLUMNS}.",
+    )
 
 
 class GradientMma(GradientFamily[GradientMmaConstants]):
@@ -88,7 +101,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
         variants = (shape.operand, "split") if shape.components == 2 else (shape.operand,)
         own = "tf32" if shape.components == 2 else operand
-        return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants}
+        return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants, "picture": _picture(shape)}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
