@@ -27,7 +27,7 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
 NEWEST = cuda_limits("sm_90a")  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
-    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums"),
+    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
 VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
@@ -100,8 +100,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     variants = (*words["variants"], chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
-    others = "tile" if kernel.job == "gradient" else "parts"  # what the other jobs' blocks own
-    dictionaries = VECTOR_WORDS if template.endswith(".cl.j2") else [each for each in WORDS[dialect] if each != others]
+    others = {"tile" if kernel.job == "gradient" else "parts", "sums" if chosen.name.startswith("wgmma") else "warpgroups"}
+    dictionaries = VECTOR_WORDS if template.endswith(".cl.j2") else [each for each in WORDS[dialect] if each not in others]
     text = fill(template, words, dictionaries, variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, Rule, TensorMap, Work
+from ksgen.families.drawing import Side, draw
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs, read_constants
@@ -136,12 +137,18 @@ class WarpgroupFamily(Generic[ConstantsT]):
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
+        own = block.constants
+        picture = draw(
+            "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
+            Side(own.tile_batch, "batch entries s", own.tile_batch // ROWS),
+            Side(own.tile_out, "outputs k", 1),
+            lambda row, _: f"warpgroup {row // block.row_tiles}",
+        )
         return cluster.words(block, image) | {
             "operand": block.operand,
             "wgmma": self.instruction(kernel, constants),
-            "image": image,
+            "picture": picture,
             "boxes": boxes,
-            "weights": "plain",
         }
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:

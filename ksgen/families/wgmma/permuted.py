@@ -74,8 +74,7 @@ class WgmmaPermuted(WgmmaShared):
         common = super().words(kernel, constants)
         return {
             **common,
-            "weights": "permuted",
-            "variants": (*common["variants"], "later"),
+            "variants": ("later", "permuted", *common["variants"]),
             "store": "workspace",
             "y_parameter": "stored*, stored* RESTRICT workspace",
             "to": "workspace + y_in_workspace(batch)",

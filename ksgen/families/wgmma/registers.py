@@ -210,12 +210,11 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
     def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
         block = self.block(kernel, constants)
         common = self.common_words(kernel, constants)
+        own = {"resident": constants.resident, "promoted": constants.promote, "split": block.components == 2}
         return common | {
             "product": self.instruction(kernel, constants).along_inputs,
-            "products": "one" if block.components == 1 else "split",
-            "variants": (*common["variants"], *(["resident"] if constants.resident else [])),
+            "variants": (*common["variants"], *(name for name, is_so in own.items() if is_so)),
             "schedule": "resident" if constants.resident else "streaming",
-            "sums": "promoted" if constants.promote else "plain",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: RegistersConstants) -> list[Constexpr]:

@@ -132,7 +132,9 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
         along_batch = "true" if kernel.layout == "bsl" else "false"
         by_boxes = kernel.layout == "bsl"
-        return self.common_words(kernel, constants) | {
+        common = self.common_words(kernel, constants)
+        return common | {
+            "variants": ("plain_order", *common["variants"]),
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
             "schedule": "streaming",
             "store": "boxes" if by_boxes else "rows",
