@@ -7,7 +7,7 @@ gets those that it uses, those that they use, and of the constants likewise; so 
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -31,10 +31,11 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
     asks for, there the rest. `constant_lines` are those of the `constexprs` that it uses."""
     found = environment().get_template(template)
     try:
-        first = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE})
+        front, _, rest = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}).partition(_LATE)
         names, variants = list(dictionaries), tuple(variants)
-        entries, used = _linked(identifiers(first), names, variants, words)
-        early, _ = _linked(identifiers(first.partition(_LATE)[0]), names, variants, words)
+        needed = identifiers(front)
+        entries, used = _linked(needed | identifiers(rest), names, variants, words)
+        early = _linked(needed, names, variants, words)[0] if rest else entries
         late = [entry for entry in entries if entry not in early]
         constants = constant_lines(names[0], words["constexprs"], used) if "constexprs" in words else ""
         return found.render(
@@ -47,6 +48,12 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
 def identifiers(text: str) -> set[str]:
     """Of a text's code: what its comments and strings say is no use of a word."""
     return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
+
+
+@lru_cache(maxsize=4096)
+def _identifiers_of(text: str) -> frozenset[str]:
+    """The same of a block's, which many texts share."""
+    return frozenset(identifiers(text))
 
 
 def constant_lines(dictionary: str, constexprs: Iterable[Any], used: set[str], block: str = "_constants") -> str:
@@ -68,12 +75,11 @@ def _linked(
     for name in reversed(dictionaries):
         dictionary = _dictionary(name)
         context = dictionary.new_context(dict(words))
-        for block in reversed(dictionary.blocks):
-            word = block.partition(VARIANT)[0]
-            if word in used and block == _block_for(word, dictionary, variants):
+        for word, block in _chosen(dictionary, variants):
+            if word in used:
                 text = _spelled(dictionary, block, context)
                 found.insert(0, (name, text))
-                used |= identifiers(text)
+                used |= _identifiers_of(text)
     return found, used
 
 
@@ -87,9 +93,12 @@ def _lines(entries: list[tuple[str, str]], words: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _block_for(word: str, dictionary: jinja2.Template, variants: tuple[str, ...]) -> str:
-    """The block of a word: that for a variant of the text, where there is one."""
-    return next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word)
+@lru_cache(maxsize=1024)
+def _chosen(dictionary: jinja2.Template, variants: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Words and their blocks, last first: the block for a variant of the text, where there is one."""
+    words = dict.fromkeys(block.partition(VARIANT)[0] for block in dictionary.blocks)
+    best = {word: next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word) for word in words}
+    return [(word, block) for block in reversed(dictionary.blocks) if best[word := block.partition(VARIANT)[0]] == block]
 
 
 def _spelled(dictionary: jinja2.Template, block: str, context: Any) -> str:
