@@ -105,7 +105,7 @@ class Rate:
         wgmma = Wgmma(self.operand, self.columns, self.a_in_registers)
         head = f"\nconstexpr int SUMS = {wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
         kernel = RATE.replace("CALL", wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
-        return render(head + kernel, ("shared_address", "fence_proxy_async", "wgmma_groups", "wgmma"), wgmma=wgmma)
+        return render(head + kernel, wgmma=wgmma)
 
     def flops(self, blocks: int, rounds: int) -> float:
         return 2.0 * 2 * 64 * self.columns * Wgmma(self.operand, self.columns, self.a_in_registers).k * AT_ONCE * blocks * rounds
@@ -128,7 +128,7 @@ class Fetch:
     @property
     def text(self) -> str:
         head = f"\nconstexpr int STAGES = {STAGES}, ROWS = {ROWS}, BYTES = {self.bytes}, WORDS = {self.row_bytes // 4};\n"
-        return render(head + FETCH, ("shared_address", "mbarrier", "box"))
+        return render(head + FETCH)
 
     def map(self, lines: int) -> TensorMap:
         swizzle = self.row_bytes if self.row_bytes > 16 else 0

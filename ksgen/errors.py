@@ -17,6 +17,10 @@ class ConstantsError(KsgenError):
     """Compile-time constants that break a rule of their kernel family."""
 
 
+class RenderError(KsgenError):
+    """A template that asks for a word that is not there, or that cannot be read: a mistake of ksgen's own."""
+
+
 class ToolchainError(KsgenError):
     """No compiler, or a compiler that refused the source."""
 

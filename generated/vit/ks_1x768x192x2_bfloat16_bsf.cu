@@ -1,17 +1,28 @@
-// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 9c1d59b3, spec fb9ebd7c
+// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 32b4e31b, spec fb9ebd7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j of one i, on
-// tensor cores: packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of
-// packed weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it
-// lies: an instruction's k-index and row may mean any input and any output, as long as operand A and operand B agree, and
-// A was packed to agree (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The entry is near the end: place,
-// load, multiply, store. KSGEN_PTX is set by an emulator alone, which brings its own of what is inside.
+// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j
+// of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of packed
+// weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it lies: an
+// instruction's k-index and row may mean any input and any output, as long as both operands agree, and A was packed to agree
+// (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place, load, multiply, store; what it
+// calls is below it, in that order.
+//
+// A tile of Y. There are 6 tiles along k, 1 along j, 1 along i, and as many along s as the batch has.
+//
+//                64 batch entries s
+//                +--------+--------+
+// 128 outputs k  | warp 0 | warp 1 |
+//                +--------+--------+
+//                | warp 2 | warp 3 |
+//                +--------+--------+
+//
+// A warp: 64 x 32 sums for each of 2 j, by 4 x 4 instructions of 16 x 8.
 
-// ---- the pattern and the constants
+// ---- the pattern and the constants that follow from it
 constexpr int A                =        1;  // blocks on the diagonal, index i
 constexpr int B                =      768;  // outputs of a block, index k
 constexpr int C                =      192;  // inputs of a block, index l
@@ -19,15 +30,15 @@ constexpr int D                =        2;  // interleaved matrices of a block, 
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
 constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
-constexpr int TILE_BATCH       =       64;  // batch entries a thread block
-constexpr int TILE_OUT         =      128;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN          =       16;  // inputs l a stage
-constexpr int TILE_D           =        2;  // neighbouring j a thread block
+constexpr int TILE_BATCH       =       64;  // batch entries per thread block
+constexpr int TILE_OUT         =      128;  // outputs k per thread block, for each of its j
+constexpr int TILE_IN          =       16;  // inputs l per stage
+constexpr int TILE_D           =        2;  // neighbouring j per thread block
 constexpr int WARPS_BATCH      =        2;  // warps along the batch
 constexpr int WARPS_OUT        =        2;  // warps along the outputs
 constexpr int STAGES           =        4;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
-constexpr int THREADS          =      128;  // threads a block
+constexpr int THREADS          =      128;  // threads per block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
@@ -44,11 +55,11 @@ constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_LINES          =       64;  // lines of the X tile
 constexpr int X_RUN            =       32;  // elements of a line
 constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
-constexpr int X_BYTES          =     4096;  // bytes of X a stage
-constexpr int W_BYTES          =     8192;  // bytes of packed weights a stage
-constexpr int STAGE_BYTES      =    12288;  // bytes a stage
-constexpr int SHARED_BYTES     =    49152;  // bytes of shared memory a block
-constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
+constexpr int X_BYTES          =     4096;  // bytes of X per stage
+constexpr int W_BYTES          =     8192;  // bytes of packed weights per stage
+constexpr int STAGE_BYTES      =    12288;  // bytes per stage
+constexpr int SHARED_BYTES     =    49152;  // bytes of shared memory per block
+constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads of a batch entry
 constexpr int GROUP_INPUTS     =        4;  // inputs in them, each with its TILE_D j
 constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order starts again
@@ -56,45 +67,159 @@ constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane read
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
-#define GLOBAL
-#define SHARED
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
-#define SHARED_MEMORY(NAME)                                                                     \
-    static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
-    real* const NAME = reinterpret_cast<real*>(shared_memory)
-
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;                                       // offsets into X and Y outgrow 32 bits
-DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
-typedef unsigned short stored;  // the bits of a bfloat16
-typedef float real;
-DEVICE unsigned int bits_of(float value) { return __float_as_uint(value); }
-DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
-DEVICE real widen(stored value) { return float_of((unsigned int)value << 16); }
-DEVICE stored narrow(real value) {
-    const unsigned int bits = bits_of(value);
-    const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);                         // to nearest, ties to even
-    return (stored)((value != value ? (bits | 0x400000u) : rounded) >> 16);                    // a NaN stays a (quiet) NaN
-}
-DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
-
-DEVICE real activate(real value) { return value; }
-
-#ifndef KSGEN_PTX
-// Each writes zeros when not valid.
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
-}
+#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 #endif
+
+typedef unsigned short stored;  // the bits of a bfloat16
+
+typedef struct {
+    int block;           // i
+    int first_j;         // j of the tile's first plane
+    int first_out;       // k of its first output
+    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
+    extent first_batch;  // s of its first batch entry
+    int batch_left;      // batch entries from there on, at most TILE_BATCH
+} Tile;
+typedef extent TileIndex;
+DEVICE int batch_left(const extent batch, const extent first_batch) {
+    return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
+}
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
+    const int planes = (int)(block % TILES_D);
+    const int out = (int)(block / TILES_D % TILES_OUT);
+    const TileIndex rest = block / (TILES_D * TILES_OUT);
+    const int i = (int)(rest / batch_tiles);
+    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
+    const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
+    return tile;
+}
+
+struct ALIGNED(16) Chunk { unsigned word[4]; };
+
+typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+DEVICE void clear(Sums& sums) {
+    UNROLL for (int j = 0; j < TILE_D; ++j)
+        UNROLL for (int m = 0; m < ROW_TILES; ++m)
+            UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
+                UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
+}
+struct Totals {
+    Sums current;
+    DEVICE void clear() { ::clear(current); }
+    DEVICE void end_stage(int) {}
+    DEVICE const Sums& end() const { return current; }
+};
+static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
+
+DEVICE bool x_is_wide(const stored* x, const extent batch);
+DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide);
+DEVICE void multiply_stage(Sums& sums, const unsigned char* stage);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual);
+
+ENTRY(THREADS, MIN_BLOCKS)
+void ks_1x768x192x2_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
+    const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const Tile tile = find_tile(block_index(), batch);
+    const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
+    const bool wide = x_is_wide(x, batch);
+    Totals sums;
+    sums.clear();
+
+    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
+    UNROLL for (int step = 0; step < STAGES - 1; ++step) {
+        if (step < STEPS) load_stage(shared_memory + step * STAGE_BYTES, x, tile_weights, tile, batch, step, wide);
+        copy_async_commit();
+    }
+    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
+        copy_async_wait<STAGES - 2>();
+        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+        const int ahead = step + STAGES - 1;
+        if (ahead < STEPS) load_stage(shared_memory + ahead % STAGES * STAGE_BYTES, x, tile_weights, tile, batch, ahead, wide);
+        copy_async_commit();
+        multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
+        sums.end_stage(step);
+    }
+    store_tile(y, sums.end(), tile, batch, 0, 0);
+}
+
+// ---- the words of what follows
+DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+DEVICE unsigned int bits_of(float value) { return __float_as_uint(value); }
+DEVICE float float_of(unsigned int bits) { return __uint_as_float(bits); }
+
+#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+// sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 a register; sm_80 and later.
+DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
+}
+DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
+}
+#endif
+
+typedef float real;
+DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }
+DEVICE stored narrow(const real value) {
+    const unsigned int bits = bits_of(value);
+    const unsigned int rounded = bits + 0x7fffu + ((bits >> 16) & 1u);       // to nearest, ties to even
+    return (stored)((value != value ? (bits | 0x400000u) : rounded) >> 16);  // a NaN stays a (quiet) NaN
+}
+
+DEVICE real activate(real value) { return value; }
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
+    return value;
+}
+
+DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
+    *static_cast<stored*>(to) = valid ? *from : stored(0);
+}
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of of the bias or residual
+// The first `count` of them; all in one load where they are aligned.
+DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
+    if (wide) return *reinterpret_cast<const Run*>(from);
+    Run run = {};
+    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
+        if (e < count) run.at[e] = from[e];
+    return run;
+}
+// Y_VECTOR neighbours of Y in one store.
+DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
+    constexpr int WORDS = Y_VECTOR / 2;
+    const auto word = [&](const int at) {
+        const int first = 2 * at < Y_VECTOR ? 2 * at : 0;
+        return static_cast<unsigned>(values[first + 1 < Y_VECTOR ? first + 1 : 0]) << 16 | values[first];
+    };
+    if constexpr (WORDS == 4) store_words(to, word(0), word(1), word(2), word(3));
+    if constexpr (WORDS == 2) store_words(to, word(0), word(1));
+    if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
+}
+
 // Two elements a word. A word of X has neighbours of one chunk: pick one of each of two words.
 DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
     return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
@@ -108,23 +233,9 @@ template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
-
-#ifndef KSGEN_PTX
-// sums (16 x 8) += A (16 x 16) B (16 x 8), two bf16 a register; sm_80 and later.
-DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#endif
-
 DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
     mma_bf16(sums, w[0], x[0][0], x[0][1]);
 }
-
-struct ALIGNED(16) Chunk { unsigned word[4]; };
-static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
@@ -137,43 +248,8 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     const int q = 2 * row_tile + half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
-// The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
-DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
-    const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
-    return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
-}
 
-// ---- place: which outputs are this block's
-typedef struct {
-    int block;           // i
-    int first_j;         // j of the tile's first plane
-    int first_out;       // k of its first output
-    int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
-    extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH; 0 or less in a cluster's tile beyond the batch
-} Tile;
-
-typedef extent TileIndex;  // where blocks walk over tiles in 32 bits: memory ends before 2^32 tiles, and dividing 64 is a call
-
-DEVICE int batch_left(const extent batch, const extent first_batch) {
-    return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
-}
-
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
-    const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
-    const int planes = (int)(block % TILES_D);
-    const int out = (int)(block / TILES_D % TILES_OUT);
-    const TileIndex rest = block / (TILES_D * TILES_OUT);
-    const int i = (int)(rest / batch_tiles);
-    const extent first_batch = (extent)(rest % batch_tiles) * TILE_BATCH;
-    const Tile tile = {i, planes * TILE_D, out * TILE_OUT, (i * TILES_D + planes) * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
-    return tile;
-}
-
-// ---- load: from global to shared memory
-DEVICE void copy_element(unsigned char* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
-    *reinterpret_cast<stored*>(to) = valid ? *from : stored(0);
-}
+// ---- place and read: where X lies in this layout, in memory and in a stage, and which part of it is a lane's
 // X[s * (A * C * D) + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
 DEVICE bool x_is_wide(const stored* x, const extent batch) {
     return X_VECTOR * sizeof(stored) >= 4 && is_aligned(x, X_VECTOR * sizeof(stored));
@@ -187,6 +263,32 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
+// The input, within a stage, that element e of lane t's operands belongs to in one matrix instruction.
+DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
+    const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
+    return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
+}
+// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its j.
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
+    constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS, HALF = LANE_INPUTS / 2;
+    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + first * TILE_D * static_cast<int>(sizeof(stored));
+    UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
+        unsigned words[SUPER_GROUPS * GROUP_WORDS];
+        UNROLL for (int u = 0; u < SUPER_GROUPS; ++u)
+            UNROLL for (int q = 0; q < GROUP_CHUNKS; ++q) {
+                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * GROUP_CHUNKS + q) * 16);
+                UNROLL for (int r = 0; r < 4; ++r) words[u * GROUP_WORDS + q * 4 + r] = chunk.word[r];
+            }
+        UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
+            UNROLL for (int j = 0; j < TILE_D; ++j)
+                UNROLL for (int half = 0; half < 2; ++half) {
+                    const int one = s * LANE_INPUTS + half * HALF, other = one + HALF - 1;  // of the lane's inputs
+                    keep_operand(x[s][j][n], half, words, one * TILE_D + j, other * TILE_D + j);
+                }
+    }
+}
+
+// ---- load: from global to shared memory
 template <int WIDTH>
 DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
@@ -233,26 +335,6 @@ DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weigh
 }
 
 // ---- multiply: one stage in shared memory into the sums
-typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
-// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its j.
-DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
-    constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS, HALF = LANE_INPUTS / 2;
-    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + first * TILE_D * static_cast<int>(sizeof(stored));
-    UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
-        unsigned words[SUPER_GROUPS * GROUP_WORDS];
-        UNROLL for (int u = 0; u < SUPER_GROUPS; ++u)
-            UNROLL for (int q = 0; q < GROUP_CHUNKS; ++q) {
-                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * GROUP_CHUNKS + q) * 16);
-                UNROLL for (int r = 0; r < 4; ++r) words[u * GROUP_WORDS + q * 4 + r] = chunk.word[r];
-            }
-        UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
-            UNROLL for (int j = 0; j < TILE_D; ++j)
-                UNROLL for (int half = 0; half < 2; ++half) {
-                    const int one = s * LANE_INPUTS + half * HALF, other = one + HALF - 1;  // of the lane's inputs
-                    keep_operand(x[s][j][n], half, words, one * TILE_D + j, other * TILE_D + j);
-                }
-    }
-}
 DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
     const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) + thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
@@ -271,61 +353,10 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
                 }
     }
 }
-DEVICE void clear(Sums& sums) {
-    UNROLL for (int j = 0; j < TILE_D; ++j)
-        UNROLL for (int m = 0; m < ROW_TILES; ++m)
-            UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
-}
-struct Totals {
-    Sums current;
-    DEVICE void clear() { ::clear(current); }
-    DEVICE void end_stage(int) {}
-    DEVICE const Sums& end() const { return current; }
-};
 
 // ---- store: from the sums to Y
-DEVICE real finish(real value, const stored bias, const stored residual) {
-    if (HAS_BIAS) value += widen(bias);
-    value = activate(value);
-    if (HAS_RESIDUAL) value += widen(residual);
-    return value;
-}
-
-#ifndef KSGEN_PTX
-// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
-DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
-    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
-}
-DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
-    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
-}
-#endif
-
-// Y_VECTOR neighbours of Y in one store.
-DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
-    constexpr int WORDS = Y_VECTOR / 2;
-    const auto word = [&](const int at) {
-        const int first = 2 * at < Y_VECTOR ? 2 * at : 0;
-        return static_cast<unsigned>(values[first + 1 < Y_VECTOR ? first + 1 : 0]) << 16 | values[first];
-    };
-    if constexpr (WORDS == 4) store_words(to, word(0), word(1), word(2), word(3));
-    if constexpr (WORDS == 2) store_words(to, word(0), word(1));
-    if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
-}
-
-struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, or of what is added to it
-// The first `count` of them; all in one load where they are aligned.
-DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
-    if (wide) return *reinterpret_cast<const Run*>(from);
-    Run run = {};
-    UNROLL for (int e = 0; e < Y_VECTOR; ++e)
-        if (e < count) run.at[e] = from[e];
-    return run;
-}
-
-// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time. What is added
-// to them is read likewise: the bias once for all batch entries, the residual before the first of it is needed.
+// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
+// residual are read likewise: the bias once for all batch entries, the residual before the first of it is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
     constexpr int RUN = RUN_OUT * TILE_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
     const bool wide = BYTES >= 4 && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
@@ -338,12 +369,12 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
             if (k >= B || j >= D) continue;
             const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
             const extent offset = (tile.first_batch + first_line) * next_row + feature;
-            Run added = {}, held[COLUMN_TILES][2] = {};
-            if (HAS_BIAS) added = read_run(bias + feature, wide);
+            Run own_bias = {}, own_residual[COLUMN_TILES][2] = {};
+            if (HAS_BIAS) own_bias = read_run(bias + feature, wide);
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
                     const int line = 8 * n + column;
-                    if (HAS_RESIDUAL && first_line + line < tile.batch_left) held[n][column] = read_run(residual + offset + line * next_row, wide);
+                    if (HAS_RESIDUAL && first_line + line < tile.batch_left) own_residual[n][column] = read_run(residual + offset + line * next_row, wide);
                 }
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
@@ -354,38 +385,12 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / TILE_D;
                         const float sum = unscaled(sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column]);
-                        values[e] = narrow(finish(sum, added.at[e], held[n][column].at[e]));
+                        values[e] = narrow(finish(sum, own_bias.at[e], own_residual[n][column].at[e]));
                     }
                     if (wide) write_wide(to, values);
                     else UNROLL for (int e = 0; e < Y_VECTOR; ++e) to[e] = values[e];
                 }
         }
-}
-
-ENTRY(THREADS, MIN_BLOCKS)
-void ks_1x768x192x2_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
-    const extent batch = BATCH > 0 ? BATCH : batch_of_call;
-    const Tile tile = find_tile(block_index(), batch);
-    const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
-    const bool wide = x_is_wide(x, batch);
-    Totals sums;
-    sums.clear();
-
-    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    UNROLL for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < STEPS) load_stage(shared_memory + step * STAGE_BYTES, x, tile_weights, tile, batch, step, wide);
-        copy_async_commit();
-    }
-    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
-        copy_async_wait<STAGES - 2>();
-        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-        const int ahead = step + STAGES - 1;
-        if (ahead < STEPS) load_stage(shared_memory + ahead % STAGES * STAGE_BYTES, x, tile_weights, tile, batch, ahead, wide);
-        copy_async_commit();
-        multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
-        sums.end_stage(step);
-    }
-    store_tile(y, sums.end(), tile, batch, 0, 0);
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges

@@ -1,14 +1,26 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 946cc1ed, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f90b459, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over l in
-// steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
-// in registers, THREAD_BATCH x THREAD_OUT a thread; a warp is 8 lanes along the batch by 4 along the outputs.
+// Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over l in
+// steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live in
+// registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store; what it calls is
+// below it, in that order.
+//
+// A tile of Y, for one of its 1 j. There are 1 tile along k, 1 along j, 2 along i, and as many along s as the batch has.
+//
+//                      48 outputs k
+//                      +--------+
+// 128 batch entries s  | warp 0 |
+//                      +--------+
+//                      | warp 1 |
+//                      +--------+
+//
+// A warp: 8 lanes along s by 4 along k, with 8 x 12 sums each.
 
-// ---- the pattern and the constants
+// ---- the pattern and the constants that follow from it
 constexpr int A                =        2;  // blocks on the diagonal, index i
 constexpr int B                =       48;  // outputs of a block, index k
 constexpr int C                =      192;  // inputs of a block, index l
@@ -16,17 +28,17 @@ constexpr int D                =        1;  // interleaved matrices of a block, 
 constexpr long long BATCH      =        0;  // batch entries, index s; 0: known at the call
 constexpr int HAS_BIAS         =        0;  // whether a bias is added, one for each output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
-constexpr int TILE_BATCH       =      128;  // batch entries a thread block
-constexpr int TILE_OUT         =       48;  // outputs k a thread block, for each of its j
-constexpr int TILE_IN          =       16;  // inputs l a stage
-constexpr int TILE_D           =        1;  // neighbouring j a thread block: one plane of shared memory each
-constexpr int THREAD_BATCH     =        8;  // sums a thread, along the batch
-constexpr int THREAD_OUT       =       12;  // sums a thread, along the outputs
+constexpr int TILE_BATCH       =      128;  // batch entries per thread block
+constexpr int TILE_OUT         =       48;  // outputs k per thread block, for each of its j
+constexpr int TILE_IN          =       16;  // inputs l per stage
+constexpr int TILE_D           =        1;  // neighbouring j per thread block: one plane of shared memory each
+constexpr int THREAD_BATCH     =        8;  // sums per thread, along the batch
+constexpr int THREAD_OUT       =       12;  // sums per thread, along the outputs
 constexpr int STAGES           =        3;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        3;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
 constexpr int GROUP_OUT        =        4;  // the same for weights, where a thread has fewer outputs
-constexpr int THREADS          =       64;  // threads a block
+constexpr int THREADS          =       64;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        2;  // warps of a plane
 constexpr int STEPS            =       12;  // stages until all C inputs are read
@@ -35,9 +47,9 @@ constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_PITCH          =      128;  // reals from one l of a plane to the next, free of bank conflicts
 constexpr int X_PLANE          =     2048;  // reals from one plane to the next
 constexpr int W_BASE           =     2048;  // where a stage's weights begin
-constexpr int W_STAGE          =      768;  // reals of weights a stage
-constexpr int STAGE            =     2816;  // reals a stage
-constexpr int SHARED_REALS     =     8448;  // reals of shared memory a block
+constexpr int W_STAGE          =      768;  // reals of weights per stage
+constexpr int STAGE            =     2816;  // reals per stage
+constexpr int SHARED_REALS     =     8448;  // reals of shared memory per block
 constexpr int X_LINES          =       16;  // lines of the X tile
 constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
@@ -47,57 +59,40 @@ constexpr int X_LINE_STEP      =        2;  // lines that the block copies at on
 constexpr int X_LINE_ROUNDS    =        8;  // rounds until all lines are copied
 constexpr int X_RUN_STEP       =      128;  // elements of a line that the block copies at once
 constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS         =        3;  // copies of weights a thread and stage
-constexpr int PACK_THREADS     =      256;  // threads a block of the packing kernel
+constexpr int W_ROUNDS         =        3;  // copies of weights per thread and stage
+constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 
 // ---- the words of the kernel
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) extern "C" __global__ __launch_bounds__(THREADS_PER_BLOCK, BLOCKS_PER_SM)
 #define DEVICE __device__ __forceinline__
-#define GLOBAL
-#define SHARED
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
-#define SHARED_MEMORY(NAME)                                                                     \
+#define GLOBAL  // OpenCL has words for where a pointer points to
+#define SHARED
+extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
+#define SHARED_MEMORY(NAME)                                                                               \
     static_assert(SHARED_REALS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
-
-extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;                                       // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
-DEVICE void wait_for_block() { __syncthreads(); }
 
 typedef float stored;
 typedef float real;
-DEVICE real widen(stored value) { return value; }
-DEVICE stored narrow(real value) { return value; }
-DEVICE real multiply_add(real x, real w, real sum) { return fmaf(x, w, sum); }
 
-DEVICE real activate(real value) { return value; }
-
-typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
-typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;            // what one access of shared memory moves
-typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
-
-DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
-
-// ---- place: which outputs are this block's, and where things lie in this layout
 typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
     int weights;         // which tile of the packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first batch entry
-    int batch_left;      // batch entries from there on, at most TILE_BATCH; 0 or less in a cluster's tile beyond the batch
+    int batch_left;      // batch entries from there on, at most TILE_BATCH
 } Tile;
-
-typedef extent TileIndex;  // where blocks walk over tiles in 32 bits: memory ends before 2^32 tiles, and dividing 64 is a call
-
+typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs fastest, so that X is read from memory once
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
@@ -107,6 +102,70 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs f
     const Tile tile = {matrix / D, matrix % D, out * TILE_OUT, matrix * TILES_OUT + out, first_batch, batch_left(batch, first_batch)};
     return tile;
 }
+
+typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // what one access of shared memory moves
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
+                          const Tile tile, const extent batch, const int own_x, const int own_w);
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
+                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual);
+
+ENTRY(THREADS, MIN_BLOCKS)
+void ks_2x48x192x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
+    const extent batch_of_call) {
+    SHARED_MEMORY(shared);
+    const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const Tile tile = find_tile(block_index(), batch);
+    const int lane = thread_index() % 32;               // of a warp: 8 along the batch by 4 along the outputs
+    const int warp = thread_index() / 32;
+    const int plane = warp / WARPS_PER_PLANE;           // which of the tile's j
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane % 8 * GROUP;  // first of the tile's batch entries
+    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane / 8 * GROUP_OUT;  // first of the tile's outputs
+
+    real sums[THREAD_OUT][THREAD_BATCH];
+    UNROLL for (int n = 0; n < THREAD_OUT; ++n)
+        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
+    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, plane * X_PLANE + own_batch,
+                  W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
+    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
+}
+
+// ---- the words of what follows
+DEVICE void wait_for_block() { __syncthreads(); }
+DEVICE float multiply_add(float x, float w, float sum) { return fmaf(x, w, sum); }
+
+#ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
+DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
+}
+DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {  // zeros where it is not valid
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+#endif
+
+DEVICE real widen(const stored value) { return value; }
+DEVICE stored narrow(const real value) { return value; }
+
+DEVICE real activate(real value) { return value; }
+DEVICE real finish(real value, const stored bias, const stored residual) {
+    if (HAS_BIAS) value += widen(bias);
+    value = activate(value);
+    if (HAS_RESIDUAL) value += widen(residual);
+    return value;
+}
+
+DEVICE void copy_element(void* to, const stored* from, const bool valid) { copy_async_4(to, from, valid); }
+
+typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
+typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
+
+DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
+
+// ---- place: where things lie in this layout
 // X[((i * C + l) * D + j) * batch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
 DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
     return (((extent)tile.block * C + line) * D + tile.first_j) * batch + tile.first_batch + run;
@@ -119,8 +178,6 @@ DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const 
 }
 DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch) { return batch % GROUP == 0 && is_aligned(x); }
 DEVICE int x_place(const int line, const int run) { return line * X_PITCH + run; }
-
-// ---- load: from global to shared memory
 // A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
@@ -131,33 +188,19 @@ DEVICE int x_run(const int round) {
     return (warp % X_WARPS_RUN * X_LANE_RUN + thread_index() % X_LANE_RUN) * X_VECTOR + round * X_RUN_STEP;
 }
 
-#ifndef KSGEN_PTX
-// Each writes zeros when not valid.
-DEVICE void copy_async_4(void* shared, const void* global, const bool valid) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(valid ? 4 : 0) : "memory");
-}
-DEVICE void copy_async_16(void* shared, const void* global, const bool valid) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
-}
-DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-#endif
-
+// ---- load: from global to shared memory
 DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in, const bool wide) {
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p)
         UNROLL for (int q = 0; q < X_RUN_ROUNDS; ++q) {
             const int line = x_line(p);
             const int run = x_run(q);
             if (X_LINES % X_LINE_STEP != 0 && line >= X_LINES) continue;
-            const stored* spot = from + p * X_LINE_STEP * next_line + x_next_runs(run, q);
+            const stored* address = from + p * X_LINE_STEP * next_line + x_next_runs(run, q);
             if (X_VECTOR > 1 && wide)
-                copy_async_16(to + x_place(line, run), spot, x_inside(tile, first_in, line, run));
+                copy_async_16(to + x_place(line, run), address, x_inside(tile, first_in, line, run));
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
-                    copy_async_4(to + x_place(line, run + e), spot + e, x_inside(tile, first_in, line, run + e));
+                    copy_element(to + x_place(line, run + e), address + e, x_inside(tile, first_in, line, run + e));
         }
 }
 DEVICE void copy_weights(real* to, const real* from) {
@@ -167,7 +210,7 @@ DEVICE void copy_weights(real* to, const real* from) {
     }
 }
 
-// ---- multiply: one stage in shared memory into the sums
+// ---- multiply: one stage in shared memory into the sums, and all stages
 DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const real* x, SHARED const real* w) {
     UNROLL for (int l = 0; l < TILE_IN; ++l) {
         real own_x[THREAD_BATCH];
@@ -184,69 +227,15 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = multiply_add(own_x[m], own_w[n], sums[n][m]);
     }
 }
-
-// ---- store: from the sums to Y
-DEVICE real finish(real value, const stored bias, const stored residual) {
-    if (HAS_BIAS) value += widen(bias);
-    value = activate(value);
-    if (HAS_RESIDUAL) value += widen(residual);
-    return value;
-}
-
-// Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
-DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
-    const bool wide = is_aligned(residual) && batch % GROUP == 0 && is_aligned(y);
-    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
-        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
-        if (B % TILE_OUT != 0 && k >= B) continue;
-        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
-        const stored added = HAS_BIAS ? bias[feature] : (stored)0;
-        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
-            const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
-            const extent offset = feature * batch + s;
-            if (s >= batch) continue;
-            StoredGroup held, group;
-            if (HAS_RESIDUAL && wide)
-                held = *(GLOBAL const StoredGroup*)(residual + offset);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e) held.at[e] = HAS_RESIDUAL && s + e < batch ? residual[offset + e] : (stored)0;
-            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], added, held.at[e]));
-            if (wide)
-                *(GLOBAL StoredGroup*)(y + offset) = group;
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e)
-                    if (s + e < batch) y[offset + e] = group.at[e];
-        }
-    }
-}
-
-ENTRY(THREADS, MIN_BLOCKS)
-void ks_2x48x192x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
-    const extent batch_of_call) {
-    SHARED_MEMORY(shared);
-    const extent batch = BATCH > 0 ? BATCH : batch_of_call;
-    const Tile tile = find_tile(block_index(), batch);
-    const int lane = thread_index() % 32;
-    const int warp = thread_index() / 32;
-    const int plane = warp / WARPS_PER_PLANE;
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane % 8 * GROUP;
-    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane / 8 * GROUP_OUT;
-    const int own_x = plane * X_PLANE + own_batch;
-    const int own_w = W_BASE + plane * (TILE_IN * TILE_OUT) + own_out;
-    GLOBAL const real* tile_weights = weights + (extent)tile.weights * STEPS * W_STAGE;
-
-    real sums[THREAD_OUT][THREAD_BATCH];
-    UNROLL for (int n = 0; n < THREAD_OUT; ++n)
-        UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-
+DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
+                          const Tile tile, const extent batch, const int own_x, const int own_w) {
     // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
     const bool wide = x_is_wide(x, batch);
     const stored* const from = x + x_offset(tile, batch, x_line(0), x_run(0));
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
             copy_x(shared + step * STAGE, from + step * x_next_step(batch), tile, x_next_line(batch), step * TILE_IN, wide);
-            copy_weights(shared + step * STAGE + W_BASE, tile_weights + step * W_STAGE);
+            copy_weights(shared + step * STAGE + W_BASE, weights + step * W_STAGE);
         }
         copy_async_commit();
     }
@@ -257,13 +246,40 @@ void ks_2x48x192x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const rea
         if (ahead < STEPS) {
             real* const to = shared + ahead % STAGES * STAGE;
             copy_x(to, from + ahead * x_next_step(batch), tile, x_next_line(batch), ahead * TILE_IN, wide);
-            copy_weights(to + W_BASE, tile_weights + ahead * W_STAGE);
+            copy_weights(to + W_BASE, weights + ahead * W_STAGE);
         }
         copy_async_commit();
         multiply_stage(sums, shared + step % STAGES * STAGE + own_x, shared + step % STAGES * STAGE + own_w);
     }
+}
 
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
+// ---- store: from the sums to Y
+// Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
+DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
+                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
+    const bool wide = is_aligned(residual) && batch % GROUP == 0 && is_aligned(y);
+    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
+        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
+        if (B % TILE_OUT != 0 && k >= B) continue;
+        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
+        const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
+        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
+            const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
+            const extent offset = feature * batch + s;
+            if (s >= batch) continue;
+            StoredGroup own_residual, group;
+            if (HAS_RESIDUAL && wide)
+                own_residual = *(GLOBAL const StoredGroup*)(residual + offset);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e) own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[offset + e] : (stored)0;
+            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
+            if (wide)
+                *(GLOBAL StoredGroup*)(y + offset) = group;
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    if (s + e < batch) y[offset + e] = group.at[e];
+        }
+    }
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

@@ -19,7 +19,8 @@ from ksgen.bench.problem import Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.emit.render import Source, render, template_digest
+from ksgen.emit.render import Source, render
+from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import families_for, family_named, operand_of
 from ksgen.launch.choice import Choice, limits_of

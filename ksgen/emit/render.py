@@ -5,35 +5,33 @@ The same input gives the same bytes. Never chooses constants: a family does, or 
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ksgen import __version__
 from ksgen.emit.folder import write_folder
+from ksgen.emit.templates import DIALECTS, fill, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
-from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
-from ksgen.spec.precision import OPERANDS
 from ksgen.values import excerpt
 
-DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
 PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
     "cuda": cuda_limits(LEAST),
     "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
 NEWEST = cuda_limits(FULLEST)  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
+WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
+    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums", "warpgroups"),
+    "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
+}
+VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
 
@@ -83,27 +81,29 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = template_of(chosen.name)
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
-    text = (
-        _environment()
-        .get_template(template)
-        .render(
-            kernel=kernel,
-            constants=constants,
-            constexprs=chosen.constexprs(kernel, constants),
-            dialect=dialect,
-            entry=entry,
-            version=__version__,
-            template=template,
-            template_digest=template_digest(chosen.name),
-            layout_words=LAYOUT_WORDS[kernel.layout],
-            epilogue_words="".join(f", {word}" for word in kernel.epilogue.words),
-            extra_parameters="".join(f", GLOBAL const stored* {name}" for name, wanted in extras.items() if wanted),
-            extra_arguments="".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
-            item_bytes=kernel.item_bytes,
-            storage=kernel.dtype,
-            **{"reals": "real", **chosen.words(kernel, constants)},
-        )
-    )
+    words = {
+        "kernel": kernel,
+        "constants": constants,
+        "constexprs": chosen.constexprs(kernel, constants),
+        "dialect": dialect,
+        "entry": entry,
+        "version": __version__,
+        "template": template,
+        "template_digest": template_digest(chosen.name),
+        "layout_words": LAYOUT_WORDS[kernel.layout],
+        "epilogue_words": "".join(f", {word}" for word in kernel.epilogue.words),
+        "extras": [name for name, wanted in extras.items() if wanted],
+        "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
+        "item_bytes": kernel.item_bytes,
+        "storage": kernel.dtype,
+        "reals": "real",
+        "variants": (),
+        **chosen.words(kernel, constants),
+    }
+    variants = (*words["variants"], chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    others = {"tile" if kernel.job == "gradient" else "parts", "sums" if chosen.name.startswith("wgmma") else "warpgroups"}
+    dictionaries = VECTOR_WORDS if template.endswith(".cl.j2") else [each for each in WORDS[dialect] if each not in others]
+    text = fill(template, words, dictionaries, variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 
@@ -121,12 +121,10 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
     or by warpgroups."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
-    words = {"operand": operand, "instruction": OPERANDS[operand].instruction if operand else "", "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
-    text = _environment().get_template("probe.cu.j2").render(
-        entry=entry, precision=precision, dialect=dialect, threads=threads, version=__version__,
-        arithmetic=PRECISIONS[precision].sums, multiplier=f"include/{multiplier}.j2",
-        product=wgmma.along_inputs if wgmma else "", **words,
-    )  # fmt: skip
+    words: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
+    words |= {"product": wgmma.along_inputs if wgmma else "", "multiplier": f"include/{multiplier}.j2"}
+    words |= {"entry": entry, "precision": precision, "dialect": dialect, "threads": threads, "version": __version__}
+    text = fill("probe.cu.j2", words, WORDS[dialect], (PRECISIONS[precision].sums,))
     return Probe(text, entry)
 
 
@@ -134,10 +132,8 @@ def render_processor_probe(precision: str, vector_bytes: int) -> Probe:
     """The same for a processor with so wide vector registers: 32 of them where they are 64 bytes wide, else 16."""
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].real_bytes == 8
     lanes, sums = vector_bytes // (8 if is_wide else 4), 24 if vector_bytes >= 64 else 12
-    text = _environment().get_template("probe_processor.cl.j2").render(
-        entry=entry, precision=precision, version=__version__, arithmetic=PRECISIONS[precision].sums,
-        word="double" if is_wide else "float", lanes=lanes, sums=sums,
-    )  # fmt: skip
+    words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
+    text = fill("probe_processor.cl.j2", words, VECTOR_WORDS, (PRECISIONS[precision].sums,))
     return Probe(text, entry, lanes * sums)
 
 
@@ -147,35 +143,6 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
         return kernel.name
     tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
     return f"{kernel.name}_{tag}"
-
-
-def template_of(family: str) -> str:
-    """A family's template: in the words of both dialects, or of OpenCL alone."""
-    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
-
-
-@cache
-def template_digest(family: str) -> str:
-    """Eight hex digits over everything that can be part of the family's texts: its template, and all includes in the folders
-    that it names, or that those name.
-    """
-    root = resource("templates")
-    own = (root / template_of(family)).read_text(encoding="utf-8")
-    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
-    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
-    seen: set[str] = set()
-    while named := {*DIALECTS, *_folders_named(found)} - seen:
-        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
-        seen |= named
-    digest = hashlib.sha256()
-    for path in sorted(found):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:8]
-
-
-def _folders_named(paths: Iterable[Path]) -> set[str]:
-    """The folders of includes that templates name."""
-    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
@@ -196,18 +163,6 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
     )
     write_folder(folder, files, _facts(spec, sources))
     return sources
-
-
-def _environment_of(root: str) -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, auto_reload=False,
-    )  # fmt: skip
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    return _environment_of(str(resource("templates")))
 
 
 def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:

@@ -1,13 +1,8 @@
-"""The words of PTX instructions whose operand lists depend on a size: what `templates/include/ptx` spells out."""
+"""The words of PTX instructions whose operand lists depend on a size: what `templates/include/words/ptx.j2` spells out."""
 
 from dataclasses import dataclass
 
 from ksgen.spec.precision import OPERANDS
-
-
-def copies(*sizes: int) -> list[tuple[int, str]]:
-    """Asynchronous copies of these many bytes, and which caches they go through: past L1 where they may."""
-    return [(size, "cg" if size == 16 else "ca") for size in sorted(set(sizes))]
 
 
 @dataclass(frozen=True)

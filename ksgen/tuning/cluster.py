@@ -12,7 +12,7 @@ from typing import Any
 
 from ksgen import __version__
 from ksgen.build.request import Binary
-from ksgen.emit.render import template_digest
+from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import FAMILIES
 from ksgen.measure.roofline import Ceilings

@@ -14,7 +14,7 @@ from typing import Any
 
 from ksgen import __version__
 from ksgen.build.request import Binary
-from ksgen.emit.render import template_digest
+from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.tuning.engine import Engine

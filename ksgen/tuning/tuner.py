@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from ksgen.emit.render import template_digest
+from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import families_for, family_for, family_named, operand_of
 from ksgen.launch.choice import limits_from

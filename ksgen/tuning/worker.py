@@ -20,7 +20,8 @@ from ksgen.build.build import build
 from ksgen.build.request import Binary
 from ksgen.devices import find_device
 from ksgen.devices.base import Buffer, Device
-from ksgen.emit.render import render, template_digest
+from ksgen.emit.render import render
+from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice

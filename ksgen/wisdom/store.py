@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ksgen.emit.render import template_digest
+from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
 from ksgen.files import read, write

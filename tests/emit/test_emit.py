@@ -169,7 +169,7 @@ def test_each_family_has_its_template() -> None:
 def test_a_text_that_begins_with_anothers_changes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = tmp_path / "templates"
     shutil.copytree(ROOT / "templates", copied)
-    monkeypatch.setattr("ksgen.emit.render.resource", lambda name: tmp_path / name)
+    monkeypatch.setattr("ksgen.emit.templates.resource", lambda name: tmp_path / name)
     before = {name: template_digest.__wrapped__(name) for name in FAMILIES}
     with (copied / "wgmma_shared.cu.j2").open("a") as text:
         text.write("// more\n")

@@ -436,7 +436,7 @@ def test_which_family_takes_a_gradient() -> None:
 def test_a_template_digest_covers_what_is_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of another family's templates, too."""
     shutil.copytree(Path(__file__).parents[2] / "templates", tmp_path / "templates")
-    monkeypatch.setattr("ksgen.emit.render.resource", lambda name: tmp_path / name)
+    monkeypatch.setattr("ksgen.emit.templates.resource", lambda name: tmp_path / name)
     names = ("simt", "gradient", "gradient_mma")
     before = [template_digest.__wrapped__(name) for name in names]
     with (tmp_path / "templates/include/gradient/sum.j2").open("a") as file:

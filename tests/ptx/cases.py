@@ -7,14 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ksgen.families.ptx import Wgmma, copies
+from ksgen.families.ptx import Wgmma
 from tests.emulator import TensorMap, run_cuda
 from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
 
 TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
 
-MBARRIER = ("shared_address", "mbarrier")
 NAMED = """
 extern "C" __global__ void named(float* y) {
     float* const s = reinterpret_cast<float*>(shared_memory);
@@ -83,13 +82,12 @@ def matrices(load: bool, store: bool) -> Case:
     text = f"constexpr bool TRANSPOSES_LOAD = {int(load)}, TRANSPOSES_STORE = {int(store)};\n" + kernels.MATRICES
     x, y = np.arange(256, dtype=np.uint16), np.zeros(256, np.uint16)
     expected = x.reshape(4, 8, 8) if load == store else x.reshape(4, 8, 8).transpose(0, 2, 1)
-    rendered = render(text, ("shared_address", "ldmatrix", "stmatrix"))
+    rendered = render(text)
     return Case(f"matrices {load=} {store=}", rendered, "matrices", "sm_90", 32, 512, [x, y], _equal(y.reshape(4, 8, 8), expected))
 
 
 def mma_text(operand: str) -> str:
-    include = "mma_tf32" if operand == "tf32" else f"mma_16 {operand}"
-    return render(kernels.MMA.replace("OPERAND", operand), (include,))
+    return render(kernels.MMA.replace("OPERAND", operand))
 
 
 def mma(operand: str) -> Case:
@@ -115,27 +113,27 @@ def narrow() -> Case:
                 np.testing.assert_array_equal(packed >> 16, (-x).astype(dtype).view(np.uint16))
         np.testing.assert_array_equal(tf32, np.where(np.isinf(x), words(x), (words(x) + 0x1000) & 0xFFFFE000))
 
-    text = render(kernels.NARROW, ("pack_16 f16", "pack_16 bf16", "float_to_tf32"))
+    text = render(kernels.NARROW)
     return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32], check)
 
 
 def named() -> Case:
     y = np.zeros(32, np.float32)
-    text = render(NAMED, ("named_barrier",))
+    text = render(NAMED)
     return Case("named barriers", text, "named", "sm_75", 64, 128, [y], _equal(y, np.arange(31, -1, -1)))
 
 
 def ring() -> Case:
     """Bulk copies through a ring of stages."""
     x, y = normal((9, 32)), np.zeros(32, np.float32)
-    text = render(kernels.RING, (*MBARRIER, "copy_bulk"))
+    text = render(kernels.RING)
     return Case("ring", text, "ring", "sm_90", 64, 2 * 128 + 4 * 8, [x, y, np.int32(9)], _close(y, x.sum(0, np.float64)))
 
 
 def arrivals() -> Case:
     """Copies of threads that arrive at an mbarrier by themselves."""
     x, y = normal((5, 32)), np.zeros(32, np.float32)
-    text = render(kernels.ARRIVALS, (*MBARRIER, "copy_async", "copy_async_arrive"), copies=copies(4))
+    text = render(kernels.ARRIVALS)
     check = _close(y, x.sum(0, np.float64)[np.arange(32) ^ 1])
     return Case("arrivals", text, "arrivals", "sm_90", 32, 128 + 8, [x, y, np.int32(5)], check)
 
@@ -143,7 +141,7 @@ def arrivals() -> Case:
 def grids() -> Case:
     """A launch that may begin while the one before it ends."""
     x, y = normal((3, 32)), np.zeros((3, 32), np.float32)
-    text = render(kernels.GRIDS, (*MBARRIER, "copy_bulk", "grids"))
+    text = render(kernels.GRIDS)
     return Case("grids", text, "grids", "sm_90", 32, 128 + 8, [x, y], _equal(y, -x), grid=3, early=True)
 
 
@@ -165,17 +163,14 @@ def box(swizzle: int, sizes: tuple[int, ...], corner: tuple[int, ...]) -> Case:
         np.testing.assert_array_equal(y, np.where(inside[own], x ^ np.uint32(0x01010101), 0))
 
     args = [*maps, image, np.int32(image.nbytes), *map(np.int32, corner)]
-    text = render(kernels.BOX, (*MBARRIER, "box", "box_store", "fence_proxy_async"))
+    text = render(kernels.BOX)
     return Case(f"box {swizzle=}", text, "box", "sm_90", 32, image.nbytes + 8, args, check)
-
-
-WGMMA_INCLUDES = ("shared_address", "fence_proxy_async", "wgmma_groups", "wgmma")
 
 
 def _wgmma_text(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
     call = wgmma.name + (f"<{', '.join(str(int(flag)) for flag in flags)}>" if wgmma.transposed else "")
     head = f"\nconstexpr int SUMS = {wgmma.sums}, STEPS = {steps};\n"
-    return render(head + kernel.replace("CALL", call), WGMMA_INCLUDES, wgmma=wgmma)
+    return render(head + kernel.replace("CALL", call), wgmma=wgmma)
 
 
 def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int) -> Case:
@@ -221,7 +216,7 @@ def cluster() -> Case:
     """Two blocks, each of which brings half of a row for both."""
     x, y = normal((5, 64)), np.zeros((4, 32), np.float32)
     sums = x.sum(0, np.float64)
-    text = render(cluster_kernels.CLUSTER, (*MBARRIER, "copy_bulk", "copy_bulk_multicast", "cluster"))
+    text = render(cluster_kernels.CLUSTER)
     check = _close(y, np.tile(sums[:32] + sums[32:], (4, 1)))
     return Case("cluster", text, "halves", "sm_90a", 32, 256 + 16, [x, y, np.int32(5)], check, grid=4)
 
@@ -230,7 +225,7 @@ def panels() -> Case:
     """Boxes of three dimensions in a cluster: both blocks get all of them, and store them in places of their own."""
     x, y = np.arange(2 * 4 * 8, dtype=np.uint32).reshape(4, 2, 8), np.zeros((8, 2, 8), np.uint32)
     maps = [TensorMap(array, (8, 2, len(array)), (32, 64), (8, 1, 4)) for array in (x, y)]
-    text = render(cluster_kernels.PANELS, (*MBARRIER, "box", "box_multicast", "box_store", "fence_proxy_async", "cluster"))
+    text = render(cluster_kernels.PANELS)
     check = _equal(y, np.concatenate([x, x]) ^ np.uint32(0x01010101))
     return Case("panels", text, "panels", "sm_90a", 32, 256 + 8, [*maps, np.int32(128)], check, grid=2)
 
@@ -255,8 +250,7 @@ def batched() -> Case:
         expected = np.einsum("icjm,ikcj->ikjm", x.astype(np.float64), w.astype(np.float64))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-8, atol=1e-4)
 
-    includes = ("copy_bulk", "box", "box_store", "registers", "named_barrier", "stmatrix", "pack_16 bf16")
-    text = render(kernels.BATCHED, (*MBARRIER, *WGMMA_INCLUDES[1:], *includes), wgmma=Wgmma("bf16", b, a_in_registers=False))
+    text = render(kernels.BATCHED, wgmma=Wgmma("bf16", b, a_in_registers=False))
     args = [*maps, packed, np.int32(batch)]
     return Case("batched", text, "batched", "sm_90a", 384, kernels.BATCHED_SHARED_BYTES, args, check, grid=3)
 

@@ -121,8 +121,7 @@ class Product:
             f"constexpr bool APART = {str(self.apart).lower()};\n"
         )
         multiply = MODES[self.mode]
-        includes = ["mma_tf32", *["float_to_tf32"] * ("float_to_tf32" in multiply)]
-        return render(head + multiply + PRODUCT, tuple(includes))
+        return render(head + multiply + PRODUCT)
 
     @property
     def operands(self) -> tuple[Array, Array]:

@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
-from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
@@ -80,31 +80,42 @@ class Gradient(GradientFamily[GradientConstants]):
                 yield from choices(constants, Shape(kernel, constants), limits, parts(kernel, constants, limits))
 
     def words(self, kernel: KernelSpec, constants: GradientConstants) -> Mapping[str, Any]:
-        return {"copies": copies(kernel.item_bytes, 16), "sides": SIDES}
+        shape = Shape(kernel, constants)
+        heading = (
+            f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch."
+        )
+        picture = draw(
+            heading,
+            Side(constants.tile_in, "inputs l", shape.warps_in),
+            Side(constants.tile_out, "outputs k", shape.warps_out),
+            lambda row, column: f"warp {row + shape.warps_in * column}",
+            f"A warp: 8 lanes along l by 4 along k, with {constants.thread_in} x {constants.thread_out} sums each.",
+        )
+        return {"sides": SIDES, "picture": picture}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
         return [
             *pattern_constexprs(kernel),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l a thread block"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block: one plane of shared memory each"),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a stage"),
-            Constexpr("THREAD_OUT", constants.thread_out, "sums a thread, along the outputs"),
-            Constexpr("THREAD_IN", constants.thread_in, "sums a thread, along the inputs"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l per thread block"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per stage"),
+            Constexpr("THREAD_OUT", constants.thread_out, "sums per thread, along the outputs"),
+            Constexpr("THREAD_IN", constants.thread_in, "sums per thread, along the inputs"),
             Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
             Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
             Constexpr("GROUP_IN", shape.group_in, "the same for X, where a thread has fewer inputs"),
             Constexpr("GROUP_OUT", shape.group_out, "the same for dY, where it has fewer outputs"),
-            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("WARPS_IN", shape.warps_in, "warps of a plane along the inputs"),
             Constexpr("WARPS_PER_PLANE", shape.warps_in * shape.warps_out, "warps of a plane"),
             Constexpr("TOGETHER", 1, "neighbouring lines that a thread copies at once"),
             Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
-            Constexpr("STAGE", shape.stage, "reals a stage"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory a block"),
+            Constexpr("STAGE", shape.stage, "reals per stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory per block"),
             *shape.tile_constexprs(),
             *shape.x.constexprs(constants.copy),
             *shape.dy.constexprs(constants.copy),

@@ -159,6 +159,6 @@ class Parts(Tiled):
             Constexpr("TILES_IN", self.tiles_in, "tiles along the inputs"),
             Constexpr("TILES_D", self.tiles_d, "tiles along j"),
             Constexpr("TILE_WEIGHTS", self.tile_weights, "sums of a tile, those beyond ragged edges included"),
-            Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights a block of the second entry"),
+            Constexpr("SUM_COLUMNS", SUM_COLUMNS, "weights per block of the second entry"),
             Constexpr("SUM_ROWS", SUM_ROWS, "threads that share the parts of one weight"),
         ]

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
@@ -16,8 +17,6 @@ from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient_mma.defaults import default, parts
 from ksgen.families.gradient_mma.shape import STRETCH, GradientMmaConstants, Shape
 from ksgen.families.mma.shape import COLUMNS, ROWS
-from ksgen.families.operands import CHUNK
-from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
@@ -64,6 +63,18 @@ _RULES: tuple[Rule[GradientMmaConstants], ...] = (
 )
 
 
+def _picture(shape: Shape) -> str:
+    """A tile's warps."""
+    constants, rows, columns = shape.constants, ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
+    return draw(
+        f"A tile of dW, for one of its {constants.tile_d} j. There are {counted(shape.tiles, 'tile')}, each by every part of the batch.",
+        Side(constants.tile_out, "outputs k", constants.warps_out),
+        Side(constants.tile_in, "inputs l", constants.warps_in),
+        lambda row, column: f"warp {column + constants.warps_in * row}",
+        f"A warp: {rows} x {columns} sums, by {shape.row_tiles} x {shape.column_tiles} instructions of {ROWS} x {COLUMNS}.",
+    )
+
+
 class GradientMma(GradientFamily[GradientMmaConstants]):
     """Warp-wide matrix instructions, whose sums are added to float32 ones."""
 
@@ -102,18 +113,19 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
     def words(self, kernel: KernelSpec, constants: GradientMmaConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
-        element = [kernel.item_bytes] if kernel.item_bytes == 4 else []
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
-        return {"copies": copies(CHUNK, *element), "copy": shape.copy, "load": load, "sides": SIDES, "operand": operand}
+        variants = (shape.operand, "split") if shape.components == 2 else (shape.operand,)
+        own = "tf32" if shape.components == 2 else operand
+        return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants, "picture": _picture(shape)}
 
     def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
         return [
             *pattern_constexprs(kernel),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l a thread block"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block: one plane of shared memory each"),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a stage"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l per thread block"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per stage"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps of a plane along the outputs"),
             Constexpr("WARPS_IN", constants.warps_in, "warps of a plane along the inputs"),
             Constexpr("STAGES", constants.stages, "stages of X and dY in shared memory"),
@@ -124,11 +136,11 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
-            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
             Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
-            Constexpr("STAGE", shape.stage, "elements a stage"),
-            Constexpr("SHARED_REALS", shape.shared_bytes // 4, "floats of shared memory a block"),
+            Constexpr("STAGE", shape.stage, "elements per stage"),
+            Constexpr("SHARED_REALS", shape.shared_bytes // 4, "floats of shared memory per block"),
             *shape.tile_constexprs(),
             *shape.x.constexprs(shape.copy),
             *shape.dy.constexprs(shape.copy),

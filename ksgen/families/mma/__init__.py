@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
-from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, pattern_constexprs
@@ -77,6 +77,21 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
 )
 
 
+def _picture(kernel: KernelSpec, constants: MmaConstants) -> str:
+    """A tile's warps."""
+    shape, a = Shape(kernel, constants), kernel.pattern.a
+    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {a} along i, and as many along s as the batch has"
+    rows, columns = ROWS * shape.row_tiles, COLUMNS * shape.column_tiles
+    return draw(
+        f"A tile of Y. There are {tiles}.",
+        Side(constants.tile_out, "outputs k", constants.warps_out),
+        Side(constants.tile_batch, "batch entries s", constants.warps_batch),
+        lambda row, column: f"warp {column + constants.warps_batch * row}",
+        f"A warp: {rows} x {columns} sums for each of {constants.tile_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
+        f"of {ROWS} x {COLUMNS}.",
+    )
+
+
 class Mma(Packing[MmaConstants]):
     """Warp-wide matrix instructions, float32 sums."""
 
@@ -134,16 +149,11 @@ class Mma(Packing[MmaConstants]):
         shape = Shape(kernel, constants)
         wide = shape.x_vector * kernel.item_bytes
         wide = wide if wide >= LEAST_COPIED else CHUNK  # never taken then
-        narrow = [kernel.item_bytes] if kernel.item_bytes >= LEAST_COPIED else []
-        sums = "promoted" if constants.promote else "plain"
         return {
-            "copies": copies(CHUNK, wide, *narrow),
-            "tile_index": "extent",
             "wide_bytes": wide,
             "operand": shape.operand,
-            "instruction": "mma_tf32" if shape.operand == "tf32" else "mma_16",
-            "products": "one" if shape.components == 1 else "split",
-            "sums": sums,
+            "variants": (*(["split"] if shape.components == 2 else []), *(["mma_promoted"] if constants.promote else [])),
+            "picture": _picture(kernel, constants),
         }
 
     def constexprs(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
@@ -151,15 +161,15 @@ class Mma(Packing[MmaConstants]):
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
             Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
             Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
-            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("X_VECTOR", shape.x_vector, "neighbours that one copy of X moves"),
             Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
             Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
@@ -176,11 +186,11 @@ class Mma(Packing[MmaConstants]):
             Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
             Constexpr("X_RUN", shape.x_run, "elements of a line"),
             Constexpr("X_PITCH", shape.x_pitch, "bytes from one line to the next, free of bank conflicts"),
-            Constexpr("X_BYTES", shape.x_bytes, "bytes of X a stage"),
-            Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights a stage"),
-            Constexpr("STAGE_BYTES", shape.stage_bytes, "bytes a stage"),
-            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory a block"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+            Constexpr("X_BYTES", shape.x_bytes, "bytes of X per stage"),
+            Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
+            Constexpr("STAGE_BYTES", shape.stage_bytes, "bytes per stage"),
+            Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         ]
         special = [Constexpr("VECTOR", shape.vector, "batch entries of a 16-byte chunk")]
         if kernel.layout == "bsf":

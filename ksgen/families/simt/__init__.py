@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.drawing import Side, counted, draw
 from ksgen.families.gpus import PORTABLE
-from ksgen.families.ptx import copies
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
@@ -47,6 +47,19 @@ _RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
     Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
 )
+
+
+def _picture(kernel: KernelSpec, constants: SimtConstants) -> str:
+    """A tile's warps."""
+    shape, a = Shape(kernel, constants), kernel.pattern.a
+    tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {a} along i, and as many along s as the batch has"
+    return draw(
+        f"A tile of Y, for one of its {constants.tile_d} j. There are {tiles}.",
+        Side(constants.tile_batch, "batch entries s", shape.warps_batch),
+        Side(constants.tile_out, "outputs k", shape.warps_out),
+        lambda row, column: f"warp {row + shape.warps_batch * column}",
+        f"A warp: 8 lanes along s by 4 along k, with {constants.thread_batch} x {constants.thread_out} sums each.",
+    )
 
 
 class Simt(Packing[SimtConstants]):
@@ -115,7 +128,7 @@ class Simt(Packing[SimtConstants]):
         )
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
-        return {"copies": copies(kernel.item_bytes, 16), "tile_index": "extent"}
+        return {"picture": _picture(kernel, constants)}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
@@ -123,19 +136,19 @@ class Simt(Packing[SimtConstants]):
         tuned = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
-            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries a thread block"),
-            Constexpr("TILE_OUT", constants.tile_out, "outputs k a thread block, for each of its j"),
-            Constexpr("TILE_IN", constants.tile_in, "inputs l a stage"),
-            Constexpr("TILE_D", constants.tile_d, "neighbouring j a thread block: one plane of shared memory each"),
-            Constexpr("THREAD_BATCH", constants.thread_batch, "sums a thread, along the batch"),
-            Constexpr("THREAD_OUT", constants.thread_out, "sums a thread, along the outputs"),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("TILE_OUT", constants.tile_out, "outputs k per thread block, for each of its j"),
+            Constexpr("TILE_IN", constants.tile_in, "inputs l per stage"),
+            Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block: one plane of shared memory each"),
+            Constexpr("THREAD_BATCH", constants.thread_batch, "sums per thread, along the batch"),
+            Constexpr("THREAD_OUT", constants.thread_out, "sums per thread, along the outputs"),
             Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
         ]
         derived = [
             Constexpr("GROUP", shape.group, "elements of a 16-byte access to shared memory"),
             Constexpr("GROUP_OUT", shape.group_out, "the same for weights, where a thread has fewer outputs"),
-            Constexpr("THREADS", shape.threads, "threads a block"),
+            Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("WARPS_BATCH", shape.warps_batch, "warps of a plane along the batch"),
             Constexpr("WARPS_PER_PLANE", shape.warps_batch * shape.warps_out, "warps of a plane"),
             Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
@@ -144,9 +157,9 @@ class Simt(Packing[SimtConstants]):
             Constexpr("X_PITCH", shape.x_pitch, "reals from one l of a plane to the next, free of bank conflicts"),
             Constexpr("X_PLANE", shape.x_plane, "reals from one plane to the next"),
             Constexpr("W_BASE", shape.w_base, "where a stage's weights begin"),
-            Constexpr("W_STAGE", shape.w_stage, "reals of weights a stage"),
-            Constexpr("STAGE", shape.stage, "reals a stage"),
-            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory a block"),
+            Constexpr("W_STAGE", shape.w_stage, "reals of weights per stage"),
+            Constexpr("STAGE", shape.stage, "reals per stage"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory per block"),
             Constexpr("X_LINES", x.lines, "lines of the X tile"),
             Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
             Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),
@@ -156,8 +169,8 @@ class Simt(Packing[SimtConstants]):
             Constexpr("X_LINE_ROUNDS", x.line_rounds, "rounds until all lines are copied"),
             Constexpr("X_RUN_STEP", x.run_step, "elements of a line that the block copies at once"),
             Constexpr("X_RUN_ROUNDS", x.run_rounds, "rounds until a line is copied"),
-            Constexpr("W_ROUNDS", shape.w_rounds, "copies of weights a thread and stage"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+            Constexpr("W_ROUNDS", shape.w_rounds, "copies of weights per thread and stage"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         ]
         if constants.copy == "registers":
             derived.append(Constexpr("X_HELD", x.line_rounds * x.run_rounds * x.vector, "elements of X that a thread holds on their way"))

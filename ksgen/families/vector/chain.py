@@ -18,8 +18,17 @@ from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
-from ksgen.families.vector.family import GROUPS_AT_ONCE, RULES, Vector, factor_constexprs, factor_words, output_reads
-from ksgen.families.vector.planes import round_up
+from ksgen.families.vector.family import (
+    GROUPS_AT_ONCE,
+    OF_LANES,
+    OF_ROWS,
+    RULES,
+    Vector,
+    factor_constexprs,
+    factor_words,
+    output_reads,
+)
+from ksgen.families.vector.planes import round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -188,7 +197,12 @@ class VectorChain(Shaped[ChainConstants]):
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
         words = factor_words(shape.factors[-1])  # of which the activation is the last factor's
-        return {**words, "factors": [self._factor(shape, number) for number in range(len(shape.factors))]}
+        tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
+        return {
+            **words,
+            "picture": "//\n".join(tiles),
+            "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
+        }
 
     def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""

@@ -14,7 +14,7 @@ from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
-from ksgen.families.vector.planes import lanes_of
+from ksgen.families.vector.planes import lanes_of, tile_picture
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
@@ -123,6 +123,7 @@ class Vector(Shaped[VectorConstants]):
             "target": "stored",
             "widen": "widen",
             "shifted_arguments": shifted,
+            "picture": tile_picture("A tile of Y", constants, OF_ROWS, OF_LANES),
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
@@ -143,6 +144,9 @@ class Vector(Shaped[VectorConstants]):
         ]
 
 
+OF_ROWS, OF_LANES = ("batch entries s", "outputs k"), ("outputs (k, j)", "batch entries s")  # of a tile: along the outputs, the batch
+
+
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
     """Bytes: a store into the caches first reads the line that it replaces."""
     return 0 if past else batch * kernel.pattern.out_features * kernel.item_bytes
@@ -153,7 +157,7 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     is_gelu = shape.kernel.epilogue.activation == "gelu" and shape.real_bytes == 4  # whose erf is vectors' own
     return shape.words | {
         "rows": "panel" if shape.constants.panel else "in_place",
-        "activate": "gelu" if is_gelu else "shared",
+        "variants": ("gelu_of_lanes",) if is_gelu else (),
     }
 
 
@@ -164,8 +168,8 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
-        Constexpr("HEIGHT", constants.height, "batch entries a tile" if shape.is_along_outputs else "outputs a tile"),
-        Constexpr("WIDTH", constants.width, "vectors a tile"),
+        Constexpr("HEIGHT", constants.height, "batch entries per tile" if shape.is_along_outputs else "outputs per tile"),
+        Constexpr("WIDTH", constants.width, "vectors per tile"),
         Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),

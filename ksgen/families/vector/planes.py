@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ksgen.families.base import Limits
+from ksgen.families.drawing import Side, draw
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
@@ -79,6 +80,17 @@ class Planes:
             "mask": f"{'ulong' if self.real_bytes == 8 else 'uint'}{lanes}",
             "turns": _turns(lanes),
         }
+
+
+def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple[str, str]) -> str:
+    """A tile's vectors; `down` and `across` are what its rows and lanes are, along the outputs and along the batch."""
+    number = 0 if constants.along == "outputs" else 1
+    return draw(
+        f"{name}: {constants.height} x {constants.width} vectors of {constants.lanes} lanes, all in registers.",
+        Side(constants.height, down[number], constants.height),
+        Side(constants.width * constants.lanes, across[number], constants.width),
+        lambda row, column: f"{constants.lanes} sums",
+    )
 
 
 def _inputs(run: int, lanes: int) -> str:

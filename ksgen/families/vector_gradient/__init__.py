@@ -13,7 +13,7 @@ from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import divide_up, pattern_constexprs
-from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector_gradient.cycles import gradient_cycles
 from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
 from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
@@ -106,15 +106,22 @@ class VectorGradient(Shaped[VectorGradientConstants]):
         )
 
     def words(self, kernel: KernelSpec, constants: VectorGradientConstants) -> Mapping[str, Any]:
-        return Shape(kernel, constants).words | {"n": "", "source": "stored", "widen": "widen"}
+        picture = tile_picture("A tile of dW", constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k"))
+        return Shape(kernel, constants).words | {
+            "n": "",
+            "source": "stored",
+            "widen": "widen",
+            "variants": ("gradient",),
+            "picture": picture,
+        }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorGradientConstants) -> list[Constexpr]:
         shape, pattern, is_bsf = Shape(kernel, constants), kernel.pattern, kernel.layout == "bsf"
         return [
             *pattern_constexprs(kernel),
             Constexpr("LANES", constants.lanes, "of a vector register"),
-            Constexpr("HEIGHT", constants.height, "inputs a tile"),
-            Constexpr("WIDTH", constants.width, "vectors of outputs a tile" if shape.is_along_outputs else "outputs a tile"),
+            Constexpr("HEIGHT", constants.height, "inputs per tile"),
+            Constexpr("WIDTH", constants.width, "vectors of outputs per tile" if shape.is_along_outputs else "outputs per tile"),
             Constexpr("BLOCK", constants.block, "batch entries whose sums stay in registers, at most"),
             Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
             Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),

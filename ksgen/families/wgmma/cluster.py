@@ -51,20 +51,17 @@ def words(block: Block, image: str) -> dict[str, Any]:
     own = block.constants
     if block.cluster == 1:
         return {
-            "blocks": "alone", "cluster_dims": "", "readers": "4 * GROUPS", "meet": "wait_for_block", "find_tile": "find_tile",
-            "copy_weights": "copy_bulk", "load_x": "load_box", "bulk_copies": ["copy_bulk"], "shared_parts": [],
+            "cluster_dims": "", "find_tile": "find_tile",
+            "copy_weights": "copy_bulk", "load_x": "load_box",
+            "variants": (image, "wgmma"),
         }  # fmt: skip
     shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
     return {
-        "blocks": "cluster",
+        "variants": (image, "cluster", "wgmma"),
         "cluster_dims": " __cluster_dims__(CLUSTER, 1, 1)",
-        "readers": "4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1)",
-        "meet": "cluster_sync",
         "find_tile": "find_tile_in_cluster",
         "copy_weights": "copy_part" if shares_w else "copy_bulk",
         "load_x": "load_part" if shares_x else "load_box",
-        "bulk_copies": ["copy_bulk_multicast" if shares_w else "copy_bulk", "cluster", *(["box_multicast"] if shares_x else [])],
-        "shared_parts": [*(["weights"] if shares_w else []), *([image] if shares_x else [])],
     }
 
 

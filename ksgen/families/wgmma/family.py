@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work
+from ksgen.families.drawing import Side, draw
 from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
@@ -123,13 +124,18 @@ class WarpgroupFamily(Packing[ConstantsT]):
         block = self.block(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         boxes = [Box(len(block.x_map[0]))]
+        own = block.constants
+        picture = draw(
+            "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
+            Side(own.tile_batch, "batch entries s", own.tile_batch // ROWS),
+            Side(own.tile_out, "outputs k", 1),
+            lambda row, _: f"warpgroup {row // block.row_tiles}",
+        )
         return cluster.words(block, image) | {
             "operand": block.operand,
             "wgmma": self.instruction(kernel, constants),
-            "image": image,
+            "picture": picture,
             "boxes": boxes,
-            "weights": "plain",
-            "tile_index": "unsigned",
         }
 
     def common_constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
@@ -139,16 +145,16 @@ class WarpgroupFamily(Packing[ConstantsT]):
         return [
             *pattern_constexprs(block.kernel),
             *epilogue_constexprs(block.kernel),
-            Constexpr("TILE_BATCH", own.tile_batch, "batch entries a tile"),
-            Constexpr("TILE_OUT", own.tile_out, "outputs k a tile, for each of its j: columns of an instruction"),
-            Constexpr("TILE_IN", own.tile_in, "inputs l a stage"),
-            Constexpr("TILE_D", own.tile_d, "neighbouring j a tile"),
+            Constexpr("TILE_BATCH", own.tile_batch, "batch entries per tile"),
+            Constexpr("TILE_OUT", own.tile_out, "outputs k per tile, for each of its j: columns of an instruction"),
+            Constexpr("TILE_IN", own.tile_in, "inputs l per stage"),
+            Constexpr("TILE_D", own.tile_d, "neighbouring j per tile"),
             *cluster.constexprs(block),
             Constexpr("GROUPS", block.groups, "warpgroups that multiply"),
             Constexpr("STAGES", own.stages, "stages in shared memory, of what is brought step by step"),
-            Constexpr("THREADS", block.threads, "threads a block: one more warpgroup copies"),
-            Constexpr("COPYING_REGISTERS", copying, "registers a thread of the warpgroup that copies; 0: as launched"),
-            Constexpr("MULTIPLYING_REGISTERS", multiplying, "registers a thread of the warpgroups that multiply; 0: as launched"),
+            Constexpr("THREADS", block.threads, "threads per block: one more warpgroup copies"),
+            Constexpr("COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"),
+            Constexpr("MULTIPLYING_REGISTERS", multiplying, "registers per thread of the warpgroups that multiply; 0: as launched"),
             Constexpr("ROW_TILES", block.row_tiles, "instructions of a warpgroup along the batch, 64 entries each"),
             Constexpr("K_STEP", block.k_step, "inputs of one instruction"),
             Constexpr("COMPONENTS", block.components, "parts that an operand is split into"),
@@ -158,12 +164,12 @@ class WarpgroupFamily(Packing[ConstantsT]):
             Constexpr("TILES_OUT", block.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_D", block.tiles_d, "tiles along j"),
             Constexpr("STEP_BYTES", block.step_bytes, "bytes of operand B of one instruction"),
-            Constexpr("X_BYTES", block.x_bytes, "bytes of X a stage"),
-            Constexpr("W_BYTES", block.w_bytes, "bytes of packed weights a stage"),
+            Constexpr("X_BYTES", block.x_bytes, "bytes of X per stage"),
+            Constexpr("W_BYTES", block.w_bytes, "bytes of packed weights per stage"),
             Constexpr("STAGE_BYTES", block.stage_bytes, "bytes from one stage to the next: whole periods of a swizzle"),
             Constexpr("Y_BYTES", block.y_bytes, "bytes in which Y waits to be stored"),
-            Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory a block"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads a block of the packing kernel"),
+            Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory per block"),
+            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         ]
 
 

@@ -73,10 +73,10 @@ class WgmmaPermuted(WgmmaShared):
         return replace(super().work(kernel, constants, batch), passed_bytes=2 * batch * features * kernel.item_bytes)
 
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
+        common = super().words(kernel, constants)
         return {
-            **super().words(kernel, constants),
-            "weights": "permuted",
-            "finish": "wgmma/finish_later",
+            **common,
+            "variants": ("later", "permuted", *common["variants"]),
             "store": "workspace",
             "y_parameter": "stored*, stored* RESTRICT workspace",
             "to": "workspace + y_in_workspace(batch)",
@@ -88,7 +88,7 @@ class WgmmaPermuted(WgmmaShared):
         return [
             *super().constexprs(kernel, constants),
             Constexpr("INTERLEAVED", d, "index j of the pattern: blocks that A counts besides its i"),
-            Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads a block of the permuting kernels"),
+            Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
             Constexpr("FINISHES", kernel.epilogue != Epilogue(), "whether something follows the product, in the entry that permutes Y"),

@@ -222,13 +222,12 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def words(self, kernel: KernelSpec, constants: RegistersConstants) -> Mapping[str, Any]:
         block = self.block(kernel, constants)
-        return self.common_words(kernel, constants) | {
+        common = self.common_words(kernel, constants)
+        own = {"resident": constants.resident, "promoted": constants.promote, "split": block.components == 2}
+        return common | {
             "product": self.instruction(kernel, constants).along_inputs,
-            "parts": kernel.precision,
-            "products": "one" if block.components == 1 else "split",
-            "place": "wgmma/tile_resident" if constants.resident else f"tile_{kernel.layout}",
+            "variants": (*common["variants"], *(name for name, is_so in own.items() if is_so)),
             "schedule": "resident" if constants.resident else "streaming",
-            "sums": "promoted" if constants.promote else "plain",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: RegistersConstants) -> list[Constexpr]:

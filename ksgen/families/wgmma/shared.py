@@ -10,7 +10,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap
-from ksgen.families.ptx import Wgmma, copies
+from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.wgmma.block import LINE, ROWS, Block, feature_sizes
@@ -133,15 +133,14 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
         along_batch = "true" if kernel.layout == "bsl" else "false"
         by_boxes = kernel.layout == "bsl"
-        return self.common_words(kernel, constants) | {
+        common = self.common_words(kernel, constants)
+        return common | {
+            "variants": ("plain_order", *common["variants"]),
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
-            "parts": "weights_16",
             "schedule": "streaming",
-            "copies": copies(16),
             "store": "boxes" if by_boxes else "rows",
             "boxes_begin": "residual" if kernel.epilogue.residual else "plain",
             "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
-            "finish": "finish",
             "y_parameter": "stored* RESTRICT y",
             "to": "y_map" if by_boxes else "y",
         }

@@ -1,0 +1,173 @@
+"""The templates: where they are, what a text takes from the dictionaries, and what is said of one that cannot be rendered.
+
+Dictionaries (`templates/include/words/`) hold a block for each word that a template may use: a function, a type, a macro. A text
+gets those that it uses, those that they use, and of the constants likewise; so nothing in it is unused. Never chooses constants.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jinja2
+
+from ksgen.errors import RenderError
+from ksgen.paths import resource
+
+DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
+
+_LATE = "\0"  # stands in a first rendering where later words will
+_NOT_CODE = re.compile(r'//[^\n]*|(?<!_Pragma\()"(?:[^"\\\n]|\\.)*"')  # of a pragma, a name is a use
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries: Iterable[str] = (), variants: Iterable[str] = ()) -> str:
+    """The template's text. Of the dictionaries it has what it uses: at `word_lines` what stands in front of `late_word_lines`
+    asks for, there the rest. `constant_lines` are those of the `constexprs` that it uses."""
+    found = environment().get_template(template)
+    try:
+        front, _, rest = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}).partition(_LATE)
+        names, variants = list(dictionaries), tuple(variants)
+        needed = identifiers(front)
+        entries, used = _linked(needed | identifiers(rest), names, variants, words)
+        early = _linked(needed, names, variants, words)[0] if rest else entries
+        late = [entry for entry in entries if entry not in early]
+        constants = constant_lines(names[0], words["constexprs"], used) if "constexprs" in words else ""
+        return found.render(
+            {**words, "word_lines": _lines(early, words), "constant_lines": constants, "late_word_lines": _lines(late, words)}
+        )
+    except jinja2.TemplateError as error:
+        raise RenderError(_report(found.name or "a text", words, error)) from error
+
+
+def identifiers(text: str) -> set[str]:
+    """Of a text's code: what its comments and strings say is no use of a word."""
+    return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
+
+
+@lru_cache(maxsize=4096)
+def _identifiers_of(text: str) -> frozenset[str]:
+    """The same of a block's, which many texts share."""
+    return frozenset(identifiers(text))
+
+
+def constant_lines(dictionary: str, constexprs: Iterable[Any], used: set[str], block: str = "_constants") -> str:
+    """The definitions of those constants that a text uses, in its dialect; or, as another block, their ends."""
+    found = _dictionary(dictionary)
+    return _spelled(found, block, found.new_context({"constexprs": [each for each in constexprs if each.name in used]}))
+
+
+def _dictionary(name: str) -> jinja2.Template:
+    return environment().get_template(f"include/words/{name}.j2")
+
+
+def _linked(
+    used: set[str], dictionaries: list[str], variants: tuple[str, ...], words: Mapping[str, Any]
+) -> tuple[list[tuple[str, str]], set[str]]:
+    """What the dictionaries add to a text that uses these words, each by dictionary and text, and all that it uses then. A word
+    uses only earlier ones."""
+    found: list[tuple[str, str]] = []
+    for name in reversed(dictionaries):
+        dictionary = _dictionary(name)
+        context = dictionary.new_context(dict(words))
+        for word, block in _chosen(dictionary, variants):
+            if word in used:
+                text = _spelled(dictionary, block, context)
+                found.insert(0, (name, text))
+                used |= _identifiers_of(text)
+    return found, used
+
+
+def _lines(entries: list[tuple[str, str]], words: Mapping[str, Any]) -> str:
+    """Their texts, each dictionary's between its `_begin` and its `_end`, where it has those."""
+    parts = []
+    for name, group in groupby(entries, key=lambda entry: entry[0]):
+        dictionary = _dictionary(name)
+        begin, end = (_spelled(dictionary, each, dictionary.new_context(dict(words))) for each in ("_begin", "_end"))
+        parts.append(begin + "".join(text for _, text in group) + end)
+    return "\n".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _chosen(dictionary: jinja2.Template, variants: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Words and their blocks, last first: the block for a variant of the text, where there is one."""
+    words = dict.fromkeys(block.partition(VARIANT)[0] for block in dictionary.blocks)
+    best = {word: next((name for each in variants if (name := f"{word}{VARIANT}{each}") in dictionary.blocks), word) for word in words}
+    return [(word, block) for block in reversed(dictionary.blocks) if best[word := block.partition(VARIANT)[0]] == block]
+
+
+def _spelled(dictionary: jinja2.Template, block: str, context: Any) -> str:
+    """A block's text; none where there is no such block."""
+    try:
+        return "".join(dictionary.blocks[block](context)) if block in dictionary.blocks else ""
+    except jinja2.TemplateError:
+        return environment().handle_exception()  # raises it again, with the template's lines for those of Jinja's own code
+
+
+def _report(template: str, words: Mapping[str, Any], error: jinja2.TemplateError) -> str:
+    """The kernel, the chain of includes down to where it failed, what failed, and the words that were there."""
+    kernel = words.get("kernel")
+    family, name = template.partition(".")[0], getattr(kernel, "name", words.get("entry", "a text"))
+    chain = list(dict.fromkeys(_frames(error.__traceback__))) or [template]
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        chain.append(f"{error.name}:{error.lineno}")
+    return f"{family}, {name}: {' > '.join(chain)}: {error.message}; the words there are {', '.join(sorted(words))}"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[str]:
+    """Templates and their lines, as Jinja writes them into its traces."""
+    root = str(resource("templates"))
+    while trace is not None:
+        if (path := trace.tb_frame.f_code.co_filename).startswith(root):
+            yield f"{Path(path).relative_to(root).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+
+
+def _with_constants(text: str, constexprs: list[Any]) -> str:
+    """A part of a text between definitions, and their ends, of those constants that it uses: one factor of a chain."""
+    used = identifiers(text)
+    return constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
+
+
+@cache
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(str(resource("templates"))), undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, auto_reload=False,
+    )  # fmt: skip
+    made.filters["with_constants"] = _with_constants
+    return made
+
+
+def template_of(family: str) -> str:
+    """A family's template: in the words of both dialects, or of OpenCL alone."""
+    return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+
+
+@cache
+def template_digest(family: str) -> str:
+    """Eight hex digits over everything that can be part of the family's texts: its template, the dictionaries, and all includes
+    in the folders that it names, or that those name.
+    """
+    root = resource("templates")
+    own = (root / template_of(family)).read_text(encoding="utf-8")
+    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
+    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
+    seen: set[str] = set()
+    while named := {"words", *_folders_named(found)} - seen:
+        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
+        seen |= named
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+def _folders_named(paths: Iterable[Path]) -> set[str]:
+    """The folders of includes that templates name."""
+    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}

@@ -1,0 +1,41 @@
+"""A tile as a small drawing in the comments of a text: who computes which part of it. Never decides a size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_ROWS, MOST_COLUMNS = 4, 6  # of a drawing; what lies between the last two is left out
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a tile: its length, of what, and in how many parts it is drawn."""
+
+    size: int
+    what: str
+    parts: int
+
+
+def draw(heading: str, down: Side, across: Side, cell: Callable[[int, int], str], below: str = "") -> str:
+    """Lines of comments: `cell` says what stands in a row and a column."""
+    rows, columns = _shown(down.parts, MOST_ROWS), _shown(across.parts, MOST_COLUMNS)
+    cells = [["..." if None in (row, column) else cell(row or 0, column or 0) for column in columns] for row in rows]
+    width = max(len(text) for line in cells for text in line)
+    margin = f"{down.size} {down.what}"
+    indent = " " * (len(margin) + 2)
+    rule = f"{indent}+{'+'.join(['-' * (width + 2)] * len(columns))}+"
+    lines = [heading, "", f"{indent}{across.size} {across.what}", rule]
+    for number, line in enumerate(cells):
+        drawn = "|".join(f" {text:^{width}} " for text in line)
+        lines += [f"{margin if number == 0 else indent[:-2]}  |{drawn}|", rule]
+    lines += ["", *below.splitlines()] if below else []
+    return "".join(f"// {line}".rstrip() + "\n" for line in lines)
+
+
+def _shown(parts: int, most: int) -> list[int | None]:
+    """Numbers of the parts that are drawn; None for those left out."""
+    return list(range(parts)) if parts <= most else [*range(most - 2), None, parts - 1]
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 tile`, `3 tiles`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
