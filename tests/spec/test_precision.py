@@ -12,7 +12,7 @@ from ksgen.build.build import Layers, build
 from ksgen.build.cache import Cache
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import find_device
-from ksgen.emit import render as emit_render
+from ksgen.emit import templates
 from ksgen.emit.render import render, render_probe
 from ksgen.errors import SpecError, ToolchainError
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for, operand_of
@@ -27,24 +27,27 @@ from tests.support.kernels import in_emulator, kernel_of
 
 SM_80 = cuda_limits("sm_80")
 TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("trifle",))  # float32 arrays, multiplied as bfloat16
-TOY_TEMPLATE = """{% include "include/ptx/pack_16.j2" %}
+TOY_BLOCKS = """{% block pack_weights__toy %}
 DEVICE unsigned pack_weights(const float (&values)[2], const int) { return pack_bf16(values[0], values[1]); }
+{% endblock %}
+{% block keep_operand__toy %}
 template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pack_bf16(__uint_as_float(words[first]), __uint_as_float(words[second]));
 }
-DEVICE float unscaled(const float sum) { return sum; }
+{% endblock %}
 """
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """The record and the template, and nothing else."""
+    """The record and its blocks of a dictionary, and nothing else."""
     shutil.copytree(resource("templates"), tmp_path / "templates")
-    (tmp_path / "templates" / "include" / "operand" / "toy.j2").write_text(TOY_TEMPLATE)
+    with (tmp_path / "templates" / "include" / "words" / "operands.j2").open("a") as operands:
+        operands.write(TOY_BLOCKS)
     monkeypatch.setitem(PRECISIONS, TOY.name, TOY)
-    monkeypatch.setattr(emit_render, "resource", lambda name: tmp_path / name)
-    cached = (emit_render._environment, emit_render.template_digest)
+    monkeypatch.setattr(templates, "resource", lambda name: tmp_path / name)
+    cached = (templates.environment, templates.template_digest, templates._chosen)
     for each in cached:
         each.cache_clear()
     yield TOY.name
