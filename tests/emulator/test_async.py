@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.emulator import SimtError, TensorMap, is_installed, run_cuda
-from tests.ptx.cases import MBARRIER, Case, all_cases, render
+from tests.ptx.cases import Case, all_cases, render
 from tests.ptx.mistakes import MISTAKES, WRONG, Mistake
 from tests.ptx.variants import VARIANTS, Variant
 
@@ -71,7 +71,7 @@ SIZES, STRIDES, SQUARE = (32, 4, 8), (128, 512), (32, 4, 2)
 
 
 def load(array: np.ndarray, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int) -> None:
-    text = render(LOAD, (*MBARRIER, "box"))
+    text = render(LOAD)
     run_cuda(text, "load", 1, 1, 1024 + 8, [TensorMap(array, sizes, strides, box, swizzle)])
 
 

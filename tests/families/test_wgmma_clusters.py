@@ -75,7 +75,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) ->
     ("was", "becomes", "sanitize", "says"),
     [
         ("    cluster_sync();  // other", "    //", "none", "reaches cluster block 0, whose threads have all exited"),
-        ("    cluster_sync();  // everybody", "    wait_for_block();  //", "race", "which thread 0 wrote"),
+        ("    cluster_sync();  // everybody", "    __syncthreads();  //", "race", "which thread 0 wrote"),
         ("4 * GROUPS * (CLUSTER_BATCH + CLUSTER_OUT - 1));", "4 * GROUPS);", "none", "more arrivals than the barrier's 1"),
         ("if (rank < CLUSTER && shares)", "if (rank < 1)", "none", "arrivals and 0 bytes are missing"),
         ("tile.batch_left = batch_left", "batch_left", "none", "access to byte"),

@@ -39,7 +39,7 @@ def source(precision: str, pattern: tuple[int, ...], constants: RegistersConstan
 
 def test_resident_x_is_shared_with_no_other_block() -> None:
     check(REGISTERS, kernel(), replace(FLAT, cluster_batch=2), GPU)
-    with pytest.raises(ConstantsError, match="cluster_out=2 must be 1 where X is resident; try 1"):
+    with pytest.raises(ConstantsError, match="cluster_out=2 must be 1 where X is resident=1; try 1"):
         check(REGISTERS, kernel(), replace(FLAT, tile_out=24, cluster_out=2), GPU)
 
 
