@@ -34,8 +34,3 @@ def draw(heading: str, down: Side, across: Side, cell: Callable[[int, int], str]
 def _shown(parts: int, most: int) -> list[int | None]:
     """Numbers of the parts that are drawn; None for those left out."""
     return list(range(parts)) if parts <= most else [*range(most - 2), None, parts - 1]
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 tile`, `3 tiles`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

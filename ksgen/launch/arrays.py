@@ -16,9 +16,10 @@ from ksgen.devices.base import LEGACY_STREAM
 from ksgen.devices.libcuda import device_of
 from ksgen.errors import KsgenError, LaunchError
 from ksgen.launch.dlpack import PLACES, Managed, element_type
+from ksgen.spec.precision import stored_types
 from ksgen.values import excerpt, whole_number
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = stored_types()
 ACCEPTED = (
     "a NumPy array, a PyCUDA GPUArray, a PyTorch or CuPy tensor, a pyopencl Array, or an object with __cuda_array_interface__ or __dlpack__"
 )

@@ -78,14 +78,14 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
 
 def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
     """Raise `LaunchError` where float16 products overflowed: an output of finite host arrays is not finite."""
-    if plan.kernel.precision != "fp16x3" or plan.kernel.job == "gradient":
+    if not (accepted := plan.kernel.arithmetic.range_note):
         return
     import numpy as np
 
     is_split = operand_of(plan.kernel, plan.choice.constants) is not None
     if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
         largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
-        raise LaunchError(f"{caller!r}: fp16x3 takes |x| up to 65504 and |weights| up to 63.9; got {largest}; take tf32x3")
+        raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
 
 
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:

@@ -19,11 +19,6 @@ class Operand:
         """Inputs of one instruction."""
         return K_BYTES // self.item_bytes
 
-    @property
-    def instruction(self) -> str:
-        """The include with a warp's instruction."""
-        return "mma_16" if self.item_bytes == 2 else f"mma_{self.name}"
-
 
 F16, BF16, TF32 = Operand("f16", 2), Operand("bf16", 2), Operand("tf32", 4)
 OPERANDS = {each.name: each for each in (F16, BF16, TF32)}

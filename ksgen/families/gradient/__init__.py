@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
-from ksgen.families.drawing import Side, counted, draw
+from ksgen.families.drawing import Side, draw
 from ksgen.families.gradient.defaults import MOST_SUMS, MOST_TILE, THREADS, default, parts
 from ksgen.families.gradient.family import GradientFamily, choices
 from ksgen.families.gradient.parts import SIDES
@@ -19,6 +19,7 @@ from ksgen.families.simt.defaults import neighbours
 from ksgen.families.simt.shape import is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 __all__ = ["Gradient", "GradientConstants", "Shape"]
 

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits
-from ksgen.families.drawing import Side, counted, draw
+from ksgen.families.drawing import Side, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.defaults import MOST_TILE
 from ksgen.families.gradient.family import GradientFamily, choices, registers_taken
@@ -22,6 +22,7 @@ from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
+from ksgen.words import counted
 
 __all__ = ["GradientMma", "GradientMmaConstants", "Shape"]
 

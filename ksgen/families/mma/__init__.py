@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.drawing import Side, counted, draw
+from ksgen.families.drawing import Side, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
@@ -19,6 +19,7 @@ from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
+from ksgen.words import counted
 
 __all__ = ["Mma", "MmaConstants", "Shape"]
 

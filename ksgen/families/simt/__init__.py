@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.drawing import Side, counted, draw
+from ksgen.families.drawing import Side, draw
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
@@ -17,6 +17,7 @@ from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, s
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
+from ksgen.words import counted
 
 __all__ = ["Shape", "Simt", "SimtConstants"]
 
