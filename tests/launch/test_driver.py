@@ -203,7 +203,7 @@ def test_launches_that_begin_early_wait_for_what_is_before_them(cuda: Cuda) -> N
     attribute.value.programmaticStreamSerializationAllowed = 1
     config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = config.numAttrs = 1
     config.blockDimX, config.attrs, config.hStream = COUNT, [attribute], cuda.cuStreamCreate(0)
-    double, y = cuda.kernel(render(DOUBLE, ("grids",)), "twice"), cuda.ints(1)
+    double, y = cuda.kernel(render(DOUBLE), "twice"), cuda.ints(1)
 
     def launch_all() -> None:
         cuda.launch(cuda.add, y, ONE, stream=config.hStream)
