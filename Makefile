@@ -2,8 +2,16 @@
 # `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
-# A GPU with a toolkit: pycuda. A GPU alone: cuda. Otherwise the processor, through OpenCL.
-DEVICE ?= $(shell if nvidia-smi >/dev/null 2>&1; then if command -v nvcc >/dev/null 2>&1; then echo pycuda,cuda; else echo cuda; fi; else echo cpu; fi)
+# The extras for this machine's GPU and driver, or for its processor: ksgen/install.py says which.
+DEVICE ?= $(shell $(PYTHON) -m ksgen.install)
+COMMA := ,
+# Tests start hundreds of processes. Each would compile ksgen's sources anew where the environment forbids Python to keep bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
+# What was installed, and cuda-bindings besides where that lacks it: tests run them over a stand-in driver.
+INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE))
+BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
+INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
 .PHONY: demo test quick test-times check lint types pycuda matrix gpu-check setup clean help
 
@@ -54,10 +62,12 @@ help:  ## List these targets.
 
 .venv/.ready: .venv/.python pyproject.toml
 	@echo "ksgen: installing ksgen[$(DEVICE)] into .venv"
-	@$(BIN) -m pip install --quiet --disable-pip-version-check -e ".[$(DEVICE)]"
-	@touch $@
+	@$(INSTALL) ".[$(DEVICE)]" && echo "$(DEVICE)" >$@ || { \
+	    [ "$(NO_PYCUDA)" != "$(DEVICE)" ] && \
+	    echo "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(NO_PYCUDA)] without it" && \
+	    $(INSTALL) ".[$(NO_PYCUDA)]" && echo "$(NO_PYCUDA)" >$@; }
 
 .venv/.ready-dev: .venv/.ready
 	@echo "ksgen: installing what the tests need into .venv"
-	@$(BIN) -m pip install --quiet --disable-pip-version-check -e ".[$(DEVICE),cuda,tune,dev]"
+	@$(INSTALL) ".[$(INSTALLED),$(BINDINGS)tune,dev]"
 	@touch $@

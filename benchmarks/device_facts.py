@@ -16,6 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
+from ksgen.build.build import build
 from ksgen.devices import Device, find_device
 from ksgen.devices.base import GPU_BATCH, uploaded
 from ksgen.errors import DeviceError, KsgenError
@@ -198,7 +199,7 @@ def sums(launch: Launch) -> Iterator[tuple[str, str]]:
 def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
     """TFLOP/s."""
     blocks = device.limits.multiprocessors
-    handle = device.load(device.compiler().compile(rate.text, "rate", device.target), "rate", rate.shared_bytes)
+    handle = device.load(build(rate.text, "rate", device.target, device.compiler()), "rate", rate.shared_bytes)
     y = device.allocate(1024)
     taken = device.time(lambda: device.launch(handle, blocks, 256, rate.shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
     return rate.flops(blocks, rounds) / median(taken) / 1e12
@@ -207,7 +208,7 @@ def measure_rate(device: Device, rate: Rate, rounds: int = 4096) -> float:
 def measure_fetch(device: Device, fetch: Fetch, boxes: int = 2048, lines: int = 64 * ROWS) -> float:
     """TB/s."""
     blocks = 2 * device.limits.multiprocessors
-    handle = device.load(device.compiler().compile(fetch.text, "fetch", device.target), "fetch", fetch.shared_bytes)
+    handle = device.load(build(fetch.text, "fetch", device.target, device.compiler()), "fetch", fetch.shared_bytes)
     x = device.allocate(4 * LINE_WORDS * lines)
     arguments = (device.encode_map(fetch.map(lines), int(x)), boxes, fetch.across, lines // ROWS)
     taken = device.time(lambda: device.launch(handle, blocks, 32, fetch.shared_bytes, arguments, None), None, runs=7, warmup=2)

@@ -1,16 +1,21 @@
 """How near `ksgen.torch.factorize` comes to random matrices, and in which time: python benchmarks/factorize.py
 
 Medians of several runs on this machine's processor, or on its GPU with `--device cuda`. Every run has another matrix of
-standard normal entries, the hardest there is: all its directions are of the same size.
+standard normal entries, the hardest there is: all its directions are of the same size. `--beside-lazylinop` takes turns with its
+`ksd` on products of long chains, which both should give back.
 """
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from statistics import median
+from time import perf_counter
 
 import torch
 
 from ksgen.pattern import Chain, Pattern, monarch, square_dyadic
 from ksgen.torch import factorize
+from ksgen.torch.refinement import product_of, relative_error
 
 CHAINS = {
     "ViT-S/16 attention": Chain((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))),
@@ -26,13 +31,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--beside-lazylinop", action="store_true", help="on the processor, on products of square dyadic chains")
     arguments = parser.parse_args()
+    if arguments.beside_lazylinop:
+        beside_lazylinop(arguments.runs)
+        return
     print(f"{'chain':20} {'matrix':>12} {'method':>13} {'error':>6} {'median, s':>10}")
     for name, chain in CHAINS.items():
         shape = chain.out_features, chain.in_features
         found = [factorize(torch.randn(shape, device=arguments.device), chain) for _ in range(arguments.runs)]
         error, seconds = (median(getattr(each, figure) for each in found) for figure in ("relative_error", "seconds"))
         print(f"{name:20} {shape[0]:>5} x {shape[1]:>4} {found[0].method:>13} {error:6.3f} {seconds:10.3f}")
+
+
+def beside_lazylinop(runs: int) -> None:
+    from lazylinop.butterfly import Chain as TheirChain
+    from lazylinop.butterfly import ksd
+
+    print(f"{'features':>8} {'ours, ms':>9} {'error':>8} {'lazylinop, ms':>14} {'error':>8}")
+    for features in (64, 256, 1024):
+        chain, their_chain = square_dyadic(features), TheirChain.square_dyadic((features, features))
+        matrix = product_of([torch.randn(pattern.shape) for pattern in chain])
+        ways = [partial(factorize, matrix, chain), partial(ksd, matrix, their_chain)]
+        for way in ways:
+            way()
+        times = [[seconds(way) for way in ways] for _ in range(runs)]
+        ours, theirs = (1e3 * median(some) for some in zip(*times, strict=True))
+        their_error = relative_error(matrix, [(ways[1]() @ torch.eye(features))[None, :, :, None]])
+        print(f"{features:8} {ours:9.2f} {factorize(matrix, chain).relative_error:8.1e} {theirs:14.2f} {their_error:8.1e}")
+
+
+def seconds(way: Callable[[], object]) -> float:
+    begin = perf_counter()
+    way()
+    return perf_counter() - begin
 
 
 if __name__ == "__main__":

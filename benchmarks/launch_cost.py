@@ -22,7 +22,7 @@ from ksgen.launch.arrays import view
 from ksgen.launch.checks import check_memory
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, plan_for
-from ksgen.launch.streams import check_context, device_and_stream
+from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launch.views import CallOptions
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
@@ -64,7 +64,7 @@ def measure(rounds: int) -> dict[str, float]:
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
         "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
-        "  checking the memory": lambda: (check_memory(ks, views), check_context(ks, device, views)),
+        "  checking the memory": lambda: (check_memory(ks, views), in_their_context(ks, device, None, views)),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),

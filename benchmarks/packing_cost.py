@@ -16,6 +16,7 @@ from ksgen.devices.base import uploaded
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
+from ksgen.measure.queued import time_launches
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, load
@@ -52,7 +53,7 @@ def medians_us(device: Device, jobs: dict[str, Callable[[], None]], runs: int) -
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for run in range(runs):
         for name, job in jobs.items():
-            times[name] += device.time(job, None, runs=1, warmup=2 if run == 0 else 0)
+            times[name] += time_launches(device, job, runs=1, warmup=2 if run == 0 else 0)
     return {name: 1e6 * median(each) for name, each in times.items()}
 
 

@@ -1,61 +1,79 @@
-"""What the cost model expects of Hopper's kernels, as shares of the floor: `python -m benchmarks.predictions`. Measures nothing.
+"""What the cost model predicts of our kernels on an A100, beside the times that the paper's authors published of theirs:
+`python -m benchmarks.predictions`. Measures nothing.
 
-For the stratified patterns: each kind's default, and the best of the search space with X streaming through blocks of their own,
-then with all that clusters and resident tiles allow. Where a GPU has been measured, its rates go in by `--copy` and `--multiply`.
+A prediction comes with the band in which nine of ten of the published times lie around the same model (`benchmarks/ksmm.py`). Ours are the
+defaults, before any search.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import click
 
-from ksgen.families import FAMILIES, cuda_limits
-from ksgen.measure.roofline import Ceilings
-from ksgen.spec import PRECISIONS, KernelSpec, stratified
-from ksgen.tuning.model import Machine, predict_us
+from benchmarks.ksmm import BATCH, LIMITS, Published, published
+from ksgen.commands.common import PATTERN
+from ksgen.families import family_for
+from ksgen.families.expected import Prediction, prediction, speed_of
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS
 
-LIMITS, MULTIPROCESSORS, BATCH = cuda_limits("sm_90a"), 132, 25088
-KINDS = ("wgmma_shared", "wgmma_registers", "wgmma_permuted")
-JOBS = (("float16", "bsl"), ("tf32x3", "bsl"), ("float16", "bsf"), ("tf32x3", "bsf"))
-
-
-def shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
-    """The largest share of each sort of constants, over the families that serve the kernel."""
-    found: dict[str, float] = {}
-    for name in KINDS:
-        family = FAMILIES[name]
-        if family.serves(kernel, LIMITS):
-            machine = Machine("sm_90a", LIMITS, MULTIPROCESSORS, {name: ceilings})
-            for sort, constants in _sorts(family, kernel):
-                share = ceilings.floor_s(kernel, BATCH) * 1e6 / predict_us(machine, family, kernel, constants, BATCH)
-                found[sort] = max(found.get(sort, 0.0), share)
-    return found
+PRECISIONS = {"float32": "float32", "tf32x3": "float32", "float16": "float16"}  # ours, and whose published times stand beside it
 
 
-def _sorts(family: Any, kernel: KernelSpec) -> Iterator[tuple[str, Any]]:
-    yield "default", family.default(kernel, LIMITS)
-    for constants in family.space(kernel, LIMITS):
-        yield "best", constants
-        if constants.cluster_batch == constants.cluster_out == 1 and not getattr(constants, "resident", 0):
-            yield "alone", constants
+@dataclass(frozen=True)
+class Beside:
+    """Our prediction beside one published time."""
+
+    precision: str
+    known: Published
+    family: str
+    predicted: Prediction
+
+    @property
+    def gains(self) -> tuple[float, float, float]:
+        """The published time over ours: at the slow end of the band, as predicted, at the fast end."""
+        own = self.predicted
+        return self.known.us / own.high, self.known.us / own.us, self.known.us / own.low
+
+
+def beside(known: Published, precision: str) -> Beside:
+    """Of the family and the constants that a launcher would take for that batch."""
+    kernel = replace(known.kernel, precision=precision)
+    family = family_for(kernel, LIMITS, BATCH)
+    speed = speed_of(family, kernel, LIMITS)
+    assert speed is not None
+    predicted = prediction(speed, family, kernel, family.default(kernel, LIMITS, BATCH), BATCH)
+    assert predicted is not None
+    return Beside(precision, known, family.name, predicted)
+
+
+def medians(rows: Iterable[Beside]) -> tuple[float, float, float]:
+    """Of the gains."""
+    low, middle, high = (median(each) for each in zip(*(row.gains for row in rows), strict=True))
+    return low, middle, high
 
 
 @click.command()
-@click.option("--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones.")
-@click.option("--copy", default=4.0, show_default=True, help="TB/s, read plus written.")
-@click.option("--multiply", default=790.0, show_default=True, help="TFLOP/s of 16-bit products; tf32 has half of it.")
-def main(patterns: int, copy: float, multiply: float) -> None:
-    """Print the medians and minima of the shares: of the defaults, of blocks that work alone, and with clusters and resident X. A
-    minute or more for 60 patterns."""
-    click.echo("precision layout   default: median min   alone: median min   best: median min")
-    for precision, layout in JOBS:
-        products = PRECISIONS[precision].products
-        flops = multiply * 1e12 / (1 if precision == "float16" else 2 * products)
-        ceilings = Ceilings(copy * 1e12, flops, products)
-        found = [shares(KernelSpec(pattern, precision, layout), ceilings) for pattern in stratified(patterns)]
-        columns = [[each[sort] for each in found] for sort in ("default", "alone", "best")]
-        click.echo(f"{precision:<9} {layout:<8}" + "".join(f"{median(column):16.2f} {min(column):.2f}" for column in columns))
+@click.option("--pattern", "patterns", type=PATTERN, multiple=True, help="Only this one, such as 1,192,48,2; may be given again.")
+@click.option("--brief", is_flag=True, help="Print the medians alone.")
+def main(patterns: tuple[Pattern, ...], brief: bool) -> None:
+    """Print, for each published time, what ours is predicted to take and how many times as long theirs took; then the medians of each
+    precision and layout. A minute or two for all patterns."""
+    if not brief:
+        click.echo(f"{'pattern':<18} {'precision':<9} layout {'family':<6} {'predicted us':>30} {'published us':>13}  gain")
+    for precision, theirs in PRECISIONS.items():
+        for layout in LAYOUTS:
+            known = [each for each in published() if (each.kernel.precision, each.kernel.layout) == (theirs, layout)]
+            rows = [beside(each, precision) for each in known if not patterns or each.kernel.pattern in patterns]
+            for row in [] if brief else rows:
+                click.echo(
+                    f"{row.known.kernel.pattern!s:<18} {precision:<9} {layout:<6} {row.family:<6} {row.predicted!s:>30}"
+                    f" {row.known.us:13.4g} {row.gains[1]:5.2f}"
+                )
+            if rows:
+                low, middle, high = medians(rows)
+                click.echo(f"median of {len(rows):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a prediction")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import click
 
 from ksgen.bench.rows import Row, read_rows
 from ksgen.bench.tables import markdown, overview, processors
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
@@ -29,7 +30,7 @@ def figures(folder: Path) -> str:
     parts, is_gpu = [], False
     for path, rows in results(folder):
         latest = max(rows, key=lambda row: row.date)
-        on_gpu = latest.runtime != "opencl"
+        on_gpu = latest.runtime not in PROCESSOR_RUNTIMES
         is_gpu |= on_gpu
         made = f"{latest.device}, {latest.date}, commit {latest.commit[:12] or 'unknown'}"
         picture = path.with_suffix(".png")

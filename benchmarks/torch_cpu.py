@@ -1,13 +1,14 @@
-"""What `ksgen.torch` does with tensors on the processor, beside torch.einsum: `python benchmarks/torch_cpu.py [--json]`.
+"""KSLinear's `auto` beside its other backends and nn.Linear, on the processor: `python -m benchmarks.torch_cpu [--json]`.
 
-Forward, and forward with backward for x and the weights, in both layouts, in turn on all cores, with a pause before each run;
-medians of --runs, on memory that was used before. "auto" is the faster of ksgen's kernels and PyTorch's products on views, as it was
-timed when the product was first met; a row says which. Weights are packed at each call.
+One factor without a bias; forward with frozen layers, and forward with gradients of x and the weights. All in turns on all cores, on
+memory that was used before, with a pause before each run. A row says what auto took, how it compares with the best of all and with
+each. A way that takes four times as long as the best leaves after its first turns.
 """
 
 import json
 from collections.abc import Callable
-from statistics import median
+from math import inf
+from statistics import geometric_mean, median
 from time import perf_counter_ns
 
 import click
@@ -16,83 +17,101 @@ import torch
 from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.measure.pause import rest
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, KernelSpec
-from ksgen.torch.backends import BACKENDS
-from ksgen.torch.choice import choose
-from ksgen.torch.ops import multiply
+from ksgen.spec import LAYOUTS
+from ksgen.torch import KSLinear
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+WAYS = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
+FIRST, HOPELESS = 3, 4.0  # turns that all have, the first ones to warm up; and from which share of the best a way leaves
+TURN_US = 2000  # at least, of the fastest way
+Job = Callable[[], object]
 
 
-def forward(product: Product, x: torch.Tensor, weights: torch.Tensor) -> Callable[[], object]:
+def forward(layer: KSLinear, x: torch.Tensor) -> Job:
+    layer.eval().freeze()
+
     def run() -> object:
         with torch.no_grad():
-            return product(x, weights)
+            return layer(x)
 
     return run
 
 
-def training(product: Product, x: torch.Tensor, weights: torch.Tensor) -> Callable[[], object]:
-    x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+def training(layer: KSLinear, x: torch.Tensor) -> Job:
+    x = x.clone().requires_grad_()
     with torch.no_grad():
-        y_gradient = torch.randn_like(product(x, weights))
-    return lambda: torch.autograd.grad(product(x, weights), (x, weights), y_gradient)
+        y_gradient = torch.randn_like(layer(x))
+
+    def run() -> object:
+        found = torch.autograd.grad(layer(x), (x, *layer.parameters()), y_gradient)
+        return [each.contiguous() for each in found]  # as parameters keep them, whose layout some ways do not give
+
+    return run
 
 
-def median_ms(jobs: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
-    """Of each job, in turn with the others."""
+def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, float]:
+    """Of each job, in turn with the others, until each ran so often or the time is up. Short ones run several times in a turn."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
-    for run in range(-2, runs):  # two to warm up
-        for name, job in jobs.items():
+    end, order, repeats = perf_counter_ns() + seconds * 1e9, list(jobs), 1
+    for turn in range(FIRST + runs):
+        best = min((min(each) for each in times.values() if each), default=inf)
+        if turn == FIRST:
+            repeats = max(1, int(TURN_US / best))
+        for name in order:
+            if turn >= FIRST and min(times[name]) > HOPELESS * best:
+                continue
             rest()
             begin = perf_counter_ns()
-            job()
-            if run >= 0:
-                times[name].append((perf_counter_ns() - begin) / 1e6)
-    return {name: median(each) for name, each in times.items()}
+            for _ in range(repeats):
+                jobs[name]()
+            times[name].append((perf_counter_ns() - begin) / 1e3 / repeats)
+        order.append(order.pop(0))  # nobody is always the first after the others
+        if turn >= FIRST + 2 and perf_counter_ns() > end:
+            break
+    return {name: median(each[FIRST:] or each[1:]) for name, each in times.items()}
 
 
 @click.command()
-@click.option("--batch", "batches", default=(32, 1024), multiple=True, show_default=True)
-@click.option("--runs", default=21, show_default=True)
+@click.option("--batch", "batches", default=(1, 16, 1024, 6272), multiple=True, show_default=True)
+@click.option("--precision", "precisions", default=("float32", "bfloat16"), multiple=True, show_default=True)
+@click.option("--steps", default=("forward", "training"), multiple=True, show_default=True)
+@click.option("--runs", default=15, show_default=True)
+@click.option("--most-seconds", default=1.0, show_default=True, help="For a row.")
 @click.option("--json", "as_json", is_flag=True)
-def main(batches: tuple[int, ...], runs: int, as_json: bool) -> None:
-    """Time both ways on every pattern."""
+def main(
+    batches: tuple[int, ...], precisions: tuple[str, ...], steps: tuple[str, ...], runs: int, most_seconds: float, as_json: bool
+) -> None:
+    """Time every way on every pattern."""
     torch.manual_seed(0)
     keep_freed_memory()
-    ratios: dict[str, list[float]] = {}
-    for shape in PATTERNS:
-        pattern, weights = Pattern(*shape), (torch.rand(shape) * 2 - 1) / shape[2] ** 0.5
-        for batch in batches:
-            for layout in LAYOUTS:
-                x = torch.randn((batch, pattern.in_features) if layout == "bsf" else (pattern.in_features, batch))
-                ways: dict[str, Product] = {
-                    "ksgen": lambda x, weights, layout=layout: multiply(x, weights, layout=layout),
-                    "einsum": lambda x, weights, layout=layout: BACKENDS["einsum"](x, weights, layout),
-                }
-                for kind, made in (("forward", forward), ("training", training)):
-                    took = median_ms({name: made(way, x, weights) for name, way in ways.items()}, runs)
-                    ratio = took["einsum"] / took["ksgen"]
-                    ratios.setdefault(f"{kind} {layout}", []).append(ratio)
-                    chosen = choose(KernelSpec(pattern, "float32", layout), batch, x.device).backend
-                    row = {
-                        "pattern": shape,
-                        "batch": batch,
-                        "layout": layout,
-                        "kind": kind,
-                        "auto": chosen,
-                        **took,
-                        "einsum_over_ksgen": ratio,
-                    }
-                    words = f"{pattern!s:12} batch {batch:5} {layout} {kind:8}  ksgen ({chosen:7}) {took['ksgen']:8.3f} ms"
-                    click.echo(json.dumps(row) if as_json else f"{words}  einsum {took['einsum']:8.3f} ms  {ratio:5.2f}")
-    for kind, each in ratios.items():
-        summary = {"kind": kind, "einsum_over_ksgen_median": median(each), "least": min(each), "most": max(each)}
-        click.echo(json.dumps(summary) if as_json else f"{kind}: median {median(each):.2f}, from {min(each):.2f} to {max(each):.2f}")
+    kept: dict[str, list[tuple[float, float, str]]] = {}
+    for precision in precisions:
+        for shape in PATTERNS:
+            for batch in batches:
+                for layout in LAYOUTS:
+                    for kind, made in (("forward", forward), ("training", training)):
+                        if kind not in steps:
+                            continue
+                        dtype, features = getattr(torch, precision), Pattern(*shape).in_features
+                        x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
+                        layers = {each: KSLinear([shape], bias=False, layout=layout, dtype=dtype, backend=each) for each in WAYS}
+                        took = medians_us({name: made(layer, x) for name, layer in layers.items()}, most_seconds, runs)
+                        fastest = min(took, key=took.__getitem__)
+                        row = {"pattern": shape, "batch": batch, "layout": layout, "precision": precision, "kind": kind, "us": took}
+                        name = f"{kind} {precision} {layout} batch {batch}"
+                        label = f"{','.join(map(str, shape))} {name}"
+                        kept.setdefault(name, []).append((took["auto"] / took[fastest], took["bmm"] / took["auto"], label))
+                        words = "  ".join(f"{each} {took[each] / took['auto']:.2f}" for each in WAYS[1:])
+                        click.echo(json.dumps(row) if as_json else f"{label:52} auto {took['auto']:9.1f} us  {words}")
+    for name, rows in kept.items():
+        over_best, over_bmm = [each[0] for each in rows], [each[1] for each in rows]
+        least, most = min(over_bmm), max(rows)
+        summary = f"{name}: bmm over auto {geometric_mean(over_bmm):.2f}, at least {least:.2f}; "
+        summary += f"auto over the best: median {median(over_best):.2f}, at most {most[0]:.2f} ({most[2].split()[0]})"
+        click.echo(json.dumps({"summary": summary}) if as_json else summary)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ class RenderError(KsgenError):
 
 
 class ToolchainError(KsgenError):
-    """No compiler, or a compiler that refused the source."""
+    """No compiler, a compiler that refused the source, or one whose binaries the driver does not take."""
 
 
 class DeviceError(KsgenError):
     """No device, a device that lacks what is asked of it, or a runtime that failed."""
 
 
-class LaunchError(KsgenError):
-    """Arguments of a call that do not fit the kernel."""
+class LaunchError(KsgenError, RuntimeError):
+    """Arguments of a call that do not fit the kernel. A `RuntimeError` too, as PyTorch raises for them."""

@@ -1,10 +1,66 @@
-"""The line that installs an extra of ksgen the way ksgen itself was installed here: from a checkout, a wheel, a repository or an index."""
+"""Which extras fit this machine's driver, and the line that installs one the way ksgen itself was installed here: from a checkout, a
+wheel, a repository or an index.
 
+`python -m ksgen.install` prints the extras, for the Makefile; it needs Python alone.
+"""
+
+import ctypes
 import json
 import shlex
+import shutil
+import sys
+from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+NEWEST = 13  # the CUDA of the extra `cuda`; drivers before it take `cuda12`
+_OLDEST_GPU = 75  # that its compilers know, by compute capability
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
+
+
+@cache
+def served_cuda() -> int:
+    """The newest CUDA that this machine's driver serves (12040: 12.4); 0 without a driver. Touches no GPU."""
+    version = ctypes.c_int()
+    with suppress(OSError, AttributeError):
+        _driver().cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+@cache
+def capabilities() -> list[int]:
+    """The compute capability of each GPU that the driver shows (75: 7.5)."""
+    found, count, value = [], ctypes.c_int(), ctypes.c_int()
+    with suppress(OSError, AttributeError):
+        driver = _driver()
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        for index in range(count.value):
+            parts = []
+            for attribute in (_MAJOR, _MINOR):
+                driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
+                parts.append(value.value)
+            found.append(10 * parts[0] + parts[1])
+    return found
+
+
+def cuda_extra() -> str:
+    """The extra with cuda-bindings and an NVRTC that knows the GPUs, and whose binaries the driver loads."""
+    is_older = 0 < served_cuda() < NEWEST * 1000 or min(capabilities(), default=_OLDEST_GPU) < _OLDEST_GPU
+    return "cuda12" if is_older else "cuda"
+
+
+def extras() -> str:
+    """A GPU with a toolkit on PATH: PyCUDA, and cuda-bindings. A GPU alone: cuda-bindings. Otherwise the processor, through OpenCL."""
+    if not capabilities():
+        return "cpu"
+    return f"pycuda,{cuda_extra()}" if shutil.which("nvcc") else cuda_extra()
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def install_line(extra: str) -> str:
@@ -27,3 +83,7 @@ def install_line(extra: str) -> str:
             return f"pip install {shlex.quote(f'{unquote(place.path)}[{extra}]')}"
         return f"pip install 'ksgen[{extra}] @ {origin['url']}'"
     return f"pip install 'ksgen[{extra}]'"
+
+
+if __name__ == "__main__":
+    print(extras())

@@ -28,7 +28,7 @@ LAYERS = (
     Room("families", "which constants are valid and good, what they cost, how a launch looks", "compiles or runs"),
     Room("emit", "which text a kernel with its constants becomes: same input, same bytes", "chooses constants"),
     Room("build", "which binary a text becomes, and where it is kept", "calls a GPU"),
-    Room("devices", "how to load, launch and time on PyCUDA, cuda-bindings and OpenCL", "knows templates"),
+    Room("devices", "how to load, launch and time on PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"),
     Room("wisdom", "which constants searches found to be the fastest on a device", "renders"),
     Room("launch", "how a call's arrays become a launch: views, checks, device and stream, plan, memory", "searches"),
     Room("launcher", "which calls users make, and emitted modules import", "searches"),

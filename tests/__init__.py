@@ -1,1 +1,5 @@
-"""Tests mirror the modules of ksgen; `simt/` is the emulator that plays the GPU."""
+"""Tests mirror the modules of ksgen; `emulator/` is the GPU that is played on the processor. A warning of a compiler is an error here."""
+
+import os
+
+os.environ.setdefault("KSGEN_WARNINGS", "error")  # for the processes that tests start, too

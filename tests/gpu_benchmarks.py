@@ -4,7 +4,6 @@ What does not fit into the time is left out, and the page says so; the same comm
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from ksgen.bench import tables
 from ksgen.bench.rows import read_rows
 from ksgen.errors import KsgenError
+from tests import gpu_children
 
 PATTERNS = 60
 _QUICK = ("--most-seconds", "0.08")
@@ -46,7 +46,7 @@ def stages(folder: Path) -> tuple[Stage, ...]:
     subset = ("bench", "paper", "--subset", str(PATTERNS))
     return (
         Stage("doctor", ("doctor",), 10),
-        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 190, is_told=True),
+        Stage("the stratified 60", (*subset, *_EXPERTS, *_QUICK, "--precision", "float32,float16", *log), 165, is_told=True),
         *(
             Stage(model, ("bench", "model", model, "--precision", "float32,float16", "--backend", "ksgen,bmm,strided", "--repeats", "10",
                           "-o", str(folder / f"{model}.json")), 25)
@@ -73,12 +73,10 @@ def _run(stage: Stage, folder: Path, seconds: float) -> Outcome:
     if stage.is_told:
         command += ["--time-limit", f"{seconds:.0f}s"]
     log = folder / f"{stage.name.replace(' ', '-')}.txt"
-    with log.open("w", encoding="utf-8") as file:
-        try:
-            done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=seconds + _GRACE_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return Outcome(stage, f"stopped after {seconds + _GRACE_SECONDS:.0f} s; see {log}")
-    return Outcome(stage, f"failed; see {log}", is_failure=True) if done.returncode else Outcome(stage)
+    status = gpu_children.run(command, seconds + _GRACE_SECONDS, log)
+    if status is None:
+        return Outcome(stage, f"stopped after {seconds + _GRACE_SECONDS:.0f} s; see {log}")
+    return Outcome(stage, f"failed; see {log}", is_failure=True) if status else Outcome(stage)
 
 
 def page(folder: Path, outcomes: Sequence[Outcome]) -> Iterator[str]:

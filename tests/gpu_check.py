@@ -2,13 +2,14 @@
 
 python -m tests.gpu_check [FOLDER]        results and logs go to the folder, benchmarks/results/<gpu> unless given
 
-Under nine minutes: each part has its time, and what does not fit is left out and named.
+Under eight minutes: each part has its time, and what does not fit is left out and named. Whenever it is killed, the folder holds
+each test's verdict (`tests.jsonl`), all measurements, and the page of the parts that have ended.
 """
 
+import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,37 +17,45 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from pathlib import Path
-from time import monotonic
-from xml.etree import ElementTree
+from time import monotonic, time
 
 import click
 
+from ksgen import paths
+from ksgen.build.build import usable_cores
+from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Device, find_device
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
+from ksgen.files import write
 from ksgen.launch.choice import limits_of
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import file_name
-from tests import gpu_benchmarks
+from tests import gpu_benchmarks, gpu_children, gpu_report
 from tests.gpu_benchmarks import Outcome
 from tests.support.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
 TESTS = ("tests/test_gpu.py", "tests/devices/test_devices.py", "tests/launch/test_runtimes.py", "tests/launch/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
 CLEAN = "clean"
+EMULATOR = "KSGEN_GPU_BESIDE_EMULATOR"  # 1: the matrix and the PTX cases also run in the emulator, and are compared
 _MATRIX, _PTX = "test_the_emulators_matrix", "test_ptx_does_what_the_emulator_says"
 _FOUND = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
-_ALL_SECONDS = 510.0
+_ALL_SECONDS = 450.0
 _TEST_SECONDS, _SANITIZER_SECONDS, _LEAST_SECONDS = 150.0, 45.0, 5.0
+_ONE_TEST_SECONDS = 60  # a kernel that hangs ends its worker
+_GRACE_SECONDS = 20.0  # for tests that began in time
+_MOST_WORKERS = 16  # each has a context on the GPU
 
 
 @dataclass
 class Outcomes:
-    """What pytest's report says."""
+    """What the tests' report says."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)  # by reason
+    missing: int = 0  # that had no verdict when the report ended
     ulps: dict[str, int] = field(default_factory=dict)  # by family, precision and layout, or by PTX case: the largest
     errors: dict[str, str] = field(default_factory=dict)  # of the products in tests/ptx/numerics.py
 
@@ -62,23 +71,28 @@ class Sanitized:
 
 
 def read_report(path: Path) -> Outcomes:
-    found = Outcomes()
-    for case in ElementTree.parse(path).iter("testcase"):
-        name, _, words = (case.get("name") or "").partition("[")
-        words = words.removesuffix("]")
-        skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            found.failed.append(case.get("name") or "")
-        elif skip is not None:
-            found.skipped[skip.get("message") or ""] += 1
+    """What a report says, finished or not."""
+    found, verdicts, names = Outcomes(), dict[str, dict[str, object]](), set[str]()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        told = json.loads(line)
+        names |= set(told.get("tests", ())) | {told.get(key) for key in ("test", "began") if key in told}
+        if "test" in told:
+            verdicts[told["test"]] = told
+    found.missing = len(names) - len(verdicts)
+    for test, told in verdicts.items():
+        name, _, words = test.rpartition("::")[2].partition("[")
+        words, properties = words.removesuffix("]"), told.get("properties") or {}
+        if told["verdict"] == "failed":
+            found.failed.append(test.rpartition("::")[2])
+        elif told["verdict"] == "skipped":
+            found.skipped[str(told["why"])] += 1
         else:
             found.passed += 1
-        told = {each.get("name"): each.get("value") or "" for each in case.iter("property")}
         label = " ".join(words.split("-")[:3]) if name == _MATRIX else words
-        if name in (_MATRIX, _PTX) and told.get("ulps", "").isdecimal():
-            found.ulps[label] = max(found.ulps.get(label, 0), int(told["ulps"]))
-        if "error" in told:
-            found.errors[label] = told["error"]
+        if name in (_MATRIX, _PTX) and isinstance(ulps := properties.get("ulps"), int):
+            found.ulps[label] = max(found.ulps.get(label, 0), ulps)
+        if "error" in properties:
+            found.errors[label] = properties["error"]
     return found
 
 
@@ -118,18 +132,17 @@ def sanitize(sanitizer: str, device: Device, folder: Path, end: float = inf) -> 
 
 def judge(tool: str, family: str, command: list[str], log: Path, seconds: float = _SANITIZER_SECONDS) -> Sanitized:
     """Run it; a tool that never comes to its summary does not work here, which is no failure of the kernel."""
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds)
-    except subprocess.TimeoutExpired:
+    status = gpu_children.run(command, seconds, log)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    if status is None:
         return Sanitized(tool, family, f"did not end in {seconds:.0f} s")
-    log.write_text(done.stdout, encoding="utf-8")
-    last = next((line for line in reversed(done.stdout.splitlines()) if line.strip(" =")), "no output")
-    found = [int(count) for count in _FOUND.findall(done.stdout)]
+    last = next((line for line in reversed(said.splitlines()) if line.strip(" =")), "no output")
+    found = [int(count) for count in _FOUND.findall(said)]
     if not found:
         return Sanitized(tool, family, f"does not work here: {last}")
     if sum(found):
         return Sanitized(tool, family, f"{sum(found)} found; see {log}", is_failure=True)
-    if done.returncode:
+    if status:
         return Sanitized(tool, family, f"nothing found, but the run failed; see {log}", is_failure=True)
     return Sanitized(tool, family, CLEAN)
 
@@ -137,11 +150,14 @@ def judge(tool: str, family: str, command: list[str], log: Path, seconds: float 
 def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome], folder: Path) -> Iterator[str]:
     """The summary, in lines."""
     yield f"{device.name} ({device.target}), {device.runtime}, driver {device.driver_version}, {_compiler(device)}"
-    yield f"tests: {tests.passed} passed, {len(tests.failed)} failed, {tests.skipped.total()} skipped"
+    yield f"tests: {tests.passed} passed, {len(tests.failed)} failed, {tests.skipped.total()} skipped, {tests.missing} without a verdict"
     yield from (f"  FAILED {name}" for name in tests.failed)
     yield from (f"  skipped {count}: {reason}" for reason, count in tests.skipped.items())
-    same = sum(not most for most in tests.ulps.values())
-    yield f"beside the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the most floats between"
+    if tests.ulps:
+        same = sum(not most for most in tests.ulps.values())
+        yield f"beside the emulator: {same} of {len(tests.ulps)} the same to the last bit; of the others, the most floats between"
+    else:
+        yield f"beside the emulator: not asked for; {EMULATOR}=1 make gpu-check"
     yield from (f"  {most:>8}  {label}" for label, most in tests.ulps.items() if most)
     if tests.errors:
         yield "relative errors of tf32 products, c = 192"
@@ -153,29 +169,37 @@ def page(device: Device, tests: Outcomes, sanitized: list[Sanitized], measured: 
 
 
 def is_good(tests: Outcomes, sanitized: list[Sanitized], measured: Sequence[Outcome] = ()) -> bool:
-    return bool(tests.passed) and not tests.failed and not any(each.is_failure for each in (*sanitized, *measured))
+    return bool(tests.passed) and not tests.failed and not tests.missing and not any(each.is_failure for each in (*sanitized, *measured))
 
 
 def _compiler(device: Device) -> str:
-    compiler = device.compiler()
+    compiler = device.compiler() or find_compiler()
     return f"{compiler.name} {compiler.version}"
 
 
-def run_tests(folder: Path) -> Outcomes:
-    """What pytest's report says; a run that never ends is one failure."""
-    report = folder / "tests.xml"
+def run_tests(folder: Path, seconds: float = _TEST_SECONDS, only: str = "") -> Outcomes:
+    """On all cores at once: most of the time goes to compilers. What has not begun in time is skipped, and says so."""
+    report = (folder / "tests.jsonl").absolute()
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-rs", f"--junitxml={report}"]
-    try:
-        subprocess.run(command, check=False, timeout=_TEST_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Outcomes(failed=[f"the tests did not end in {_TEST_SECONDS:.0f} s"])
-    return read_report(report) if report.exists() else Outcomes(failed=["pytest wrote no report"])
+    workers = min(usable_cores(), _MOST_WORKERS)
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", *TESTS, "-vv", "-p", gpu_report.__name__, "-n", str(workers)]
+    command += [f"--timeout={_ONE_TEST_SECONDS}", "--timeout-method=thread", *(("-k", only) if only else ())]
+    cache = os.environ.get("KSGEN_CACHE_DIR") or str(paths.cache_dir())
+    variables = {gpu_report.FILE: str(report), gpu_report.END: str(time() + seconds), gpu_report.CACHE: cache}
+    status = gpu_children.run(command, seconds + _GRACE_SECONDS, folder / "tests.txt", variables)
+    if not report.exists():
+        return Outcomes(failed=[f"pytest wrote no report; see {folder / 'tests.txt'}"])
+    found = read_report(report)
+    if status is None:
+        found.failed.append(f"the tests did not end in {seconds + _GRACE_SECONDS:.0f} s")
+    return found
 
 
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
-def main(folder: Path | None) -> None:
+@click.option("--only", default="", help="Only tests of such names, as pytest's -k.")
+@click.option("--tests-alone", is_flag=True, help="Neither benchmarks nor compute-sanitizer.")
+def main(folder: Path | None, only: str, tests_alone: bool) -> None:
     """Check and measure this machine's NVIDIA GPU; exit with 1 where something is wrong, or where there is none."""
     end = monotonic() + _ALL_SECONDS
     try:
@@ -184,13 +208,26 @@ def main(folder: Path | None) -> None:
         raise click.ClickException(f"gpu-check needs an NVIDIA GPU. {error}") from None
     folder = folder or Path("benchmarks/results", file_name(device.name).removesuffix(".json"))
     folder.mkdir(parents=True, exist_ok=True)
-    tests = run_tests(folder)
-    measured = list(gpu_benchmarks.run(folder, end))
-    sanitizer = find_sanitizer()
-    sanitized = list(sanitize(sanitizer, device, folder, end)) if sanitizer else []
-    lines = "\n".join(page(device, tests, sanitized, measured, folder))
-    (folder / "summary.txt").write_text(f"{lines}\n", encoding="utf-8")
-    click.echo(f"\n{lines}")
+    sanitized: list[Sanitized] = []
+    measured: list[Outcome] = []
+
+    def keep(*last: str) -> str:
+        lines = "\n".join([*page(device, tests, sanitized, measured, folder), *last])
+        write(folder / "summary.txt", f"{lines}\n")
+        return lines
+
+    write(folder / "summary.txt", f"{device.name}: unfinished; the tests' verdicts so far are in tests.jsonl\n")
+    tests = run_tests(folder, only=only)
+    unfinished = "unfinished: more was to follow"
+    keep(unfinished)
+    for outcome in () if tests_alone else gpu_benchmarks.run(folder, end):
+        measured.append(outcome)
+        keep(unfinished)
+    sanitizer = None if tests_alone else find_sanitizer()
+    for found in sanitize(sanitizer, device, folder, end) if sanitizer else ():
+        sanitized.append(found)
+        keep(unfinished)
+    click.echo(f"\n{keep()}")
     raise SystemExit(not is_good(tests, sanitized, measured))
 
 

@@ -1,9 +1,11 @@
 """On an NVIDIA GPU: the families' matrix and the PTX cases of the emulator on the device, and PyTorch's streams and graphs.
 
 The emulator and the device agree, or one of them has a bug: where nothing is rounded to the last bit, elsewhere each
-within its check, with the largest difference as the test's property `ulps`.
+within its check, with the largest difference as the test's property `ulps`. The emulator takes minutes: it runs beside the device
+only where KSGEN_GPU_BESIDE_EMULATOR=1 asks for it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from ksgen import reference
 from ksgen.build.build import Request, build_many
 from ksgen.devices import Found, find_device, list_devices
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
 from ksgen.launch.choice import limits_of
@@ -25,8 +28,9 @@ from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
 
-RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime != "opencl"})
+RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime not in PROCESSOR_RUNTIMES})
 Record = Callable[[str, object], None]
+BESIDE_EMULATOR = os.environ.get("KSGEN_GPU_BESIDE_EMULATOR") == "1" and is_installed("none")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNTIMES, reason="no NVIDIA GPU, or neither PyCUDA nor cuda-bindings")]
 
@@ -36,6 +40,8 @@ def gpu() -> Any:
     """The device of the first runtime: `driver` where cuda-bindings is there."""
     device = find_device(RUNTIMES[0])
     limits = limits_of(device)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each compiles what it tests, all at once
+        return device
     matrix = [(family, kernel_of(patterns_of(family, precision)[name], precision, layout)) for family, precision, layout, name in MATRIX]
     texts = [source_of(*each, limits=limits) for each in matrix if serves(*each, limits)]
     build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())  # all cores at once
@@ -52,11 +58,11 @@ def test_the_emulators_matrix(family: str, precision: str, layout: str, name: st
     batches = batches_for(source)
     for batch in batches:
         y = kernels.check(source, batch, run)
-        if is_installed("none"):
+        if BESIDE_EMULATOR:
             most = max(most, kernels.ulps(y, kernels.check(source, batch, kernels.in_emulator())))
     for batch in (7, batches[-1]):
         kernels.check_exact(source, batch, run)
-    record_property("ulps", most if is_installed("none") else "no g++ for the emulator")
+    record_property("ulps", most if BESIDE_EMULATOR else "not beside the emulator")
 
 
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
@@ -85,7 +91,7 @@ def test_ptx_does_what_the_emulator_says(name: str, record_property: Record) -> 
     case.check()
     if name in ptx.PRODUCTS:
         record_property("error", f"{ptx.PRODUCTS[name].error_of(case):.2e}")
-    if is_installed("none"):
+    if BESIDE_EMULATOR:
         record_property("ulps", ptx.compare_with_emulator(case))
 
 

@@ -1,9 +1,12 @@
 """`make gpu-check` without a GPU: its checks on a device that is the emulator, its reading of reports, its page."""
 
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep, time
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,8 @@ from click.testing import CliRunner
 
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
-from tests import gpu_benchmarks, gpu_check
+from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
+from tests.driver import NotHereError, environment
 from tests.emulator import is_installed
 from tests.gpu_benchmarks import Stage
 from tests.gpu_check import CLEAN, Outcomes, Sanitized, find_sanitizer, is_good, judge, kernel_for, page, read_report, run_tests, sanitize
@@ -21,18 +25,25 @@ from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
 from tests.support.kernels import JOB_OF, SERVED, kernel_of, on_device, source_of
 
+ROOT = Path(__file__).parents[1]
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 
-REPORT = """<testsuites><testsuite>
-<testcase name="test_the_emulators_matrix[simt-float32-bsf-dense]"><properties><property name="ulps" value="0"/></properties></testcase>
-<testcase name="test_the_emulators_matrix[simt-float16-bsl-dense]"><properties><property name="ulps" value="1"/></properties></testcase>
-<testcase name="test_the_emulators_matrix[simt-float16-bsl-rest]"><properties><property name="ulps" value="3"/></properties></testcase>
-<testcase name="test_ptx_does_what_the_emulator_says[mma f16]"><properties><property name="ulps" value="12"/></properties></testcase>
-<testcase name="test_ptx_does_what_the_emulator_says[tf32x3, c=192]"><properties>
-<property name="ulps" value="0"/><property name="error" value="1.49e-06"/></properties></testcase>
-<testcase name="test_ptx_does_what_the_emulator_says[cluster]"><skipped message="clusters"/></testcase>
-<testcase name="test_runs_are_bit_identical[simt-float32-bsf]">{failure}</testcase>
-</testsuite></testsuites>"""
+VERDICTS: list[dict[str, Any]] = [
+    {"tests": ["tests/test_gpu.py::never_begun", "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]"]},
+    {"began": "tests/test_gpu.py::was_running"},
+    {"test": "t.py::test_the_emulators_matrix[simt-float32-bsf-dense]", "verdict": "passed", "properties": {"ulps": 0}},
+    {"test": "t.py::test_the_emulators_matrix[simt-float16-bsl-dense]", "verdict": "passed", "properties": {"ulps": 1}},
+    {"test": "t.py::test_the_emulators_matrix[simt-float16-bsl-rest]", "verdict": "passed", "properties": {"ulps": 3}},
+    {"test": "t.py::test_ptx_does_what_the_emulator_says[mma f16]", "verdict": "passed", "properties": {"ulps": 12}},
+    {
+        "test": "t.py::test_ptx_does_what_the_emulator_says[tf32x3, c=192]", "verdict": "passed",
+        "properties": {"ulps": 0, "error": "1.49e-06"},
+    },
+    {"test": "t.py::test_ptx_does_what_the_emulator_says[cluster]", "verdict": "skipped", "why": "clusters", "properties": {}},
+    {"test": "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]", "verdict": "passed", "properties": {}},
+]  # fmt: skip
+FAILED = {"test": "tests/test_gpu.py::test_runs_are_bit_identical[simt-float32-bsf]", "verdict": "failed", "why": "differs"}
+UNFINISHED = 2  # of these, lines at the beginning that tell of tests without a verdict
 NO_TESTS = Outcomes(passed=1)
 
 
@@ -88,17 +99,23 @@ def test_cases_that_a_device_cannot_launch_say_why() -> None:
     assert len(set(ptx.NAMES)) == len(ptx.NAMES)
 
 
-def read(tmp_path: Path, failure: str = "") -> Outcomes:
-    report = tmp_path / "tests.xml"
-    report.write_text(REPORT.format(failure=failure))
+def read(tmp_path: Path, *more: dict[str, Any], lines: list[dict[str, Any]] = VERDICTS[UNFINISHED:]) -> Outcomes:
+    report = tmp_path / "tests.jsonl"
+    report.write_text("".join(json.dumps(line) + "\n" for line in (*lines, *more)))
     return read_report(report)
+
+
+def test_a_report_that_was_cut_short_tells_what_is_missing(tmp_path: Path) -> None:
+    found = read(tmp_path, lines=VERDICTS)
+    assert (found.passed, found.missing, is_good(found, [])) == (6, 2, False)
+    assert "tests: 6 passed, 0 failed, 1 skipped, 2 without a verdict" in page(FakeGpu(), found, [], [], tmp_path)
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:
     tests, sanitized = read(tmp_path), [Sanitized("memcheck", "simt", CLEAN)]
     assert list(page(FakeGpu(), tests, sanitized, [], tmp_path)) == [
         "Fake GPU (sm_90a), driver, driver 0, text 1",
-        "tests: 6 passed, 0 failed, 1 skipped",
+        "tests: 6 passed, 0 failed, 1 skipped, 0 without a verdict",
         "  skipped 1: clusters",
         "beside the emulator: 2 of 4 the same to the last bit; of the others, the most floats between",
         "         3  simt float16 bsl",
@@ -109,11 +126,12 @@ def test_the_page_says_what_was_found(tmp_path: Path) -> None:
         "  memcheck   simt     clean",
         "gpu-check passed",
     ]
+    assert "beside the emulator: not asked for; KSGEN_GPU_BESIDE_EMULATOR=1 make gpu-check" in page(FakeGpu(), NO_TESTS, [], [], tmp_path)
     assert "compute-sanitizer: not on PATH, nor in CUDA_HOME/bin" in page(FakeGpu(), tests, [], [], tmp_path)
 
 
 def test_what_fails_the_check(tmp_path: Path) -> None:
-    failed = read(tmp_path, '<failure message="differs"/>')
+    failed = read(tmp_path, FAILED)
     assert failed.failed == ["test_runs_are_bit_identical[simt-float32-bsf]"]
     assert not is_good(failed, [])
     assert not is_good(Outcomes(skipped=failed.skipped), [])  # nothing ran
@@ -188,28 +206,170 @@ def test_no_gpu_is_a_clear_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_the_whole_command_writes_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def pytest_run(command: list[str], check: bool, timeout: float) -> None:
-        assert timeout == 150
+    results = tmp_path / "results"
+
+    def pytest_run(command: list[str], seconds: float, output: Path, variables: dict[str, str]) -> int:
+        assert seconds == 170
         assert command[1:6] == ["-m", "pytest", "-m", "gpu", "tests/test_gpu.py"]
-        Path(command[-1].partition("=")[2]).write_text(REPORT.format(failure=""))
+        assert "unfinished" in (results / "summary.txt").read_text()
+        Path(variables[gpu_report.FILE]).write_text("".join(json.dumps(line) + "\n" for line in VERDICTS[UNFINISHED:]))
+        return 0
+
+    def measure(folder: Path, end: float) -> Any:
+        assert (results / "summary.txt").read_text().endswith("unfinished: more was to follow\n")
+        yield gpu_benchmarks.Outcome(Stage("late", (), 0), "not run")
+        assert "late: not run" in (results / "summary.txt").read_text()
 
     monkeypatch.setattr(gpu_check, "find_device", lambda name: FakeGpu())
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
-    monkeypatch.setattr(gpu_check.subprocess, "run", pytest_run)
-    monkeypatch.setattr(gpu_check.gpu_benchmarks, "run", lambda folder, end: [])
-    done = CliRunner().invoke(gpu_check.main, [str(tmp_path / "results")])
+    monkeypatch.setattr(gpu_children, "run", pytest_run)
+    monkeypatch.setattr(gpu_check.gpu_benchmarks, "run", measure)
+    done = CliRunner().invoke(gpu_check.main, [str(results)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert (tmp_path / "results" / "summary.txt").read_text() == done.output[1:]
-    monkeypatch.setattr(gpu_check.subprocess, "run", lambda command, check, timeout: None)
-    done = CliRunner().invoke(gpu_check.main, [str(tmp_path / "results")])
+    assert (results / "summary.txt").read_text() == done.output[1:]
+    monkeypatch.setattr(gpu_children, "run", lambda *given: 1)
+    done = CliRunner().invoke(gpu_check.main, [str(results), "--tests-alone"])
     assert done.exit_code == 1
-    assert "FAILED pytest wrote no report" in done.output
+    assert "FAILED pytest wrote no report; see" in done.output
 
-    def never_ends(command: list[str], check: bool, timeout: float) -> None:
-        raise subprocess.TimeoutExpired(command, timeout)
+    def never_ends(command: list[str], seconds: float, output: Path, variables: dict[str, str]) -> None:
+        Path(variables[gpu_report.FILE]).write_text(json.dumps(VERDICTS[-1]) + "\n")
 
-    monkeypatch.setattr(gpu_check.subprocess, "run", never_ends)
-    assert run_tests(tmp_path).failed == ["the tests did not end in 150 s"]
+    monkeypatch.setattr(gpu_children, "run", never_ends)
+    found = run_tests(tmp_path)
+    assert (found.passed, found.failed) == (1, ["the tests did not end in 170 s"])
+
+
+SOME_TESTS = """
+import time
+import pytest
+
+def test_passes(record_property):
+    record_property("ulps", 3)
+
+@pytest.mark.parametrize("number", range(6))
+def test_takes_a_while(number):
+    time.sleep(0.3)
+
+def test_fails():
+    assert 1 == 2
+
+def test_skips():
+    pytest.skip("for a reason")
+
+@pytest.fixture
+def broken():
+    raise ValueError("broken")
+
+def test_never_begins(broken): ...
+
+def test_dies():
+    import os
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_test_has_its_verdict(workers: int, tmp_path: Path) -> None:
+    found, _ = reported(tmp_path, workers, "not dies" if not workers else "")
+    assert found.passed == 7
+    assert sorted(found.failed) == ["test_dies", "test_fails", "test_never_begins"][not workers :]
+    assert found.skipped == {"for a reason": 1}
+    assert found.missing == 0
+
+
+def test_what_has_not_begun_in_time_is_skipped(tmp_path: Path) -> None:
+    found, _ = reported(tmp_path, 0, "while or passes or begins", seconds=-1)
+    assert found.skipped == {gpu_report.TIME_IS_UP: 8}
+
+
+def reported(folder: Path, workers: int, only: str, seconds: float = 60) -> tuple[Outcomes, int | None]:
+    """What a run of some tests leaves in its report."""
+    (folder / "test_some.py").write_text(SOME_TESTS)
+    (folder / "conftest.py").write_text("import pytest\n\n@pytest.fixture(scope='session')\ndef _own_folders(): ...\n")
+    report = folder / "tests.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(folder / "test_some.py"),
+        "-p",
+        "tests.gpu_report",
+        "-p",
+        "no:cacheprovider",
+        f"-n{workers}",
+    ]
+    variables = {gpu_report.FILE: str(report), gpu_report.END: str(time() + seconds)}
+    status = gpu_children.run([*command, f"--rootdir={folder}", "-k", only], 60, folder / "tests.txt", variables)
+    assert report.exists(), (folder / "tests.txt").read_text()
+    return read_report(report), status
+
+
+def test_a_command_past_its_time_ends_with_what_it_started(tmp_path: Path) -> None:
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); import time; time.sleep(600)"
+    assert gpu_children.run([sys.executable, "-c", script], 2, tmp_path / "log") is None
+    assert is_gone(int((tmp_path / "log").read_text()))
+    assert gpu_children.run([sys.executable, "-c", "raise SystemExit(7)"], 20, tmp_path / "log") == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child outlives its parent")
+def test_a_command_ends_where_gpu_check_is_killed(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from tests import gpu_children
+gpu_children.run(["sh", "-c", "echo $$; exec sleep 600"], 600, Path({str(tmp_path / "log")!r}))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as checked:
+        while not has_begun(tmp_path / "log"):
+            sleep(0.02)
+        checked.kill()
+    assert is_gone(int((tmp_path / "log").read_text()))
+
+
+def is_gone(process: int) -> bool:
+    """Ended, or ends within a second; a process that nobody waits for may stay listed as a zombie."""
+    for _ in range(50):
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X"):
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        sleep(0.02)
+    return False
+
+
+def has_begun(report: Path) -> bool:
+    return report.exists() and report.stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
+    """Over the stand-in driver, ten times: what pytest printed of a test is in the report, and nothing goes on running."""
+    try:
+        machine = environment()
+    except NotHereError as error:
+        pytest.skip(str(error))
+    draw, verdicts = random.Random(0), 0
+    for number in range(10):
+        folder = tmp_path / str(number)
+        report = folder / "tests.jsonl"
+        command = [sys.executable, "-m", "tests.gpu_check", str(folder), "--tests-alone", "--only", "test_driver and not cluster"]
+        with subprocess.Popen(command, cwd=ROOT, env=machine, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as checked:
+            while number and not has_begun(report) and checked.poll() is None:
+                sleep(0.05)
+            sleep(draw.uniform(0, 1.2))  # the tests themselves take about a second
+            children = [int(each) for each in Path(f"/proc/{checked.pid}/task/{checked.pid}/children").read_text().split()]
+            checked.kill()
+        assert all(is_gone(child) for child in children)
+        if report.exists():
+            printed = re.findall(r"\] (?:PASSED|FAILED|SKIPPED) tests/", (folder / "tests.txt").read_text())
+            found = read_report(report)
+            assert len(printed) <= found.passed
+            assert not found.failed
+            assert number == 0 or "unfinished" in (folder / "summary.txt").read_text() or not found.missing
+            verdicts += found.passed
+    assert verdicts
 
 
 # The benchmarks of gpu-check.
@@ -225,7 +385,8 @@ def test_each_benchmark_is_a_command_that_exists_and_all_fit() -> None:
         assert done.exit_code == 0, (stage, done.output)
         command, names = done.output, [each for each in arguments if each.startswith("--")]
         assert all(name in command for name in names), stage
-    assert sum(stage.seconds for stage in stages) + gpu_check._TEST_SECONDS < gpu_check._ALL_SECONDS < 9 * 60
+    assert sum(stage.seconds for stage in stages) + gpu_check._TEST_SECONDS < gpu_check._ALL_SECONDS
+    assert gpu_check._ALL_SECONDS + gpu_benchmarks._GRACE_SECONDS < 8 * 60
     assert "--subset" in stages[1].arguments
     assert "60" in stages[1].arguments
 
@@ -235,15 +396,13 @@ def test_a_benchmark_that_fails_or_hangs_is_named(tmp_path: Path, monkeypatch: p
     failing, hanging, told, late = (Stage(name, ("x",), 6, name == "told") for name in ("failing", "hanging", "told", "late"))
     commands = []
 
-    def run(command: list[str], stdout: Any, timeout: float, **rest: Any) -> Any:
+    def run(command: list[str], seconds: float, output: Path) -> int | None:
         commands.append(command)
-        if len(commands) == 2:
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, len(commands) == 1)
+        return None if len(commands) == 2 else len(commands) == 1
 
     clock = iter([0, 0, 0, 1000])
     monkeypatch.setattr(gpu_benchmarks, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(gpu_benchmarks.subprocess, "run", run)
+    monkeypatch.setattr(gpu_children, "run", run)
     monkeypatch.setattr(gpu_benchmarks, "stages", lambda folder: (failing, hanging, told, late))
     outcomes = list(gpu_benchmarks.run(tmp_path, 500))
     assert commands[2][-3:] == ["x", "--time-limit", "6s"]

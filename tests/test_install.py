@@ -1,6 +1,7 @@
 """The line that installs an extra, by what ksgen's metadata says of how it was installed."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ksgen import install
+from tests.driver import NotHereError, environment
 
 ROOT = Path(__file__).parents[1]
 WHEEL = "ksgen-0.1.0-py3-none-any.whl"
@@ -56,3 +58,77 @@ def test_every_hint_goes_through_it() -> None:
 def test_metadata_is_read_for_a_hint_alone() -> None:
     program = "import sys, ksgen, ksgen.build.toolchain; print('ksgen.install' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# The extras for this machine
+
+
+@pytest.mark.parametrize(("served", "extra"), [(0, "cuda"), (12020, "cuda12"), (12080, "cuda12"), (13000, "cuda"), (14010, "cuda")])
+def test_the_extra_is_of_the_drivers_cuda(served: int, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "served_cuda", lambda: served)
+    assert install.cuda_extra() == extra
+    for nvcc, wanted in ((None, extra), ("/usr/bin/nvcc", f"pycuda,{extra}")):
+        monkeypatch.setattr(install, "capabilities", lambda: [90, 75])
+        monkeypatch.setattr(install.shutil, "which", lambda name, nvcc=nvcc: nvcc)
+        assert install.extras() == wanted
+    monkeypatch.setattr(install, "capabilities", list)
+    assert install.extras() == "cpu"
+    monkeypatch.setattr(install, "capabilities", lambda: [90, 70])  # CUDA 13 knows no GPU before 7.5
+    assert install.cuda_extra() == "cuda12"
+
+
+@pytest.mark.parametrize(("gpus", "served", "extras"), [("H200,A100", "12040", "cuda12"), ("A100", "13000", "cuda"), ("", "13000", "cpu")])
+def test_make_asks_the_driver(gpus: str, served: str, extras: str, tmp_path: Path) -> None:
+    try:
+        machine = environment() | {"KSGEN_DRIVER_GPUS": gpus, "KSGEN_DRIVER_CUDA": served, "PATH": "/usr/bin:/bin"}
+    except NotHereError as error:
+        pytest.skip(str(error))
+    told = subprocess.run(
+        ["make", "-n", "-B", "-C", str(ROOT), f"PYTHON={sys.executable}", ".venv/.ready"], env=machine, capture_output=True, text=True
+    )
+    assert f"installing ksgen[{extras}] into" in told.stdout, told.stdout + told.stderr
+
+
+FAKE_PYTHON = """#!/bin/sh
+echo "$*" >> journal
+case "$*" in *{refused}*) echo "error: no"; exit 1 ;; esac
+"""
+
+
+def made(folder: Path, target: str, device: str, refused: str) -> tuple[int, str, list[str]]:
+    """The exit status of make, what it printed, and the extras that pip was asked for, where pip refuses some."""
+    for name in ("Makefile", "pyproject.toml"):
+        (folder / name).write_text((ROOT / name).read_text())
+    (folder / ".venv").mkdir(exist_ok=True)
+    (folder / ".venv" / ".python").touch()
+    (folder / "python").write_text(FAKE_PYTHON.format(refused=refused))
+    (folder / "python").chmod(0o755)
+    os.utime(folder / "pyproject.toml", (0, 0))
+    command = ["make", "--no-print-directory", "BIN=./python", f"DEVICE={device}", target]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    journal = (folder / "journal").read_text().splitlines()
+    return done.returncode, done.stdout + done.stderr, [line.rpartition(" ")[2] for line in journal if "install" in line]
+
+
+def test_without_what_builds_pycuda_make_goes_on_and_says_so(tmp_path: Path) -> None:
+    code, told, asked = made(tmp_path, ".venv/.ready-dev", "pycuda,cuda12", refused="pycuda")
+    assert code == 0
+    assert "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[cuda12] without it" in told
+    assert asked == [".[pycuda,cuda12]", ".[cuda12]", ".[cuda12,tune,dev]"]
+    assert (tmp_path / ".venv" / ".ready").read_text() == "cuda12\n"
+
+
+@pytest.mark.parametrize(("device", "refused", "asked"), [("pycuda", "pycuda", 1), ("cuda", "cuda", 1), ("pycuda,cuda", "install", 2)])
+def test_what_cannot_be_installed_at_all_ends_make(device: str, refused: str, asked: int, tmp_path: Path) -> None:
+    code, _, extras = made(tmp_path, ".venv/.ready", device, refused)
+    assert code
+    assert len(extras) == asked
+    assert not (tmp_path / ".venv" / ".ready").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"), [("cpu", ".[cpu,cuda,tune,dev]"), ("pycuda,cuda", ".[pycuda,cuda,tune,dev]"), ("cuda12", ".[cuda12,tune,dev]")]
+)
+def test_tests_get_the_bindings_that_are_there_already(device: str, wanted: str, tmp_path: Path) -> None:
+    code, _, asked = made(tmp_path, ".venv/.ready-dev", device, refused="nothing")
+    assert (code, asked) == (0, [f".[{device}]", wanted])

@@ -17,7 +17,7 @@ TORCH_ROOMS = {
     path.relative_to(ROOT).as_posix() for room in ("torch/*.py", "bench/*.py", "commands/bench*.py") for path in (ROOT / "ksgen").glob(room)
 }
 ALONE = {  # what only one module, or one folder, may import
-    "pycuda": {"ksgen/devices/cuda_pycuda.py"},
+    "pycuda": {"ksgen/devices/cuda_pycuda.py", "ksgen/devices/pycuda_source.py"},
     "cuda": {"ksgen/devices/cuda_driver.py", "ksgen/build/toolchain.py"},
     "pyopencl": {"ksgen/devices/opencl.py"},
     "torch": TORCH_ROOMS,
@@ -77,7 +77,19 @@ def test_families_emit_and_build_know_no_device() -> None:
 
 def test_extras_are_those_that_are_documented() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {"pycuda", "cuda", "nvcc", "cpu", "torch", "tune", "bench", "dev", "all"}
+    assert set(project["optional-dependencies"]) == {
+        "pycuda",
+        "cuda",
+        "cuda12",
+        "nvcc",
+        "cpu",
+        "torch",
+        "interop",
+        "tune",
+        "bench",
+        "dev",
+        "all",
+    }
     assert project["requires-python"] == ">=3.11"
 
 

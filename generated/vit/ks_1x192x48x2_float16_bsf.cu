@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 2d672a99, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 9acf070e, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -24,6 +24,11 @@
 //
 // A warp: 64 x 32 sums for each of 2 j, by 4 x 4 instructions of 16 x 8.
 
+// Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
+// memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
+//   ks_1x192x48x2_float16_bsf_pack<<<36, 256>>>(w, packed): w is (A, B, C, D) of float16, packed has 36864 bytes
+//   ks_1x192x48x2_float16_bsf<<<1 * tiles, 96, 43008>>>(x, packed, y, batch): tiles = batch / 32, rounded up
+
 // ---- the pattern and the constants that follow from it
 constexpr int A                =        1;  // blocks on the diagonal, index i
 constexpr int B                =      192;  // outputs of a block, index k
@@ -38,6 +43,7 @@ constexpr int TILE_IN          =       16;  // inputs l per stage
 constexpr int TILE_D           =        2;  // neighbouring j per thread block
 constexpr int WARPS_BATCH      =        1;  // warps along the batch
 constexpr int WARPS_OUT        =        3;  // warps along the outputs
+constexpr int WARP_D           =        2;  // neighbouring j of a warp
 constexpr int STAGES           =        3;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =       96;  // threads per block
@@ -46,6 +52,7 @@ constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y mo
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
 constexpr int COMPONENTS       =        1;  // parts that an operand is split into
+constexpr int PACKED_PARTS     =        1;  // of them, those that weights are packed in; 1 of 2: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        4;  // matrix instructions of a warp along its batch entries, 8 each
 constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order starts again
@@ -110,9 +117,9 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
 
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 
-typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 DEVICE void clear(Sums& sums) {
-    UNROLL for (int j = 0; j < TILE_D; ++j)
+    UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
@@ -239,6 +246,13 @@ template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
+// Four words a lane, of each part: operand A of one instruction.
+DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
+    UNROLL for (int part = 0; part < COMPONENTS; ++part) {
+        const Chunk chunk = from[part * (TILE_OUT / 16) * 32];
+        UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
+    }
+}
 DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
     mma_f16(sums, w[0], x[0][0], x[0][1]);
 }
@@ -247,7 +261,8 @@ DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpre
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
 DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
-DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH * (TILE_OUT / WARPS_OUT); }
+DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (TILE_OUT / WARPS_OUT); }
+DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
 // The output, among its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
@@ -274,22 +289,23 @@ DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
     const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;  // which of the lane's inputs since the order started
     return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
 }
-// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its j.
-DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
+// A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its warp's j.
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS, HALF = LANE_INPUTS / 2;
-    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + first * TILE_D * static_cast<int>(sizeof(stored));
+    const int run = first * TILE_D + warp_plane();
+    const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + run * static_cast<int>(sizeof(stored));
     UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
         unsigned words[SUPER_GROUPS * GROUP_WORDS];
         UNROLL for (int u = 0; u < SUPER_GROUPS; ++u)
             UNROLL for (int q = 0; q < GROUP_CHUNKS; ++q) {
-                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * GROUP_CHUNKS + q) * 16);
+                const Chunk chunk = *reinterpret_cast<const Chunk*>(lines + 8 * n * X_PITCH + ((4 * u + lane_t()) * (TILE_D / WARP_D) * GROUP_CHUNKS + q) * 16);
                 UNROLL for (int r = 0; r < 4; ++r) words[u * GROUP_WORDS + q * 4 + r] = chunk.word[r];
             }
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
-            UNROLL for (int j = 0; j < TILE_D; ++j)
+            UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int half = 0; half < 2; ++half) {
                     const int one = s * LANE_INPUTS + half * HALF, other = one + HALF - 1;  // of the lane's inputs
-                    keep_operand(x[s][j][n], half, words, one * TILE_D + j, other * TILE_D + j);
+                    keep_operand(x[s][j][n], half, words, one * WARP_D + j, other * WARP_D + j);
                 }
     }
 }
@@ -342,36 +358,34 @@ DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weigh
 
 // ---- multiply: one stage in shared memory into the sums
 DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
-    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) + thread_index() % 32;
+    constexpr int OPERANDS = PACKED_PARTS * (TILE_OUT / 16), STEPS_OF_STAGE = TILE_IN / K_STEP;
+    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) +
+                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 + thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
-        unsigned x[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2];
+        unsigned x[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2];
         load_fragments(x, stage, first);
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
-            UNROLL for (int j = 0; j < TILE_D; ++j)
+            UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int m = 0; m < ROW_TILES; ++m) {
-                    const int at = ((j * (TILE_IN / K_STEP) + first / K_STEP + s) * COMPONENTS * (TILE_OUT / 16) + warp_out() / 16 + m) * 32;
                     unsigned w[COMPONENTS][4];
-                    UNROLL for (int part = 0; part < COMPONENTS; ++part) {
-                        const Chunk chunk = weights[at + part * (TILE_OUT / 16) * 32];
-                        UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
-                    }
+                    load_weights(w, weights + ((j * STEPS_OF_STAGE + first / K_STEP + s) * OPERANDS + m) * 32);
                     UNROLL for (int n = 0; n < COLUMN_TILES; ++n) multiply_add_tile(sums[j][m][n], w, x[s][j][n]);
                 }
     }
 }
 
 // ---- store: from the sums to Y
-// A lane has RUN_OUT neighbouring outputs with all their j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
+// A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
 // residual are read likewise: the bias once for all batch entries, the residual before the first of it is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
-    constexpr int RUN = RUN_OUT * TILE_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
+    constexpr int RUN = RUN_OUT * WARP_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
     const bool wide = BYTES >= 4 && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
     const int first_line = warp_batch() + 2 * lane_t();
     const extent next_row = static_cast<extent>(A) * B * D;
     UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
         UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
-            const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / TILE_D;
-            const int j = tile.first_j + first % TILE_D;
+            const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / WARP_D;
+            const int j = tile.first_j + warp_plane() + first % WARP_D;
             if (k >= B || j >= D) continue;
             const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
             const extent offset = (tile.first_batch + first_line) * next_row + feature;
@@ -389,8 +403,8 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     stored* const to = y + offset + line * next_row;
                     stored values[Y_VECTOR];
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
-                        const int q = r + (first + e) / TILE_D;
-                        const float sum = unscaled(sums[(first + e) % TILE_D][q / 2][n][q % 2 * 2 + column]);
+                        const int q = r + (first + e) / WARP_D;
+                        const float sum = unscaled(sums[(first + e) % WARP_D][q / 2][n][q % 2 * 2 + column]);
                         values[e] = narrow(finish(sum, own_bias.at[e], own_residual[n][column].at[e]));
                     }
                     if (wide) write_wide(to, values);
@@ -409,9 +423,9 @@ void ks_1x192x48x2_float16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRICT
     const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
-    const int part = static_cast<int>(at / (8 * TILE_OUT) % COMPONENTS);
-    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS) % (TILE_IN / K_STEP)) * K_STEP;
-    const int plane = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS * (TILE_IN / K_STEP)) % TILE_D);
+    const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
+    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
+    const int plane = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS * (TILE_IN / K_STEP)) % TILE_D);
     const extent stage = at / (W_BYTES / 4);
     const extent tile = stage / STEPS;
     const extent i = tile / TILES_OUT / TILES_D;

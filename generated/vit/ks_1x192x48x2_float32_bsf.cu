@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 0b39c157, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 eba27ef6, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -19,6 +19,11 @@
 //                      +--------+--------+--------+
 //
 // A warp: 8 lanes along s by 4 along k, with 8 x 8 sums each.
+
+// Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
+// memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
+//   ks_1x192x48x2_float32_bsf_pack<<<72, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 73728 bytes
+//   ks_1x192x48x2_float32_bsf<<<2 * tiles, 384, 52256>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- the pattern and the constants that follow from it
 constexpr int A                =        1;  // blocks on the diagonal, index i
@@ -124,11 +129,14 @@ void ks_1x192x48x2_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     SHARED_MEMORY(shared);
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
     const Tile tile = find_tile(block_index(), batch);
-    const int lane = thread_index() % 32;               // of a warp: 8 along the batch by 4 along the outputs
+    // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and n + 2 (n / 2 even)
+    // the same W: shared memory gives 16 bytes to as many lanes at a time only where such neighbours share them.
+    const int lane = thread_index() % 32;
+    const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // which of the tile's j
-    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane % 8 * GROUP;  // first of the tile's batch entries
-    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane / 8 * GROUP_OUT;  // first of the tile's outputs
+    const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;  // first of the tile's batch entries
+    const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;  // first of the tile's outputs
 
     real sums[THREAD_OUT][THREAD_BATCH];
     UNROLL for (int n = 0; n < THREAD_OUT; ++n)

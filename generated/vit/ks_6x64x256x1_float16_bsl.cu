@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 2d672a99, spec b0b27720
+// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 9acf070e, spec b0b27720
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -20,6 +20,11 @@
 //
 // A warp: 64 x 64 sums for each of 1 j, by 4 x 8 instructions of 16 x 8.
 
+// Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared
+// memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.
+//   ks_6x64x256x1_float16_bsl_pack<<<192, 256>>>(w, packed): w is (A, B, C, D) of float16, packed has 196608 bytes
+//   ks_6x64x256x1_float16_bsl<<<6 * tiles, 128, 41984>>>(x, packed, y, batch): tiles = batch / 256, rounded up
+
 // ---- the pattern and the constants that follow from it
 constexpr int A                =        6;  // blocks on the diagonal, index i
 constexpr int B                =       64;  // outputs of a block, index k
@@ -34,6 +39,7 @@ constexpr int TILE_IN          =       32;  // inputs l per stage
 constexpr int TILE_D           =        1;  // neighbouring j per thread block
 constexpr int WARPS_BATCH      =        4;  // warps along the batch
 constexpr int WARPS_OUT        =        1;  // warps along the outputs
+constexpr int WARP_D           =        1;  // neighbouring j of a warp
 constexpr int STAGES           =        2;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =      128;  // threads per block
@@ -42,6 +48,7 @@ constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y mo
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
 constexpr int COMPONENTS       =        1;  // parts that an operand is split into
+constexpr int PACKED_PARTS     =        1;  // of them, those that weights are packed in; 1 of 2: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        8;  // matrix instructions of a warp along its batch entries, 8 each
 constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order starts again
@@ -103,9 +110,9 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs f
 
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 
-typedef float Sums[TILE_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 DEVICE void clear(Sums& sums) {
-    UNROLL for (int j = 0; j < TILE_D; ++j)
+    UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
@@ -232,6 +239,13 @@ template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
+// Four words a lane, of each part: operand A of one instruction.
+DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
+    UNROLL for (int part = 0; part < COMPONENTS; ++part) {
+        const Chunk chunk = from[part * (TILE_OUT / 16) * 32];
+        UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
+    }
+}
 DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
     mma_f16(sums, w[0], x[0][0], x[0][1]);
 }
@@ -240,7 +254,8 @@ DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpre
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
 DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
-DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH * (TILE_OUT / WARPS_OUT); }
+DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (TILE_OUT / WARPS_OUT); }
+DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
 // The output, among its warp's, of a lane's sums in one half (rows g, or g + 8) of a row tile.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
@@ -261,7 +276,7 @@ DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
 // A chunk is one input of VECTOR neighbouring batch entries: one column of each of VECTOR matrix instructions. Column 2t of
 // them is chunk t and column 2t + 1 chunk 4 + t, so that four lanes store neighbours.
-DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
+DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
     constexpr int HALF = LANE_INPUTS / 2;
     const unsigned char* const own = stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
@@ -324,19 +339,17 @@ DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weigh
 
 // ---- multiply: one stage in shared memory into the sums
 DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
-    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) + thread_index() % 32;
+    constexpr int OPERANDS = PACKED_PARTS * (TILE_OUT / 16), STEPS_OF_STAGE = TILE_IN / K_STEP;
+    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) +
+                                 (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 + thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
-        unsigned x[SUPER_STEPS][TILE_D][COLUMN_TILES][COMPONENTS][2];
+        unsigned x[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2];
         load_fragments(x, stage, first);
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
-            UNROLL for (int j = 0; j < TILE_D; ++j)
+            UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int m = 0; m < ROW_TILES; ++m) {
-                    const int at = ((j * (TILE_IN / K_STEP) + first / K_STEP + s) * COMPONENTS * (TILE_OUT / 16) + warp_out() / 16 + m) * 32;
                     unsigned w[COMPONENTS][4];
-                    UNROLL for (int part = 0; part < COMPONENTS; ++part) {
-                        const Chunk chunk = weights[at + part * (TILE_OUT / 16) * 32];
-                        UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
-                    }
+                    load_weights(w, weights + ((j * STEPS_OF_STAGE + first / K_STEP + s) * OPERANDS + m) * 32);
                     UNROLL for (int n = 0; n < COLUMN_TILES; ++n) multiply_add_tile(sums[j][m][n], w, x[s][j][n]);
                 }
     }
@@ -386,9 +399,9 @@ void ks_6x64x256x1_float16_bsl_pack(const stored* RESTRICT w, unsigned* RESTRICT
     const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
-    const int part = static_cast<int>(at / (8 * TILE_OUT) % COMPONENTS);
-    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS) % (TILE_IN / K_STEP)) * K_STEP;
-    const int plane = static_cast<int>(at / (8 * TILE_OUT * COMPONENTS * (TILE_IN / K_STEP)) % TILE_D);
+    const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
+    const int in_stage = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS) % (TILE_IN / K_STEP)) * K_STEP;
+    const int plane = static_cast<int>(at / (8 * TILE_OUT * PACKED_PARTS * (TILE_IN / K_STEP)) % TILE_D);
     const extent stage = at / (W_BYTES / 4);
     const extent tile = stage / STEPS;
     const extent i = tile / TILES_OUT / TILES_D;

@@ -7,12 +7,13 @@ from time import perf_counter
 
 import torch
 
+from ksgen.bench.host_memory import keep_freed_memory
 from ksgen.devices.base import Device
 from ksgen.measure.pause import rest
 
 Clock = Callable[[Callable[[], None]], float]
 
-WARMUP_RUNS = 2
+WARMUP_RUNS = 3  # the first allocate, and the second may find what the first of another call left
 _CYCLES_PER_S = 2e9  # of a GPU's clock, about
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
 
@@ -69,11 +70,16 @@ class Spread:
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Times of each call, round by round. Each round begins with another call."""
-    for call in calls.values():
-        for _ in range(WARMUP_RUNS):
-            call()
+    """Times of each call, round by round. Each round begins with another call.
+
+    On a processor freed memory is kept, and calls take turns from the first warm-up run on: memory is then laid out as it stays.
+    """
     on_gpu = device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
+    for _ in range(WARMUP_RUNS):
+        for call in calls.values():
+            call()
     clock = cuda_clock if on_gpu else host_clock
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}

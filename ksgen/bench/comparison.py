@@ -9,6 +9,7 @@ from statistics import median
 
 from ksgen.bench.roster import OURS, PYTORCH
 from ksgen.bench.rows import OK, Row
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 
@@ -138,7 +139,7 @@ class Gains:
 def gains(rows: Sequence[Row]) -> list[Gains]:
     """The gains of every batch, precision and layout of a processor's rows that has any."""
     found = []
-    ours = [row for row in rows if row.runtime == "opencl"]
+    ours = [row for row in rows if row.runtime in PROCESSOR_RUNTIMES]
     for batch in sorted({row.batch for row in ours}):
         some = [row for row in ours if row.batch == batch]
         for precision in precisions_of(some):

@@ -156,9 +156,8 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
 
     def prepare(problem: Problem) -> Ready:
         check_grid(kernel, choice.family, choice.constants, job.batch)
-        compiler = device.compiler() if device.kind == "opencl" else None
         text = source()
-        binary = build(text.text, text.entry, device.target, compiler)
+        binary = build(text.text, text.entry, device.target, device.compiler())
         plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
         if device.kind == "cuda":
             return _on_tensors(plan, problem)

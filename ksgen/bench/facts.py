@@ -10,6 +10,7 @@ import torch
 
 import ksgen
 from ksgen.bench.contenders import torch_device
+from ksgen.build.toolchain import find_compiler
 from ksgen.devices.base import Device
 from ksgen.errors import ToolchainError
 
@@ -35,7 +36,7 @@ def run_facts(device: Device) -> dict[str, str]:
 def _compiler(device: Device) -> str:
     """The compiler's version; empty if there is none: binaries then come from a cache."""
     try:
-        compiler = device.compiler()
+        compiler = device.compiler() or find_compiler()
     except ToolchainError:
         return ""
     return f"{compiler.name} {compiler.version}"

@@ -20,8 +20,13 @@ MOST_BOXES = 24  # beyond, neighbouring numbers share one
 Pairs = Sequence[tuple[Pattern, float]]
 
 
-def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0) -> str:
-    """A box per group: median in orange, quartiles, whiskers at 5 and 95 %, no outliers."""
+def boxes(
+    title: str, label: str, unit: str, groups: Mapping[float, Sequence[float]], reference: float | None = 1.0, scale: Sequence[float] = ()
+) -> str:
+    """A box per group, named with its number of patterns: median in orange, quartiles, whiskers at 5 and 95 %, no outliers.
+
+    `scale`: values that the axis covers, so that several figures have one; those of the figure if there are none.
+    """
     merged = _merged(groups)
     with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
         axes = drawn.axes
@@ -30,10 +35,14 @@ def boxes(title: str, label: str, unit: str, groups: Mapping[float, Sequence[flo
             [values for _, values in merged], whis=(5, 95), showfliers=False, widths=0.6,
             boxprops=line, whiskerprops=line, capprops=line, medianprops={"color": svg.ACCENT, "linewidth": 1.6},
         )  # fmt: skip
-        axes.set_xticks(range(1, len(merged) + 1), [name for name, _ in merged], rotation=45, ha="right", fontsize=7)
-        axes.set_xlabel(label)
+        names = [f"{name} ({len(values)})" for name, values in merged]
+        axes.set_xticks(range(1, len(merged) + 1), names, rotation=45, ha="right", fontsize=7)
+        axes.set_xlabel(f"{label} (patterns)")
         axes.grid(axis="x", visible=False)
-        _value_axis(axes, unit, [value for _, values in merged for value in values], reference)
+        _value_axis(axes, unit, scale or [value for _, values in merged for value in values], reference)
+        if scale:
+            room = (max(scale) / min(scale)) ** 0.05
+            axes.set_ylim(min(scale) / room, max(scale) * room)
     return drawn.svg
 
 

@@ -50,7 +50,7 @@ class Judged:
 
     rule: Rule
     correlation: float  # of ranks, with the gain
-    accuracy: float  # of "ours wins above the threshold", each pattern judged by a threshold found on the others
+    accuracy: float | None  # of "ours wins above the threshold", each pattern by a threshold found on the others; None: all are alike
     threshold: float  # found on all
 
 
@@ -67,7 +67,7 @@ class Verdict:
 def judge(ratios: Ratios, is_gpu: bool) -> Verdict:
     """Every rule on the results of one precision and layout."""
     gains = np.log([ratio for _, ratio in ratios])
-    judged = sorted((_judge(rule, ratios, gains) for rule in RULES), key=lambda each: (-each.correlation, -each.accuracy))
+    judged = sorted((_judge(rule, ratios, gains) for rule in RULES), key=lambda each: (-each.correlation, -(each.accuracy or 0)))
     wins = int((gains > 0).sum())
     return Verdict(tuple(judged), len(ratios), wins, _says(judged, len(ratios), is_gpu))
 
@@ -87,9 +87,12 @@ def _judge(rule: Rule, ratios: Ratios, gains: Numbers) -> Judged:
     scores = np.array([rule.score(pattern) for pattern, _ in ratios])
     wins = gains > 0
     places = np.arange(len(scores))
-    hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
+    accuracy = None  # where ours always wins, or never, there is nothing to foretell
+    if 0 < wins.sum() < len(wins):
+        hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
+        accuracy = float(np.mean(hits))
     correlation = np.nan_to_num(rank_correlation(scores, gains))  # a rule that never changes predicts nothing
-    return Judged(rule, float(correlation), float(np.mean(hits)) if hits else 0.0, _threshold(scores, wins))
+    return Judged(rule, float(correlation), accuracy, _threshold(scores, wins))
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.bench.clock import Spread, seconds_in_turn
-from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.bench.roster import LAYERS
 from ksgen.measure.trust import Watch, doubt_of_ratio
 from ksgen.torch import models
 from ksgen.torch.layer import KSLinear, freeze, thaw
@@ -57,6 +57,7 @@ class Job:
     tokens: int
     repeats: int
     steps: tuple[str, ...] = (FORWARD,)
+    layers: tuple[str, ...] = LAYERS  # those that are sparse
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,14 @@ def measure(job: Job) -> Iterator[Row]:
     Forward passes record nothing, and their sparse layers are frozen: weights are prepared once.
     """
     watch, on_processors = Watch(), job.device.type == "cpu"
-    if on_processors:
-        keep_freed_memory()
     for precision, step in product(job.precisions, job.steps):
         variants = _variants(job, getattr(torch, precision), step)
-        for name, module in MODULES.items():
+        for name, module in modules_of(job).items():
             calls = {variant: _call(job, name, model, step) for variant, model in variants.items()}
             with torch.set_grad_enabled(step == TRAINING):  # PyTorch's sparse products fail in inference mode
                 seconds = seconds_in_turn(calls, job.repeats, job.device)
-            paper = module.paper_ratio if (job.model, precision, step) == ("vit-s16", "float32", FORWARD) else None
+            is_papers = (job.model, precision, step, set(job.layers)) == ("vit-s16", "float32", FORWARD, set(LAYERS))
+            paper = module.paper_ratio if is_papers else None
             dense, others = seconds.pop(DENSE), watch.others_share()
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
@@ -97,12 +97,19 @@ def measure(job: Job) -> Iterator[Row]:
                 yield Row(name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
 
 
+def modules_of(job: Job) -> dict[str, Module]:
+    """The rows that have a sparse layer."""
+    held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
+    return {name: each for name, each in MODULES.items() if set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)}
+
+
 def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
     """The dense model, and a sparse one per backend, with the same weights."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
     sparse = deepcopy(dense)
-    models.make_sparse(sparse, models.rule(job.model), from_weights=False)
+    chains = {name: chain for name, chain in models.rule(job.model).items() if name in job.layers}
+    models.make_sparse(sparse, chains, from_weights=False)
     variants = {DENSE: dense}
     for backend in job.backends:
         variants[backend] = deepcopy(sparse)

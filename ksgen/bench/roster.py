@@ -1,4 +1,4 @@
-"""Who is compared, by name, and in which precisions: what every part of the benchmark agrees on. Imports no PyTorch."""
+"""The names of all contenders, and the precisions in which they are compared. Imports no PyTorch."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,18 @@ from ksgen.spec import PRECISIONS
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
 EXPERTS = ("strided", "three_passes", "densified", "compiled")
-LIBRARIES = ("scipy", "lazylinop")  # that may be installed: on processors
-PARTS = ("rewriting",)  # no products: neither checked nor compared
+LIBRARIES = ("scipy", "lazylinop")  # measured on processors, if installed
+PARTS = ("rewriting",)  # not whole products: neither checked nor compared
+COMPILED = ("compiled",)  # at their first run, for seconds
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
+LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What both sides may multiply in."""
+    """The precisions that each side may use."""
 
     name: str
     says: str
@@ -26,7 +28,7 @@ class Comparison:
 
 
 def as_precise_as(name: str) -> tuple[str, ...]:
-    """Those that take the same arrays, and all of their range, with errors as small or twice that."""
+    """Precisions for the same arrays, with their full range, whose errors are at most twice as large."""
     own = PRECISIONS[name]
     same = [each for each in PRECISIONS.values() if (each.dtype, each.unit_roundoff) == (own.dtype, own.unit_roundoff)]
     return tuple(each.name for each in same if not each.range_note)
@@ -46,4 +48,4 @@ COMPARISONS = {
         ),
     )
 }
-USUAL = ("float32", "float16", "tf32", "bfloat16")  # the most telling first
+USUAL = ("float32", "float16", "tf32", "bfloat16")  # the most informative first

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, get_type_hints
 
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.files import read, replaced
 from ksgen.measure.trust import doubt
@@ -93,7 +94,7 @@ def row_of(contender: Contender) -> Row:
     idle = [each["idle_watt"] for each in contender.measurements if "idle_watt" in each]
     others = [each["others_share"] for each in contender.measurements if each.get("others_share") is not None]
     others_share = median(others) if others else None
-    on_processors = facts.get("runtime") == "opencl"  # else a GPU's clock counts, and the host's load is not in it
+    on_processors = facts.get("runtime") in PROCESSOR_RUNTIMES  # else a GPU's clock counts, and the host's load is not in it
     floor, middle = facts.get("floor_us"), median(times) if times else None
     derived: Facts = {
         "measurements": len(times),

@@ -18,7 +18,7 @@ from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import Job, Problem
-from ksgen.bench.roster import OURS, Comparison
+from ksgen.bench.roster import COMPILED, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
 from ksgen.build.build import Request, build_many
@@ -32,12 +32,17 @@ from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, which a pattern may yet have
+DISTURBED = 5  # times as long as others, that a first run may take: another one is made before it is called too slow
 MATRIX_UNITS = 16  # times float32's multiply-adds, that a processor's may do in 16 bits
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on a processor the time is its own
 
 
 class _TimeIsUpError(Exception):
     """Stop compiling."""
+
+
+class _TooSlowError(Exception):
+    """A single run takes longer than a contender may take in all."""
 
 
 Report = Callable[[int, int, str], None]  # jobs done, jobs in all, what is done now
@@ -117,10 +122,9 @@ class Runner:
 
         if sources:
             self.report(done, total, f"compiling {counted(len(sources), 'kernel')}")
-            compiler = self.device.compiler() if self.device.kind == "opencl" else None
             requests = dict.fromkeys(Request(source.text, source.entry, self.device.target) for source in sources)
             with suppress(_TimeIsUpError):  # which ends the compilers that run
-                build_many(requests, compiler, on_done=check_time)
+                build_many(requests, self.device.compiler(), on_done=check_time)
 
     def _measure(self, job: Job, todo: list[Contender]) -> bool:
         """Measure a job. Returns whether it was finished."""
@@ -194,13 +198,20 @@ class Runner:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # PyTorch calls its sparse formats a beta
                 ready = contender.prepare(problem)
-                error = None if contender.is_part else problem.error(ready.y(ready.run(0)))
+                begin = monotonic()
+                result = ready.run(0)
+                ready.wait()
+                if contender.implementation not in COMPILED:
+                    self._check_seconds(contender, monotonic() - begin, DISTURBED)
+                error = None if contender.is_part else problem.error(ready.y(result))
                 timed = Timed(ready, len(problem.sets), self.protocol)
+                self._check_seconds(contender, timed.once_s)
+        except _TooSlowError as refused:
+            return None, _refusal("too slow", str(refused))
         except UnsupportedError as refused:
             return None, _refusal("unsupported", str(refused))
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
-        self._note_pace(contender, timed.once_s)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
         if not contender.is_part:
             facts |= {
@@ -209,6 +220,12 @@ class Runner:
                 "checked": problem.checked,
             }
         return timed, facts | self._floor(contender, ceilings)
+
+    def _check_seconds(self, contender: Contender, once_s: float, at_most: float = 1.0) -> None:
+        """Raise `_TooSlowError` if a run takes so many times as long as a contender may take."""
+        self._note_pace(contender, once_s)
+        if once_s > at_most * self.protocol.most_seconds:
+            raise _TooSlowError(f"a run takes {once_s:.1f} s, and a contender may take {self.protocol.most_seconds:g} s in all")
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job

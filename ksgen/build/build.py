@@ -23,7 +23,7 @@ from ksgen.build.bundle import open_bundle
 from ksgen.build.cache import Cache, max_bytes_from_environment
 from ksgen.build.children import Children, current_children
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
-from ksgen.build.toolchain import find_compiler
+from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
 from ksgen.errors import KsgenError, ToolchainError
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
@@ -74,8 +74,8 @@ def default_caches(*bundles: Layer) -> Layers:
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
-    """The binary of one source text, by the given compiler or the machine's own CUDA compiler. Without either, a cached binary of the
-    same text by any compiler.
+    """The binary of one source text, by the given compiler or the machine's own CUDA compiler. One that was found, not named, and does
+    not work here gives way to the next. Without any, a cached binary of the same text by any compiler.
     """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
@@ -90,7 +90,18 @@ def build(text: str, entry: str, target: str, compiler: Compiler | None = None, 
             if found := caches.get(request):
                 return found
             raise _missing(request, str(error)) from None
-    return caches.get(request, compiler) or _compile_once(request, compiler, caches)
+    if isinstance(compiler, Nvcc | Nvrtc):
+        compiler = fit_for(compiler, target)
+    while True:
+        try:
+            return caches.get(request, compiler) or _compile_once(request, compiler, caches)
+        except UnfitError as unfit:
+            try:
+                compiler = instead_of(unfit, target)
+            except ToolchainError:
+                if found := caches.get(request):
+                    return found
+                raise
 
 
 def build_many(

@@ -1,33 +1,52 @@
 """Which compiler makes CUDA binaries on this machine, and how to run it. Needs no GPU, and never looks into a cache.
 
-Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the `nvidia-cuda-nvcc` package; then NVRTC
-through `cuda-bindings`, which needs no host compiler. Every warning is an error. Spills are not: they are a number in
-`Resources`, because whether they cost more than they save is for a measurement to say.
+Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
+`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. One whose binaries this machine's
+driver can load comes before one that is newer than the driver. One that turns out not to work here, because it does not know
+the target or its host compiler does not suit it, gives way to the next, unless the user named it.
+
+Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a measurement to say.
 """
 
 import functools
-import hashlib
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from glob import glob
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from ksgen import paths
 from ksgen.build.children import current_children
+from ksgen.build.refused import first_error, refusal
 from ksgen.build.request import Binary, read_notes, read_resources
-from ksgen.errors import KsgenError, ToolchainError
-from ksgen.files import write
+from ksgen.errors import ToolchainError
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
+
+USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")  # where installers put them; of several versions the newest first
+WARNINGS = "KSGEN_WARNINGS"  # "error", as ksgen's own tests set it, makes a compiler's warnings errors
+_LANGUAGE = ("-std=c++17", "-O3")  # nvcc's options that change what it makes
+_SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # what the search depends on
+
+
+class UnfitError(ToolchainError):
+    """A compiler that does not work on this machine, or not for this target; the source is not to blame."""
+
+    def __init__(self, compiler: "CudaCompiler", target: str, message: str) -> None:
+        super().__init__(message)
+        self.compiler, self.target = compiler, target
+
+
+class _NoAnswerError(ToolchainError):
+    """A program that is called nvcc and does not answer as nvcc does."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +54,25 @@ class Nvcc:
     """The compiler driver of the CUDA toolkit, one process per binary."""
 
     path: str
+    is_found: bool = field(default=False, compare=False)  # by a search that may go on; False: the user named it
+    starter: tuple[str, ...] = field(default=(), compare=False)  # a command that starts it, where it is not started itself
     name: ClassVar[str] = "nvcc"
+
+    def __str__(self) -> str:
+        return self.path
 
     @property
     def version(self) -> str:
-        return _nvcc_version(self.path)
+        with self._unfit_unless_it_answers():
+            return _nvcc_version(self.path)
 
     def targets(self) -> tuple[str, ...]:
-        return _nvcc_targets(self.path)
+        with self._unfit_unless_it_answers():
+            return _nvcc_targets(self.path)
 
     def options(self, target: str) -> tuple[str, ...]:
         number = target.removeprefix("sm_")
-        architecture = f"-gencode=arch=compute_{number},code=sm_{number}"
-        return ("-std=c++17", "-O3", "-cubin", architecture, "-Werror", "all-warnings", "-Xptxas", "-v")
+        return (*_LANGUAGE, "-cubin", f"-gencode=arch=compute_{number},code=sm_{number}", *_told())
 
     def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
         """The command that makes `name.cubin` from `name.cu`."""
@@ -58,19 +83,37 @@ class Nvcc:
         with _temporary_folder(entry) as folder:
             source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
             source.write_text(text, encoding="utf-8")
-            finished = current_children.get().run(self.command(source.name, entry, target), folder)
+            finished = current_children.get().run(self._started(source.name, entry, target), folder)
             data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
         if not data:
             log = finished.log or f"exit status {finished.returncode}, and not a word"
-            raise compile_error(self, text, entry, target, log)
+            refused = _refusal(self, text, entry, target, log)
+            raise UnfitError(self, target, str(refused)) if is_of_the_machine(log, source.name) else refused
         return _binary(data, entry, target, finished.log)
+
+    def _started(self, source: str, entry: str, target: str) -> tuple[str, ...]:
+        """The command itself, or the starter's, which says by itself that it wants a cubin, and for which target."""
+        if self.starter:
+            return (*self.starter, self.path, target, source, *_LANGUAGE, *_told())
+        return self.command(source, entry, target)
+
+    @contextmanager
+    def _unfit_unless_it_answers(self) -> Iterator[None]:
+        try:
+            yield
+        except _NoAnswerError as error:
+            raise UnfitError(self, "", str(error)) from None
 
 
 @dataclass(frozen=True)
 class Nvrtc:
     """The compiler as a library in this process: faster to start than nvcc, but nothing can stop it halfway."""
 
+    is_found: bool = field(default=False, compare=False)
     name: ClassVar[str] = "nvrtc"
+
+    def __str__(self) -> str:
+        return "NVRTC"
 
     @property
     def version(self) -> str:
@@ -100,8 +143,8 @@ class Nvrtc:
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         # Not every version can make warnings errors itself.
-        if not data or re.search(r"\bwarning\b", log):
-            raise compile_error(self, text, entry, target, log or str(status))
+        if not data or (warnings_are_errors() and re.search(r"\bwarning\b", log)):
+            raise _refusal(self, text, entry, target, log or str(status))
         return _binary(data, entry, target, log)
 
 
@@ -112,42 +155,103 @@ def find_compiler(name: str | None = None) -> CudaCompiler:
     """The machine's CUDA compiler, or the one asked for by name (`nvcc`, `nvrtc`)."""
     if name is not None and not is_word(name, ("nvcc", "nvrtc")):
         raise ToolchainError(f"no compiler is called {excerpt(name)}; try nvcc or nvrtc")
-    found = _find(name, *(os.environ.get(variable) for variable in ("KSGEN_NVCC", "PATH", "CUDA_HOME", "NVCC_CCBIN")))
+    found = _find(name, *map(os.environ.get, _SURROUNDINGS))
     if isinstance(found, str):
         raise ToolchainError(found)
     return found
 
 
+def compilers(name: str | None = None) -> list[CudaCompiler]:
+    """All that the search finds, in the order in which they are tried."""
+    return list(_in_order(name, *map(os.environ.get, _SURROUNDINGS)))
+
+
+def fit_for(compiler: CudaCompiler, target: str) -> CudaCompiler:
+    """The compiler, or the one that was taken in its place for this target before."""
+    while (error := _unfit.get((compiler, target))) and compiler.is_found:
+        compiler = instead_of(error, target)
+    return compiler
+
+
+def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
+    """The next compiler of the search, told once; the error itself where the user named the compiler, or none is left."""
+    failed = unfit.compiler
+    if not failed.is_found:
+        raise unfit
+    is_new = (failed, target) not in _unfit
+    _unfit[failed, target] = unfit
+    for other in compilers():
+        if (other, target) in _unfit:
+            continue
+        if is_new:
+            warnings.warn(f"{_reason(unfit)}; {other} is taken in its place", stacklevel=2)
+        return replace(other, starter=failed.starter) if isinstance(failed, Nvcc) and isinstance(other, Nvcc) else other
+    reasons = "; ".join(_reason(error) for (_, of), error in _unfit.items() if of == target)
+    raise ToolchainError(f"no compiler here builds for {target}: {reasons}; {_install_hint()}")
+
+
+def trial(compiler: CudaCompiler, target: str) -> str:
+    """Why it does not build for the target here, in one line; empty if it does. Compiles three lines."""
+    try:
+        compiler.compile('extern "C" __global__ void trial(float *y) { y[threadIdx.x] = 1.0f; }\n', "trial", target)
+    except ToolchainError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def warnings_are_errors() -> bool:
+    return os.environ.get(WARNINGS) == "error"
+
+
+def is_newer_than_driver(version: str) -> bool:
+    """Whether this machine's driver is of an older CUDA than a compiler of this version, whose binaries it then cannot load."""
+    from ksgen.install import served_cuda  # asks the driver's library
+
+    return 0 < served_cuda() // 1000 < int(version.partition(".")[0])
+
+
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
-    """`sm_80,sm_90a` as targets, each once, in that order."""
+    """`sm_80,sm_90a` as targets, each once, in that order. Each is one of this compiler, or of one that may take its place."""
     targets = tuple(dict.fromkeys(target for part in text.split(",") if (target := part.strip())))
     if not targets:
         raise ToolchainError(f"no target in {excerpt(text)}; try sm_90a, or sm_80,sm_90a")
     for target in targets:
-        check_target(target, compiler)
+        if target not in _offered(compiler) and not (compiler.is_found and any(target in _offered(other) for other in compilers())):
+            check_target(target, compiler)
     return targets
+
+
+def _offered(compiler: CudaCompiler) -> tuple[str, ...]:
+    """The targets of a compiler that may not work at all."""
+    try:
+        return compiler.targets()
+    except ToolchainError:
+        return ()
+
+
+def _told() -> tuple[str, ...]:
+    """Options for what nvcc says: resources, and in tests warnings as errors."""
+    return (*(("-Werror", "all-warnings") if warnings_are_errors() else ()), "-Xptxas", "-v")
 
 
 def check_target(target: str, compiler: CudaCompiler) -> None:
     offered = compiler.targets()
     if target not in offered:
         known = ", ".join(offered)
-        raise ToolchainError(f"{excerpt(target)} is no target of {compiler.name} {compiler.version}; it offers {known}")
+        message = f"{excerpt(target)} is no target of {compiler.name} {compiler.version}; it offers {known}"
+        raise UnfitError(compiler, target, message)
 
 
-def compile_error(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
-    """The error for a source that does not build: the first complaint, the kept source, the command to repeat."""
-    message = f"{entry}: {compiler.name} {compiler.version} refused it for {target}: {first_error(log)}"
-    if kept := _keep(text, entry, log):
-        message += f"\n  source: {kept}\n  repeat: {shlex.join(compiler.command(str(kept), entry, target))}"
-    return ToolchainError(message)
+def _refusal(compiler: CudaCompiler, text: str, entry: str, target: str, log: str) -> ToolchainError:
+    told = f"{entry}: {compiler.name} {compiler.version} refused it for {target}"
+    return refusal(told, f"{entry}.cu", text, log, lambda kept: compiler.command(kept, entry, target))
 
 
-def first_error(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)]
-    warnings = [line for line in lines if re.search(r"\bwarning\b", line)]
-    return next(iter(errors or warnings or lines), "no output")
+def is_of_the_machine(log: str, source: str) -> bool:
+    """Whether nvcc's first complaint is about something else than the source: itself, its host compiler, or their headers."""
+    line = first_error(log)
+    place = re.match(r"(\S+?)[(:]\d+", line)
+    return bool(re.match(r"nvcc (fatal|error)|(sh|gcc|g\+\+|cc|cc1plus|collect2|ld):", line) or (place and Path(place[1]).name != source))
 
 
 def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
@@ -157,49 +261,87 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
     return Binary(data, entry, target, read_resources(log, entry), {"notes": notes} if notes else {})
 
 
-def _keep(text: str, entry: str, log: str) -> Path | None:
-    """Keep a refused source and its log where the user finds them. The same source always goes to the same file."""
-    name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    for folder in (paths.cache_dir() / "failed", None):
-        with suppress(OSError, KsgenError):
-            folder = folder or Path(tempfile.gettempdir())
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(exist_ok=True)
-            write(folder / f"{name}.log", log)
-            write(kept := folder / f"{name}.cu", text)
-            return kept
-    return None
-
-
 def _install_hint() -> str:
     from ksgen.install import install_line  # reads the distribution's metadata
 
     return f"{install_line('cuda')} brings NVRTC; {install_line('nvcc')} brings nvcc, to use beside g++"
 
 
+_unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # what was tried in this process and did not work, by target
+
+
+def _reason(unfit: UnfitError) -> str:
+    """In one line, with the compiler's path, as several may have the same version."""
+    told = str(unfit).splitlines()[0]
+    return told if str(unfit.compiler) in told else f"{unfit.compiler}: {told}"
+
+
 @functools.lru_cache
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     """A compiler, or why there is none. The arguments are the whole environment that the answer depends on."""
-    named, path, home, host = surroundings
-    if named and name != "nvrtc":
-        runnable = shutil.which(os.path.expanduser(named))
-        hint = f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
-        return Nvcc(os.path.abspath(runnable)) if runnable else hint
-    nvcc = None if name == "nvrtc" else _find_nvcc(path, home)
-    if nvcc and (host or shutil.which("gcc", path=path)):
-        return nvcc
-    if name != "nvcc" and _has_nvrtc():
-        return Nvrtc()
-    if nvcc:
+    named, path, _, _, host = surroundings
+    if named and name != "nvrtc" and not shutil.which(os.path.expanduser(named)):
+        return f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
+    if found := next(_in_order(name, *surroundings), None):
+        return found
+    if name != "nvrtc" and not _has_host(path, host) and (nvcc := next(_find_nvccs(surroundings), None)):
         return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {_install_hint()}"
-    return f"no {name or 'CUDA compiler'} found (KSGEN_NVCC, PATH, CUDA_HOME, Python packages); {_install_hint()}"
+    places = "KSGEN_NVCC, PATH, CUDA_HOME, /usr/local/cuda, Python packages"
+    return f"no {name or 'CUDA compiler'} found ({places}); {_install_hint()}"
 
 
-def _find_nvcc(path: str | None, home: str | None) -> Nvcc | None:
-    folders = [path, str(Path(home, "bin")) if home else None]
-    folders += [str(toolkit / "bin") for toolkit in _packaged_toolkits()]
-    found = (shutil.which("nvcc", path=folder) for folder in folders if folder)
-    return next((Nvcc(os.path.abspath(each)) for each in found if each), None)
+def _in_order(name: str | None, *surroundings: str | None) -> Iterator[CudaCompiler]:
+    """The compilers of this machine: first those whose binaries its driver can load."""
+    late = []
+    for each in _in_order_of_places(name, *surroundings):
+        if _fits_driver(each):
+            yield each
+        else:
+            late.append(each)
+    yield from late
+
+
+def _in_order_of_places(name: str | None, *surroundings: str | None) -> Iterator[CudaCompiler]:
+    named, path, _, _, host = surroundings
+    if named and name != "nvrtc":
+        if runnable := shutil.which(os.path.expanduser(named)):
+            yield Nvcc(os.path.abspath(runnable))
+        return
+    if name != "nvrtc" and _has_host(path, host):
+        yield from _find_nvccs(surroundings)
+    if name != "nvcc" and _has_nvrtc():
+        yield Nvrtc(is_found=name is None)
+
+
+def _fits_driver(compiler: CudaCompiler) -> bool:
+    from ksgen.install import served_cuda  # asks the driver's library
+
+    if not served_cuda():
+        return True
+    try:
+        return not is_newer_than_driver(compiler.version)
+    except ToolchainError:
+        return False
+
+
+def _has_host(path: str | None, host: str | None) -> bool:
+    return bool(host or shutil.which("gcc", path=path))
+
+
+def _find_nvccs(surroundings: tuple[str | None, ...]) -> Iterator[Nvcc]:
+    """Each once, whatever its names."""
+    _, path, *homes, _ = surroundings
+    usual = [toolkit for pattern in USUAL_TOOLKITS for toolkit in sorted(glob(pattern), key=_numbers, reverse=True)]
+    toolkits = [*(home for home in homes if home), *usual, *map(str, _packaged_toolkits())]
+    found: dict[str, Nvcc] = {}
+    for folder in (*(path or "").split(os.pathsep), *(str(Path(toolkit, "bin")) for toolkit in toolkits)):
+        if folder and (runnable := shutil.which("nvcc", path=folder)):
+            found.setdefault(os.path.realpath(runnable), Nvcc(os.path.abspath(runnable), is_found=True))
+    yield from found.values()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _packaged_toolkits() -> list[Path]:
@@ -212,8 +354,8 @@ def _packaged_toolkits() -> list[Path]:
 
 def _include_folders() -> list[Path]:
     """CUDA's own headers for NVRTC, which brings none. Kernels need them only if their author includes one."""
-    home = os.environ.get("CUDA_HOME")
-    toolkits = ([Path(home)] if home else []) + _packaged_toolkits()
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    toolkits = [*(Path(home) for home in homes if home), *_packaged_toolkits()]
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
     return [folder for folder in folders if folder.is_dir()]
 
@@ -232,7 +374,7 @@ def _ask(path: str, question: str, answer: str) -> list[str]:
     with _temporary_folder(path) as folder:
         said = current_children.get().run((path, question), folder).log
     if not (found := re.findall(answer, said)):
-        raise ToolchainError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
+        raise _NoAnswerError(f"{path} {question} says {excerpt(said.strip())}; that is not nvcc")
     return found
 
 

@@ -1,5 +1,6 @@
 """`ksgen bench` and `ksgen bench model`. Each other subcommand has a module of its own beside this one."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import groupby, product
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.bench.roster import LAYERS
 from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
 from ksgen.commands.common import REPLACED, console, json_option, json_text, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
@@ -40,6 +42,7 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.")
 @click.option("--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm.")
 @click.option("--steps", default="forward", show_default=True, help="forward, training, or both.")
+@click.option("--layers", default=",".join(LAYERS), show_default=True, help="Which linear layers are sparse, such as down.")
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
     "--batch", type=click.IntRange(min=1), help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]"
@@ -50,7 +53,7 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.option("-o", "--output", type=click.Path(path_type=Path), help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def model_command(
-    model: str, precision: str, backend: str, steps: str, device: str | None, batch: int | None, repeats: int | None,
+    model: str, precision: str, backend: str, steps: str, layers: str, device: str | None, batch: int | None, repeats: int | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
@@ -61,20 +64,24 @@ def model_command(
     Examples:
       ksgen bench model vit-s16
       ksgen bench model vit-s16 --device cpu --precision float32,bfloat16 --steps forward,training
+      ksgen bench model gpt2-medium --layers down
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
     if output:
         check_writable(output)
     precisions = _listed("--precision", precision, PRECISIONS)
-    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS))
+    sparse = _listed("--layers", layers, LAYERS)
+    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS), layers=sparse)
     say_if_busy()
-    rows = _measure_all(job)
+    rows = []
+    for row in _measured(job):
+        rows.append(row)
+        if output:  # after each: a kill loses none
+            write(output, json_text(_report(job, rows)) + "\n")
     if as_json:
         print_json(_report(job, rows))
     else:
         _print(job, rows)
-    if output:
-        write(output, json_text(_report(job, rows)) + "\n")
 
 
 def _job(model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None) -> "Job":
@@ -112,17 +119,16 @@ def _listed(option: str, text: str, accepted: Any) -> tuple[str, ...]:
     return words
 
 
-def _measure_all(job: "Job") -> list["Row"]:
-    from ksgen.bench.model import MODULES, measure
+def _measured(job: "Job") -> Iterator["Row"]:
+    from ksgen.bench.model import measure, modules_of
 
-    rows = []
     with progress() as bar:
         task = bar.add_task(
-            "timing", total=len(job.precisions) * len(job.steps) * len(MODULES) * len(job.backends), now="building the models"
+            "timing", total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.backends), now="building the models"
         )
         try:
             for row in measure(job):
-                rows.append(row)
+                yield row
                 bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
         except NotImplementedError as error:
             raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
@@ -130,14 +136,15 @@ def _measure_all(job: "Job") -> list["Row"]:
             if "memory" in str(error):
                 raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
             raise
-    return rows
 
 
 def _print(job: "Job", rows: list["Row"]) -> None:
     from rich.table import Table
 
+    only = "" if set(job.layers) == set(LAYERS) else f" with sparse {', '.join(job.layers)} alone"
     click.echo(
-        f"{job.model} on {_facts(job)['device']}, batch {job.batch}: the median of {job.repeats} rounds, sparse over dense (quartiles)."
+        f"{job.model}{only} on {_facts(job)['device']}, batch {job.batch}: "
+        f"the median of {job.repeats} rounds, sparse over dense (quartiles)."
     )
     is_papers = any(row.paper_ratio for row in rows)
     for precision, step in product(job.precisions, job.steps):
@@ -178,6 +185,7 @@ def _facts(job: "Job") -> dict[str, Any]:
     return {
         "model": job.model,
         "device": torch.cuda.get_device_name(job.device) if on_gpu else processor,
+        "layers": list(job.layers),
         "batch": job.batch,
         "repeats": job.repeats,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -18,7 +18,11 @@ from ksgen.files import write
     help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
 )
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw a processor's speed-ups and shares of the floor here; {REPLACED}.")
-def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None) -> None:
+@click.option(
+    "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
+    help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given again.",
+)  # fmt: skip
+def command(file: Path, output: Path | None, markdown: Path | None, png: Path | None, wholes: tuple[Path, ...]) -> None:
     """Make one self-contained page from the results of `ksgen bench paper` and `ksgen bench energy`.
 
     FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --png there is no page unless -o names one.
@@ -28,19 +32,21 @@ def command(file: Path, output: Path | None, markdown: Path | None, png: Path | 
       ksgen bench report
       ksgen bench report h200.jsonl
       ksgen bench report h200.csv --markdown -
+      ksgen bench report h200.jsonl --with vit-s16.json --with share.json
       ksgen bench report processor.jsonl --png processor.png
     """
     from ksgen.bench import report
     from ksgen.bench.rows import read_rows
+    from ksgen.bench.wholes import tables_of
 
-    rows = read_rows(file)
+    rows, tables = read_rows(file), [table for path in wholes for table in tables_of(path)]
     if markdown:
-        _write(markdown, report.markdown(rows))
+        _write(markdown, report.markdown(rows, tables))
     if png:
         write(png, report.picture(rows))
         click.echo(f"{png}: {png.stat().st_size / 1e3:.0f} kB")
     if output or not (markdown or png):
-        _write(output or file.with_suffix(".html"), report.page(rows))
+        _write(output or file.with_suffix(".html"), report.page(rows, tables))
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,13 +1,14 @@
 """`ksgen bench share`."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ksgen.commands.bench_common import check_library, print_table, words_from
-from ksgen.commands.common import json_option, print_json, say_if_busy
-from ksgen.words import counted
+from ksgen.commands.common import REPLACED, json_option, json_text, print_json, say_if_busy
+from ksgen.files import check_writable, write
 
 if TYPE_CHECKING:
     from ksgen.bench.linear_share import Share
@@ -33,9 +34,10 @@ GPU_REPEATS, CPU_REPEATS = 20, 5
 @click.option(
     "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
 )
+@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def command(
-    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, as_json: bool
+    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, output: Path | None, as_json: bool
 ) -> None:  # fmt: skip
     """Time dense vision transformers, and their feed-forward linear layers alone (the paper's Table 6).
 
@@ -48,33 +50,26 @@ def command(
     import torch
 
     from ksgen.bench.linear_share import measure
+    from ksgen.bench.wholes import shares as table
 
+    if output:
+        check_writable(output)
     on_gpu = torch.cuda.is_available()
     where = torch.device("cuda" if on_gpu else "cpu")
     images, rounds = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES), repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
     say_if_busy()
     shares = list(measure(models or (MODELS if on_gpu else MODELS[:1]), precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
+    found = {"device": device, "batch": images, "repeats": rounds, "shares": [_figures(share) for share in shares]}
+    if output:
+        write(output, json_text(found) + "\n")
     if as_json:
-        print_json({"device": device, "batch": images, "repeats": rounds, "shares": [_figures(share) for share in shares]})
+        print_json(found)
     else:
-        _print(shares, f"{counted(images, 'image')} on {device}")
+        print_table(table(found))
 
 
 def _figures(share: "Share") -> dict[str, Any]:
     """The share as JSON, with times in microseconds."""
     found = asdict(share)
     return found | {f"{name}_us": 1e6 * found.pop(f"{name}_s") for name in ("whole", "layers")}
-
-
-def _print(shares: list["Share"], title: str) -> None:
-    from ksgen.bench.tables import Table, percent
-
-    rows = (
-        (each.model, each.precision, f"{each.whole_s * 1e3:.3g}", percent(each.share) + "?" * bool(each.doubt), percent(each.paper))
-        for each in shares
-    )
-    doubted = next((each.doubt for each in shares if each.doubt), "")
-    note = "Table 6: the share of a forward pass." + (f" ?: it cannot be trusted ({doubted})." if doubted else "")
-    columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
-    print_table(Table(title, columns, tuple(rows), note))

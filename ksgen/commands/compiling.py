@@ -11,6 +11,7 @@ from ksgen.commands.common import progress
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import cuda_limits
+from ksgen.families.expected import CLASSES, LARGE
 from ksgen.launch.choice import choose
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
@@ -64,11 +65,11 @@ def _wisdom(device_name: str) -> Wisdom:
 
 
 def _sources(kernels: Iterable[KernelSpec], target: str, wisdom: Wisdom) -> list[Source]:
-    """The sources that launchers on this target will render: one per batch that wisdom has, or one for any batch."""
+    """The sources that launchers on this target will render: one per batch that wisdom has, or one for each class of batches."""
     limits = cuda_limits(target)
     sources: dict[str, Source] = {}
     for kernel in kernels:
-        for batch in wisdom.batches(kernel) or [kernel.batch or 1]:
+        for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else [LARGE, *CLASSES]):
             choice = choose(kernel, batch, limits, wisdom)
             source = render(kernel, choice.constants, family=choice.family)
             sources[source.digest] = source

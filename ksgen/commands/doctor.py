@@ -1,16 +1,23 @@
 """`ksgen doctor`."""
 
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ksgen.commands.common import console, json_option, print_json
-from ksgen.install import install_line
+from ksgen.install import cuda_extra, install_line, served_cuda
 from ksgen.words import counted
+
+if TYPE_CHECKING:
+    from ksgen.build.toolchain import CudaCompiler
+
+_OLDEST_CUDA = 12  # of the compilers that kernels are written for
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ def command(as_json: bool) -> None:
       KSGEN_DEVICE=opencl ksgen doctor --json
     """
     device = _chosen_device()
-    findings = [*_installation(), *_devices(), device, *_compilers(), *_folders(), *_neighbours()]
+    findings = [*_installation(), *_driver(), *_devices(), device, *_compilers(_target()), *_folders(), *_neighbours()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -58,7 +65,7 @@ def _installation() -> list[Finding]:
 def _devices() -> list[Finding]:
     from ksgen.devices import Found, list_devices
 
-    names = {"pycuda": "GPU by PyCUDA", "driver": "GPU by cuda-bindings", "opencl": "OpenCL device"}
+    names = {"pycuda": "GPU by PyCUDA", "driver": "GPU by cuda-bindings", "native": "processor", "opencl": "OpenCL device"}
     return [
         Finding(names[line.runtime], f"{line.name} ({line.selector}), {line.target}")
         if isinstance(line, Found)
@@ -72,11 +79,11 @@ def _chosen_device() -> Finding:
     from ksgen.errors import DeviceError
 
     asked = os.environ.get("KSGEN_DEVICE")
-    reason = f"KSGEN_DEVICE={asked}" if asked else "the first of PyCUDA, cuda-bindings and OpenCL that is there"
+    reason = f"KSGEN_DEVICE={asked}" if asked else "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
     try:
         device = find_device()
     except DeviceError as error:
-        remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line('cuda')}"
+        remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line(cuda_extra())}"
         return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
     return Finding(
@@ -86,18 +93,75 @@ def _chosen_device() -> Finding:
     )
 
 
-def _compilers() -> list[Finding]:
-    from ksgen.build.toolchain import find_compiler
+def _driver() -> list[Finding]:
+    """What NVIDIA's driver serves, if there is one."""
+    from ksgen.devices.base import cuda_driver_version
+
+    if not (served := served_cuda()):
+        return []
+    told = cuda_driver_version(served)
+    if served < _OLDEST_CUDA * 1000:
+        return [Finding("CUDA driver", "", f"{told}: it loads no binary of CUDA {_OLDEST_CUDA} or later", "update it to 525 or later")]
+    return [Finding("CUDA driver", told)]
+
+
+def _compilers(target: str) -> list[Finding]:
+    """Each kind of compiler, tried on three lines, and the one that launchers take."""
+    from ksgen.build.toolchain import CudaCompiler, compilers, find_compiler
     from ksgen.errors import KsgenError
 
-    findings = []
-    for name, remedy in (("nvcc", install_line("nvcc")), ("nvrtc", install_line("cuda"))):
+    findings, taken = [], list[CudaCompiler]()
+    for name, extra in (("nvcc", "nvcc"), ("nvrtc", cuda_extra())):
         try:
-            compiler = find_compiler(name)
-            findings.append(Finding(name, f"{compiler.version} {getattr(compiler, 'path', '')}".strip()))
+            tried = [(each, *_verdict(each, target)) for each in compilers(name) or [find_compiler(name)]]
         except KsgenError as error:
-            findings.append(Finding(name, "", str(error).splitlines()[0], remedy))
+            findings.append(Finding(name, "", str(error).splitlines()[0], install_line(extra)))
+            continue
+        taken += [compiler for compiler, why, _ in tried if not why]
+        findings += [
+            Finding(name, f"{compiler.version} {getattr(compiler, 'path', '')}".strip())
+            if not why
+            else Finding(name, "", f"{getattr(compiler, 'path', '')} {why}".strip(), remedy)
+            for compiler, why, remedy in tried
+        ]
+    if served_cuda():
+        words = "no compiler makes binaries that this GPU and its driver take"
+        chosen = next((compiler for compiler in compilers() if compiler in taken), None)
+        findings.append(
+            Finding("kernels are built by", f"{chosen}, {chosen.version}, for {target}")
+            if chosen
+            else Finding("kernels are built by", "", words, install_line(cuda_extra()))
+        )
     return findings
+
+
+def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
+    """Why a compiler does not serve here, and what mends it; empty if it does."""
+    from ksgen.build.toolchain import UnfitError, check_target, is_newer_than_driver, trial
+    from ksgen.devices.base import cuda_driver_version
+    from ksgen.errors import ToolchainError
+
+    instead = f"{install_line(cuda_extra())} brings NVRTC"
+    try:
+        check_target(target, compiler)
+        version = compiler.version
+    except UnfitError as error:
+        return str(error).splitlines()[0], f"{instead}, or install a newer toolkit"
+    except ToolchainError as error:
+        return str(error).splitlines()[0], instead
+    if is_newer_than_driver(version):
+        driver = f"the driver ({cuda_driver_version(served_cuda())})"
+        return f"{version} is newer than {driver}, which loads none of its binaries", f"update the driver, or: {instead}"
+    if why := trial(compiler, target):
+        return why, f"NVCC_CCBIN=g++-12 names a host compiler that it accepts, or: {instead}, which needs none"
+    return "", ""
+
+
+def _target() -> str:
+    """The target of the first GPU, and without one a usual one."""
+    from ksgen.devices import Found, list_devices
+
+    return next((line.target for line in list_devices() if isinstance(line, Found) and line.target.startswith("sm_")), "sm_80")
 
 
 def _folders() -> list[Finding]:
@@ -124,8 +188,21 @@ def _neighbours() -> list[Finding]:
     for name in ("torch", "cupy", "jax"):
         versions = [found.version for found in metadata.distributions() if found.name.split("-cuda")[0].lower() == name]
         if versions:
-            findings.append(Finding(name, versions[0]))
+            findings.append(_of_its_cuda(name, versions[0]))
     return findings
+
+
+def _of_its_cuda(name: str, version: str) -> Finding:
+    """A library by its version, of which PyTorch's names the CUDA that it was built for: 2.9.0+cu128."""
+    served, build = served_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
+    if not (served and build):
+        return Finding(name, version)
+    if build[1] is None:
+        return Finding(name, "", f"{version}: built without CUDA, so its tensors cannot lie on the GPU", f"install {name}'s build for CUDA")
+    if int(build[1]) > served // 1000:
+        why = f"{version}: built for CUDA {build[1]}, and the driver serves {served // 1000}.{served % 1000 // 10}"
+        return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {served // 1000}")
+    return Finding(name, version)
 
 
 def _print(findings: list[Finding]) -> None:

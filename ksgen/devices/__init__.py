@@ -1,29 +1,48 @@
-"""Finds the device to run on: the one in `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver and OpenCL that works.
+"""Finds the device to run on: the one in `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver, the processor and OpenCL that works.
 
 Each runtime is one module, imported only when it is asked for, with `found()` and `open_device(index)`.
 """
 
 import os
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from threading import RLock
 from typing import Any
 
 from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
+from ksgen.devices.opencl_drivers import may_show_gpus
 from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
 __all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices"]
 
-_MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "opencl": "opencl"}  # the order of preference
-_RUNTIMES = {"": tuple(_MODULES), "cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
-_ACCEPTED = "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, opencl, each with or without a number (opencl:1), or a part of a name"
+_MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "native": "native", "opencl": "opencl"}  # the order of preference
+_RUNTIMES = {"cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
+_ACCEPTED = (
+    "accepted, also as KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, each with or without a number (opencl:1), or a part of a name"
+)
+
+
+_opening = RLock()
+
+
+def _open_anew() -> None:
+    """In a child process: a thread that stayed behind may have held it."""
+    global _opening
+    _opening = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open_anew)
 
 
 def find_device(name: str | None = None) -> Device:
     """The device named by `name` or `KSGEN_DEVICE`, else the best one. Every call returns the same object."""
     if not isinstance(name, str | None):
         raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
-    return _find(name or os.environ.get("KSGEN_DEVICE", ""))
+    with _opening:  # several threads that ask for the first time get one object too
+        return _find(name or os.environ.get("KSGEN_DEVICE", ""))
 
 
 def device_for(place: Any) -> Device:
@@ -54,20 +73,38 @@ def list_devices() -> list[Found | Missing]:
 
 @cache
 def _find(wanted: str) -> Device:
+    if not wanted:
+        return _find_best()
     word, colon, number = wanted.lower().partition(":")
     if word not in _RUNTIMES:
         return _find_by_name(wanted)
     if colon and not (number.isdecimal() and len(number) < 10):
         raise DeviceError(f"device {excerpt(wanted)}: {excerpt(number)} is no number; {_ACCEPTED}")
-    reasons = []
-    for runtime in _RUNTIMES[word]:
+    return next(_opened(_RUNTIMES[word], int(number or 0)))
+
+
+def _find_best() -> Device:
+    """A GPU, by whatever runtime; else the processor. OpenCL takes a fifth of a second to open: only where it may have a GPU."""
+    devices = _opened(_MODULES, 0)
+    first = next(devices)
+    if first.kind != "native" or not may_show_gpus():
+        return first
+    return next((device for device in devices if not device.limits.is_cpu), first)
+
+
+def _opened(runtimes: Iterable[str], index: int) -> Iterator[Device]:
+    """Each runtime's device that can be opened, or one `DeviceError` that says why there is none."""
+    reasons, opened = [], 0
+    for runtime in runtimes:
         try:
-            device: Device = _module(runtime).open_device(int(number or 0))
+            device: Device = _module(runtime).open_device(index)
         except DeviceError as error:
             reasons.append(str(error))
         else:
-            return device
-    raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")
+            opened += 1
+            yield device
+    if not opened:
+        raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")
 
 
 def _find_by_name(wanted: str) -> Device:

@@ -1,4 +1,4 @@
-"""What a device offers and what it says of itself: the one interface of all runtimes. Imports none of them."""
+"""The interface that every runtime implements: what a device can do, and its properties. Imports no runtime."""
 
 from __future__ import annotations
 
@@ -17,96 +17,100 @@ if TYPE_CHECKING:
 
     HostArray = np.ndarray[Any, Any]
 
-Buffer = Any  # device memory, as its runtime spells it: what `allocate` returned, or a pyopencl Buffer, or a CUDA pointer
+Buffer = Any  # device memory: the result of `allocate`, a pyopencl Buffer, or a CUDA pointer
 Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueue, or None for the device's own
-KernelHandle = Any  # what `load` returned
+KernelHandle = Any  # the result of `load`
 
-GPU_BATCH, CPU_BATCH = 25088, 1568  # what is measured unless a batch is named: 128 sequences of 196 tokens, and 8 of them
+PROCESSOR_RUNTIMES = ("native", "opencl")  # that run kernels on processors
+LINE_BYTES = 64  # of a processor's cache
+GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 128 sequences of 196 tokens; 8 of them
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
-MAP_BYTES = 128  # of an encoded tensor map
-LEGACY_STREAM = 1  # CUDA's default stream by its other name, beside 0: it cannot be captured, and asking it may be an error
-PORTABLE_SHARED_BYTES = 48 * 1024  # above this, a CUDA kernel must ask for its dynamic shared memory beforehand
+MAP_BYTES = 128  # size of an encoded tensor map
+LEGACY_STREAM = 1  # CUDA's default stream, as 0 is: it cannot be captured, and a query may be an error
+PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this before its launch
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one block may use, and how many run side by side."""
+    """The resources of one block, and how many multiprocessors run blocks."""
 
     shared_bytes_per_block: int
     threads_per_block: int
     multiprocessors: int
     is_cpu: bool = False
-    vector_bytes: int = 16  # a processor's vector registers
+    vector_bytes: int = 16  # width of a processor's vector registers
 
 
 class Device(Protocol):
     """One device through one runtime. Every method may be called from any thread."""
 
-    kind: Literal["cuda", "opencl"]
-    runtime: Literal["pycuda", "driver", "opencl"]
+    kind: Literal["cuda", "native", "opencl"]
+    runtime: Literal["pycuda", "driver", "native", "opencl"]
     dialect: Literal["cuda", "opencl"]
     index: int  # among the devices of its runtime; -1 for a context that the user brought
     name: str
-    target: str  # what binaries are built for: "sm_90a", or platform, device and driver version for OpenCL
+    target: str  # the target that binaries are built for: "sm_90a", or platform, device and driver version for OpenCL
     driver_version: str
     limits: Limits
-    shares_host: bool  # kernels take the host's memory where it lies
-    supports_foreign_streams: bool  # launches on CUDA streams that others made, given as integers
+    shares_host: bool  # kernels use the host's memory in place
+    context: int  # the address of the CUDA context that it works in; 0 of other devices
+    supports_foreign_streams: bool  # can launch on other libraries' CUDA streams, given as integers
 
-    def compiler(self) -> Compiler: ...
+    def compiler(self) -> Compiler | None:
+        """Its own; None: what `build` finds on the machine, as CUDA devices that have none of their own say."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
-        """`starts_early`: its launches may begin while the one before them in their stream ends, for which it waits by itself."""
+        """`starts_early`: a launch may begin before the previous one in its stream ends; the kernel itself waits for that one."""
 
     def launch(self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
-        """Enqueue one launch. `args`: encoded maps, then buffers, None for a null pointer, or ints: 64 bits each."""
+        """Enqueue one launch. `args`: encoded maps first; then buffers, None (a null pointer) or ints, 64 bits each."""
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        """The map of an array at a 16-byte boundary, as a kernel takes it. CUDA alone has them."""
+        """Encode the tensor map of an array at a 16-byte boundary, for a kernel's argument. CUDA only."""
 
     def allocate(self, nbytes: int) -> Buffer: ...
 
     def shared(self, pointer: int) -> Buffer:
-        """The host's memory as a kernel's argument, where the device shares it. Its owner must outlive the launches."""
+        """Host memory as a kernel's argument, if the device shares it. Its owner must outlive the launches."""
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        """Memory for what launches on that stream leave for each other; later ones on the same stream may be given the same."""
+        """Memory in which launches on that stream pass on intermediate values. Later launches on it may get the same memory."""
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
-        """Copy to the device in the stream's order; the array may change as soon as this returns."""
+        """Copy to the device, in stream order. The array may change once this returns."""
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
-        """Copy from the device in the stream's order; the array is complete when this returns."""
+        """Copy from the device, in stream order. The array is complete once this returns."""
 
     def synchronize(self, stream: Stream = None) -> None: ...
 
     def is_capturing(self, stream: Stream) -> bool:
-        """Whether the stream records a CUDA graph, so that nothing may wait or allocate."""
+        """Whether the stream is recording a CUDA graph: nothing may then wait or allocate."""
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         """Seconds of each run by the device's own clock."""
 
 
 def uploaded(device: Device, array: HostArray, stream: Stream = None) -> Buffer:
-    """New memory on the device with a host array's content, in the stream's order."""
+    """Allocate device memory and copy a host array to it, in stream order."""
     buffer = device.allocate(array.nbytes)
     device.upload(buffer, array, stream)
     return buffer
 
 
 def default_batch(limits: Limits) -> int:
-    """The batch that is measured on such a device unless one is named."""
+    """The batch to measure on such a device unless the user names one."""
     return CPU_BATCH if limits.is_cpu else GPU_BATCH
 
 
 class Memory:
-    """Device memory of CUDA, freed with its last reference. An int wherever one is asked for: its pointer."""
+    """CUDA device memory, freed with its last reference. Used as an int, it is its pointer."""
 
     __slots__ = ("__weakref__", "nbytes", "pointer")
 
     def __init__(self, pointer: int, nbytes: int, free: Callable[..., object], *args: Any) -> None:
         self.pointer, self.nbytes = pointer, nbytes
-        weakref.finalize(self, free, *args).atexit = False  # the driver frees what a process leaves
+        weakref.finalize(self, free, *args).atexit = False  # at exit the driver frees it
 
     def __index__(self) -> int:
         return self.pointer
@@ -114,7 +118,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Found:
-    """A device that can be opened: `find_device(selector)`."""
+    """A device that `find_device(selector)` can open."""
 
     selector: str
     runtime: str
@@ -124,7 +128,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Missing:
-    """A runtime with no device: why, and what to type to get it."""
+    """A runtime without a device: why, and the command that installs what is missing."""
 
     runtime: str
     why: str
@@ -132,7 +136,7 @@ class Missing:
 
 
 class UnavailableError(DeviceError):
-    """A runtime that this machine or environment lacks."""
+    """This machine or environment lacks a runtime."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(f"{why}; {remedy}" if remedy else why)
@@ -147,14 +151,14 @@ def check_index(runtime: str, index: int, names: Sequence[str]) -> None:
 
 
 def cuda_target(major: int, minor: int) -> str:
-    """The target of a compute capability, with all of the GPU's instructions."""
+    """The target of a compute capability, with all instructions of that GPU."""
     from ksgen.families.gpus import target_of
 
     return target_of(major, minor)
 
 
 def cuda_driver_version(cuda_version: int) -> str:
-    """The kernel driver's version where Linux tells it, and the newest CUDA that the driver serves (13000: 13.0)."""
+    """The kernel driver's version, if Linux reports it, and the newest CUDA that it supports (13000: 13.0)."""
     import re
     from pathlib import Path
 
@@ -166,8 +170,17 @@ def cuda_driver_version(cuda_version: int) -> str:
     return f"{told[0]}, {served}" if told else served
 
 
+def host_memory(nbytes: int) -> HostArray:
+    """Uninitialised bytes of the host that begin at a line of the cache, where a processor's kernels write fastest."""
+    import numpy as np
+
+    whole = np.empty(nbytes + LINE_BYTES, np.uint8)
+    begin = -whole.ctypes.data % LINE_BYTES
+    return whole[begin : begin + nbytes]
+
+
 def as_bytes(array: HostArray) -> HostArray:
-    """The same memory as plain bytes: runtimes do not know bfloat16's buffer format."""
+    """The same memory as plain bytes, since runtimes do not know bfloat16's buffer format."""
     if not array.flags.c_contiguous:
         raise DeviceError(f"array of shape {array.shape} and strides {array.strides}: only row-major arrays are copied")
     return array.reshape(-1).view("u1")

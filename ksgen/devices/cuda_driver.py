@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ksgen.build.request import Binary, Compiler
+from ksgen.build.request import Binary
 from ksgen.devices.base import (
     LEGACY_STREAM,
     PORTABLE_SHARED_BYTES,
@@ -27,8 +27,9 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained
+from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained, refused_binary
 from ksgen.errors import DeviceError
+from ksgen.install import cuda_extra, install_line
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -69,17 +70,18 @@ class DriverDevice:
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index),
         )
         self._context = _call(cu, f"opening {self.name}", cu.cuDevicePrimaryCtxRetain, index)
-        self._context_address = int(self._context)
+        self.context = int(self._context)
 
-    def compiler(self) -> Compiler:
-        from ksgen.build.toolchain import find_compiler
-
-        return find_compiler()
+    def compiler(self) -> None:
+        return None
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
         cu = self._cu
         with self._current():
-            library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
+            try:
+                library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
+            except DeviceError as error:
+                raise refused_binary(str(error), binary) from None
             kernel = self._call(f"finding {entry}", cu.cuLibraryGetKernel, library, entry.encode())
             function = self._call(f"finding {entry}", cu.cuKernelGetFunction, kernel)
             if shared_bytes > PORTABLE_SHARED_BYTES:
@@ -175,7 +177,7 @@ class DriverDevice:
 
     def _is_current(self) -> bool:
         status, context = self._cu.cuCtxGetCurrent()
-        return not status and int(context) == self._context_address
+        return not status and int(context) == self.context
 
     @contextmanager
     def _inside(self, doing: str) -> Iterator[None]:
@@ -190,7 +192,7 @@ class DriverDevice:
         """Makes the device's context current. A thread without a context keeps it; a thread with another one gets that back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
-        if before in (0, self._context_address):
+        if before in (0, self.context):
             self._call("entering the context", cu.cuCtxSetCurrent, self._context)
             yield
             return
@@ -220,7 +222,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver as cu
     except ImportError as error:
-        raise UnavailableError(f"CUDA driver: cuda-bindings cannot be imported ({error})", "pip install cuda-bindings") from None
+        raise UnavailableError(f"CUDA driver: cuda-bindings cannot be imported ({error})", install_line(cuda_extra())) from None
     try:
         (status,) = cu.cuInit(0)
     except RuntimeError as error:

@@ -1,4 +1,5 @@
-"""Runs kernels on NVIDIA GPUs through PyCUDA, for NumPy and `GPUArray` users. Only this module uses pycuda.
+"""Runs kernels on NVIDIA GPUs through PyCUDA, for NumPy and `GPUArray` users. Only this module and
+`pycuda_source` use PyCUDA.
 
 PyCUDA launches on its own streams only; for another library's, the launcher takes the driver runtime.
 """
@@ -14,7 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.build import compiling_is_forbidden
 from ksgen.build.request import Binary, Compiler
+from ksgen.build.toolchain import Nvcc, find_compiler
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
@@ -38,11 +41,13 @@ from ksgen.devices.libcuda import (
     Module,
     beside_captures,
     check,
+    current_context,
     encode_map,
     is_capturing,
+    refused_binary,
     words_of_a_lost_context,
 )
-from ksgen.errors import DeviceError
+from ksgen.errors import DeviceError, ToolchainError
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
@@ -89,25 +94,36 @@ class PyCudaDevice:
         self._context = current if is_here else device.retain_primary_context()
         if not is_here:
             atexit.register(self._context.detach)  # left to its destructor, PyCUDA detaches it the wrong way, and complains
+        with self._entered("asking for the context"):
+            self.context = current_context()
 
-    def compiler(self) -> Compiler:
-        from ksgen.build.toolchain import find_compiler
+    def compiler(self) -> Compiler | None:
+        """nvcc as PyCUDA starts it; None where another compiler comes first, there is none, or nothing may be compiled."""
+        from ksgen.devices.pycuda_source import by_pycuda
 
-        return find_compiler()
+        with suppress(ToolchainError):
+            if not compiling_is_forbidden() and isinstance(found := find_compiler(), Nvcc):
+                return by_pycuda(found)
+        return None
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel | _EarlyKernel:
+        from ksgen.devices.pycuda_source import KernelModule
+
         kernel: _Kernel | _EarlyKernel
-        with self._entered(f"loading {entry}"):
-            if starts_early:
-                own = Module(binary.data)
-                kernel = _EarlyKernel([EarlyLaunch(own.function(entry, shared_bytes)), own], entry)
-            else:
-                module = self._driver.module_from_buffer(binary.data)
-                function = module.get_function(entry)
-                if shared_bytes > PORTABLE_SHARED_BYTES:
-                    attribute = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-                    function.set_attribute(attribute, shared_bytes)
-                kernel = _Kernel([function, module], entry)
+        try:
+            with self._entered(f"loading {entry}"):
+                if starts_early:
+                    own = Module(binary.data)
+                    kernel = _EarlyKernel([EarlyLaunch(own.function(entry, shared_bytes)), own], entry)
+                else:
+                    module = KernelModule(binary)
+                    function = module.get_function(entry)
+                    if shared_bytes > PORTABLE_SHARED_BYTES:
+                        attribute = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+                        function.set_attribute(attribute, shared_bytes)
+                    kernel = _Kernel([function, module], entry)
+        except DeviceError as error:
+            raise refused_binary(str(error), binary) from error
         weakref.finalize(kernel, self._release, kernel.parts).atexit = False
         return kernel
 

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ksgen.devices.base import CONTEXT_LOST, MAP_BYTES, PORTABLE_SHARED_BYTES
-from ksgen.errors import DeviceError
+from ksgen.devices.base import CONTEXT_LOST, LEGACY_STREAM, MAP_BYTES, PORTABLE_SHARED_BYTES, cuda_driver_version
+from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.install import cuda_extra, install_line, served_cuda
 
 if TYPE_CHECKING:
+    from ksgen.build.request import Binary
     from ksgen.families import TensorMap
 
 # After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS,
@@ -27,6 +29,8 @@ _ELEMENT = {2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT16, _UINT32: bit
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
 _NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # how boxes lie, what L2 fetches, what is beyond the array
 _MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included; objects of cuda-bindings do not keep it
+_GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records them
+_REFUSED = (200, 209, 218, 222, 300)  # a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, ...
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CONFIGURATION = struct.Struct("7I4xQQI4x")  # CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 1. Its value is a union of 64 bytes.
@@ -46,15 +50,18 @@ def device_of(pointer: int) -> int | None:
     return None if unknown else index.value
 
 
-def is_in_primary_context(pointer: int, index: int) -> bool:
-    """Whether memory of a GPU was allocated in its primary context, or nobody knows."""
-    driver, own, primary = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
-    if driver.cuPointerGetAttribute(ctypes.byref(own), _CONTEXT, ctypes.c_uint64(pointer)):
-        return True
-    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(primary), index):
-        return True
-    driver.cuDevicePrimaryCtxRelease_v2(index)
-    return own.value == primary.value
+def context_of(pointer: int) -> int:
+    """The context that memory was allocated in; 0 where the driver does not know, or where it belongs to none."""
+    own = ctypes.c_void_p()
+    unknown = _driver().cuPointerGetAttribute(ctypes.byref(own), _CONTEXT, ctypes.c_uint64(pointer))
+    return 0 if unknown else own.value or 0
+
+
+def current_context() -> int:
+    """The context that is current on this thread; 0 where none is."""
+    own = ctypes.c_void_p()
+    call("cuCtxGetCurrent", ctypes.byref(own))
+    return own.value or 0
 
 
 def is_capturing(handle: int) -> bool:
@@ -111,21 +118,23 @@ class ArgumentBlock:
 class EarlyLaunch:
     """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
-    PyCUDA has no such call, and cuda-bindings' own takes as long. One thread at a time.
+    PyCUDA has no such call, and cuda-bindings' own takes as long. One thread at a time. Into a graph that cannot hold it, it is plain.
     """
 
-    __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_place", "_told")
+    __slots__ = ("_attribute", "_configuration", "_function", "_launch", "_may_be_refused", "_place", "_told")
 
     def __init__(self, function: int) -> None:
         self._function, self._attribute = function, ctypes.addressof(_STARTS_EARLY)
         self._configuration = (ctypes.c_char * _CONFIGURATION.size)()
         self._place = ctypes.addressof(self._configuration)
-        self._launch, self._told = _launch_function(), (0, 0, 0, 0)
+        self._launch, self._told = _launch_function(), (0, 0, 0, 0, 0)
+        self._may_be_refused = served_cuda() < _GRAPHS_HOLD_EARLY_LAUNCHES
 
     def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
         """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
-        if self._told != (told := (grid, block, shared_bytes, stream)):
-            _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, 1)
+        attributes = 0 if self._may_be_refused and stream > LEGACY_STREAM and is_capturing(stream) else 1
+        if self._told != (told := (grid, block, shared_bytes, stream, attributes)):
+            _CONFIGURATION.pack_into(self._configuration, 0, grid, 1, 1, block, 1, 1, shared_bytes, stream, self._attribute, attributes)
             self._told = told
         status: int = self._launch(self._place, self._function, arguments, None)
         return status
@@ -168,6 +177,18 @@ def explained(status: int) -> str:
 def words_of_a_lost_context() -> list[str]:
     """The driver's sentence for a lost context, for callers that were given no code."""
     return [_text("cuGetErrorString", status) for status in _STICKY]
+
+
+def refused_binary(told: str, binary: Binary) -> KsgenError:
+    """The error for a binary that was not loaded. Where the driver refused it, with the versions of compiler and driver."""
+    if not any(_text("cuGetErrorString", status) in told for status in _REFUSED):
+        return DeviceError(told)
+    made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
+    versions = f"{' '.join(made).strip()} built it for {binary.target}, and the driver is {cuda_driver_version(served_cuda())}"
+    if not 0 < served_cuda() // 1000 < int(made[1].partition(".")[0] or 0):
+        return DeviceError(f"{told}; {versions}")
+    remedy = f"update the driver, or take a compiler of CUDA {served_cuda() // 1000}: {install_line(cuda_extra())}"
+    return ToolchainError(f"{told}; {versions}, which loads no binaries of a later CUDA; {remedy}")
 
 
 def _text(function: str, status: int) -> str:

@@ -6,25 +6,20 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import platform
-import re
 import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.host import instruction_set
+from ksgen.build.refused import refusal
 from ksgen.build.request import Binary, Resources
-from ksgen.build.toolchain import first_error
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
-from ksgen.errors import DeviceError, KsgenError, ToolchainError
-from ksgen.files import write
-from ksgen.paths import cache_dir
+from ksgen.errors import DeviceError, ToolchainError
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -65,6 +60,7 @@ class OpenCLDevice:
     runtime: Literal["opencl"] = "opencl"
     dialect: Literal["opencl"] = "opencl"
     supports_foreign_streams = False
+    context = 0
 
     def __init__(self, device: Any, context: Any, index: int) -> None:
         cl = self._cl = _pyopencl()
@@ -229,20 +225,9 @@ class OpenCLCompiler:
             kernel = cl.Kernel(program, entry)
             shared_bytes = kernel.get_work_group_info(cl.kernel_work_group_info.LOCAL_MEM_SIZE, self._device)
         except cl.Error as error:
-            raise ToolchainError(_build_failure(text, entry, str(error))) from error
+            raise refusal(f"{entry}: the OpenCL compiler refused it", f"{entry}.cl", text, str(error)) from error
         (data,) = program.get_info(cl.program_info.BINARIES)
         return Binary(data, entry, target, Resources(shared_bytes=shared_bytes))
-
-
-def _build_failure(text: str, entry: str, log: str) -> str:
-    """The error for a refused source: the kernel, the compiler's first error, and where the source was kept."""
-    message = f"{entry}: the OpenCL compiler refused it: {first_error(log)}"
-    kept = cache_dir() / "failed" / f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.cl"
-    with suppress(OSError, KsgenError):
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(kept, text)
-        message += f"\n  source: {kept}"
-    return message
 
 
 @contextmanager
@@ -257,18 +242,8 @@ def _target(device: Any) -> str:
     """The target's name. A CPU driver compiles for this very machine, so its instruction set is part of the name."""
     words = [device.platform.name, device.name, device.driver_version]
     if device.type & _pyopencl().device_type.CPU:
-        words.append(_instruction_set())
+        words.append(instruction_set())
     return ", ".join(word.strip() for word in words)
-
-
-@cache
-def _instruction_set() -> str:
-    try:
-        flags = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        flags = None
-    features = flags[2] if flags else platform.processor()
-    return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
 def _devices() -> list[Any]:

@@ -123,6 +123,13 @@ def user_folder() -> str | None:
     return None
 
 
+def may_show_gpus() -> bool:
+    """Whether there may be drivers besides the CPU driver from PyPI. Its files below an environment's `etc` are not read by any loader."""
+    if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
+        return True
+    return Path(sys.prefix, "conda-meta").exists() or any(_SYSTEM_DRIVERS.glob("*.icd"))  # conda has a loader of its own
+
+
 def packages_line(*packages: str) -> str:
     if "pyopencl" not in packages and (sys.platform != "linux" or platform.machine() != "x86_64"):
         return "install your device's OpenCL driver, or PoCL"

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ksgen import __version__
+from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
-from ksgen.emit.templates import DIALECTS, fill, template_digest, template_of
+from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dictionaries, fill, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.families.gpus import FULLEST, LEAST
@@ -27,11 +28,6 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
 }
 NEWEST = cuda_limits(FULLEST)  # what is emitted for a family that the portable limits do not serve
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
-WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
-    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums", "warpgroups"),
-    "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
-}
-VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
 
@@ -81,6 +77,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = template_of(chosen.name)
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    if dialect == "cuda" and template.endswith(".cl.j2"):
+        raise KsgenError(f"{chosen.name} has no CUDA text; accepted: dialect=opencl")
     words = {
         "kernel": kernel,
         "constants": constants,
@@ -98,12 +96,11 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "storage": kernel.dtype,
         "reals": "real",
         "variants": (),
+        "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }
     variants = (*words["variants"], chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
-    others = {"tile" if kernel.job == "gradient" else "parts", "sums" if chosen.name.startswith("wgmma") else "warpgroups"}
-    dictionaries = VECTOR_WORDS if template.endswith(".cl.j2") else [each for each in WORDS[dialect] if each not in others]
-    text = fill(template, words, dictionaries, variants)
+    text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 
@@ -126,6 +123,19 @@ def render_probe(precision: str, dialect: str, threads: int, operand: str | None
     words |= {"entry": entry, "precision": precision, "dialect": dialect, "threads": threads, "version": __version__}
     text = fill("probe.cu.j2", words, WORDS[dialect], (PRECISIONS[precision].sums,))
     return Probe(text, entry)
+
+
+def render_wait() -> Probe:
+    """What keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
+    entry = "ks_wait"
+    return Probe(fill("wait.cu.j2", {"entry": entry, "version": __version__}, WORDS["cuda"], (PRECISIONS["float32"].sums,)), entry)
+
+
+def render_cache_probe(threads: int, blocks: int) -> Probe:
+    """What reads an array of a CUDA GPU that its second-level cache holds, by so many blocks of a multiprocessor."""
+    entry = "ks_probe_cache"
+    words = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
+    return Probe(fill("probe_cache.cu.j2", words, WORDS["cuda"]), entry)
 
 
 def render_processor_probe(precision: str, vector_bytes: int) -> Probe:

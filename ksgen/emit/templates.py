@@ -16,9 +16,15 @@ from typing import Any
 import jinja2
 
 from ksgen.errors import RenderError
+from ksgen.families import family_named
 from ksgen.paths import resource
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
+    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums", "warpgroups"),
+    "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
+}
+VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
 VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
 
 _LATE = "\0"  # stands in a first rendering where later words will
@@ -149,25 +155,38 @@ def template_of(family: str) -> str:
     return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
 
 
+def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
+    """Those that the family's texts in a dialect may use, in order."""
+    if template_of(family).endswith(".cl.j2"):
+        return VECTOR_WORDS
+    others = {"tile" if family.startswith("gradient") else "parts", "sums" if family.startswith("wgmma") else "warpgroups"}
+    if not family_named(family).on_tensor_cores:
+        others |= {"operands", "sums"}
+    return tuple(each for each in WORDS[dialect] if each not in others)
+
+
 @cache
 def template_digest(family: str) -> str:
-    """Eight hex digits over everything that can be part of the family's texts: its template, the dictionaries, and all includes
-    in the folders that it names, or that those name.
+    """Eight hex digits over everything that can be part of the family's texts: its template, the dictionaries that it uses, and all
+    includes in the folders that it names, or that those name.
     """
     root = resource("templates")
     own = (root / template_of(family)).read_text(encoding="utf-8")
     whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
-    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2")}
-    seen: set[str] = set()
-    while named := {"words", *_folders_named(found)} - seen:
-        found.update(path for folder in named for path in (root / "include" / folder).glob("*.j2"))
-        seen |= named
+    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
+    dialects = ("cuda",) if family_named(family).on_tensor_cores else tuple(DIALECTS)
+    found.update(root / "include" / "words" / f"{name}.j2" for dialect in dialects for name in dictionaries(family, dialect))
+    read: set[Path] = set()
+    while new := found - read:
+        read |= new
+        found.update(path for name in _named(new) for path in (root / "include").glob(name))
     digest = hashlib.sha256()
     for path in sorted(found):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]
 
 
-def _folders_named(paths: Iterable[Path]) -> set[str]:
-    """The folders of includes that templates name."""
-    return {folder for path in paths for folder in re.findall(r'"include/(\w+)/', path.read_text(encoding="utf-8"))}
+def _named(paths: Iterable[Path]) -> set[str]:
+    """The includes that templates name: a dictionary by itself, others with their folder, since a part of the name may be a constant."""
+    names = {name for path in paths for name in re.findall(r'"include/([\w/.]+)', path.read_text(encoding="utf-8"))}
+    return {name if name.startswith("words/") else f"{name.partition('/')[0]}/*.j2" for name in names}

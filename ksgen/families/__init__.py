@@ -5,6 +5,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
+from ksgen.families.expected import WORTH, default_us, plain_pays
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma
@@ -48,9 +49,18 @@ def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, a
             yield family
 
 
-def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Family[Any]:
-    """The first measured one of them; `simt` and `gradient` serve all."""
-    return next(family for family in families_for(kernel, limits, batch, aligned) if family.measured)
+def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:
+    """Of those that were measured, the one whose default is expected to be the fastest; the first, where nobody can say: `simt` and
+    `gradient` serve all. `unmeasured`: of all of them."""
+    able = [family for family in families_for(kernel, limits, batch, aligned) if family.measured or unmeasured]
+    if len(able) == 1 or limits.is_cpu:
+        return able[0]
+
+    def cost(family: Family[Any]) -> float:
+        us = default_us(family, kernel, limits, batch)
+        return us * (1 + WORTH) if plain_pays(family, kernel, limits) else us
+
+    return min(able, key=cost)
 
 
 def family_of(constants: Any) -> Family[Any]:

@@ -24,10 +24,11 @@ class Limits:
     registers: int = REGISTERS  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
     is_cpu: bool = False
     vector_bytes: int = 16  # a processor's vector registers
-    multiprocessors: int = 1  # a processor's cores
+    multiprocessors: int = 1  # a processor's cores; of a CUDA target that nobody asks on a device, those of its usual card
     async_copies: bool = True  # cp.async
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over
+    target: str = ""  # a CUDA target's name: what is known of its rates
 
     def shared_bytes_for(self, blocks: int) -> int:
         """What each of so many blocks may use that share a multiprocessor."""
@@ -42,7 +43,8 @@ def cuda_limits(target: str) -> Limits:
     """Limits of a CUDA target; one that is not in the table gets what every GPU since sm_80 has, or every one before."""
     gpu = gpu_of(target)
     return Limits(
-        gpu.shared_bytes, async_copies=gpu.async_copies, tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups,
+        gpu.shared_bytes, multiprocessors=gpu.rates.multiprocessors if gpu.rates else 1, async_copies=gpu.async_copies,
+        tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups, target=target,
     )  # fmt: skip
 
 
@@ -100,15 +102,16 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch asks of a device: the terms of a cost model. A model says what each takes, and takes the longest."""
+    """What one launch asks of a device: the terms of a cost model, which says what each takes, and all of them together."""
 
     blocks: int
-    memory_bytes: int  # X, weights and Y, each once
-    cache_bytes: int  # what all blocks read, and write, themselves
+    memory_bytes: int  # X, weights as they are read, and Y, each once
+    cache_bytes: int  # what all blocks read, and write, themselves: of a GPU, whole sectors
     shared_bytes: int  # written to and read from shared memory; what a warp's lanes share, once
     multiply_adds: int  # padding and the parts of split operands included
     waits: float = 0  # for stages, by all blocks one after the other: as many as are on their way at a time are one wait
     cycles: float = 0  # of a processor's cores, by all work groups: their instructions, and what they wait for their caches
+    returned_bytes: int = 0  # that a GPU's shared memory could have moved besides `shared_bytes` in the cycles that those take
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 
@@ -121,6 +124,7 @@ class Family(Protocol[ConstantsT]):
     packs: bool  # whether its text has a second entry
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     on_tensor_cores: bool  # whether they multiply, and not plain instructions
+    by_warpgroups: bool  # whether these tensor cores are asked by wgmma, and not by mma.sync
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...

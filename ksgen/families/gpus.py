@@ -1,9 +1,27 @@
-"""All that is known of each CUDA target, one row each: what a block and a multiprocessor have. A new target is one row here."""
+"""All that is known of each CUDA target, one row each: what a block and a multiprocessor have, and how fast its usual card is. A
+new target is one row here.
+"""
 
 import re
 from dataclasses import dataclass, replace
 
 REGISTERS = 65536  # of a multiprocessor, on every GPU in the table
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a target's usual card is: published, or reckoned from what is. A cost model's defaults, never a measurement."""
+
+    card: str
+    multiprocessors: int
+    ghz: float  # of the multiprocessors
+    memory_gb_s: float  # copied, read plus written: nine tenths of what is published
+    cache_gb_s: float  # of the second-level cache
+    plain: int = 128  # float32 multiply-adds of a multiprocessor a cycle
+    double: int = 2  # the same in float64
+    half: int = 0  # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
+    tf32: int = 0  # the same on tf32 operands
+    warpgroup_gain: float = 1.0  # of wgmma over mma.sync
 
 
 @dataclass(frozen=True)
@@ -17,29 +35,44 @@ class Gpu:
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
     suffix: str = ""  # of the target that has all of the GPU's instructions
+    more_registers: int = 0  # of a thread of plain multiply-adds, that ptxas takes besides those it takes on other targets
+    rates: Rates | None = None  # None: nobody has looked them up
 
 
-GPUS = {  # by compute capability, as targets write it
-    70: Gpu(96 * 1024, async_copies=False, tensor_cores=False),
-    75: Gpu(64 * 1024, threads=1024, blocks=16, async_copies=False, tensor_cores=False),
-    80: Gpu(163 * 1024),
-    86: Gpu(99 * 1024, threads=1536, blocks=16),
-    87: Gpu(163 * 1024, threads=1536, blocks=16),
-    89: Gpu(99 * 1024, threads=1536, blocks=24),
-    90: Gpu(227 * 1024, warpgroups=True, suffix="a"),
-    100: Gpu(227 * 1024),
-    103: Gpu(227 * 1024),
-    120: Gpu(99 * 1024, threads=1536, blocks=24),
-}
+GPUS = {  # by compute capability, as targets write it. From sm_100 on there is no wgmma: `mma` serves, as on sm_80
+    70: Gpu(
+        96 * 1024, async_copies=False, tensor_cores=False,
+        rates=Rates("V100", 80, 1.53, 800, 2200, plain=64, double=32, half=512),
+    ),
+    75: Gpu(
+        64 * 1024, threads=1024, blocks=16, async_copies=False, tensor_cores=False,
+        rates=Rates("T4", 40, 1.59, 280, 1100, plain=64, half=512),
+    ),
+    80: Gpu(163 * 1024, rates=Rates("A100", 108, 1.41, 1400, 4500, plain=64, double=32, half=1024, tf32=512)),
+    86: Gpu(99 * 1024, threads=1536, blocks=16, rates=Rates("RTX 3090", 82, 1.695, 840, 2300, half=256, tf32=128)),
+    87: Gpu(163 * 1024, threads=1536, blocks=16, rates=Rates("AGX Orin", 16, 1.3, 184, 500, half=1024, tf32=512)),
+    89: Gpu(99 * 1024, threads=1536, blocks=24, rates=Rates("RTX 4090", 128, 2.52, 910, 4500, half=256, tf32=128)),
+    90: Gpu(
+        227 * 1024, warpgroups=True, suffix="a",
+        rates=Rates("H100", 132, 1.755, 3000, 6000, double=64, half=1270, tf32=635, warpgroup_gain=1.6),
+    ),
+    100: Gpu(227 * 1024, more_registers=24, rates=Rates("B200", 148, 1.85, 7200, 12000, double=64, half=1024, tf32=512)),
+    103: Gpu(227 * 1024, more_registers=24, rates=Rates("B300", 148, 1.92, 7200, 12000, half=1024, tf32=512)),
+    110: Gpu(227 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("Thor", 20, 1.57, 245, 700, half=1024, tf32=512)),
+    120: Gpu(99 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("RTX 5090", 170, 2.41, 1610, 6000, half=256, tf32=128)),
+    121: Gpu(99 * 1024, threads=1536, blocks=24, more_registers=24, rates=Rates("GB10", 48, 2.42, 245, 1500, half=256, tf32=128)),
+}  # fmt: skip
 PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # what every GPU since sm_80 has: the answer for those that are not in the table
 OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)  # the same for older ones, and for what is no CUDA target
-LEAST = "sm_86"  # of those since sm_80, a target of which all have as much
+LEAST = "every GPU since sm_80"  # no target: what all of them have
 FULLEST = "sm_90a"  # a target for which every family of GPUs has kernels
 TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, where a page shows which family serves where
 
 
 def gpu_of(target: str) -> Gpu:
     """The row of a target, such as `sm_90a`: without its suffix it lacks what needs that."""
+    if target == LEAST:
+        return PORTABLE
     found = re.fullmatch(r"sm_(\d+)([a-z]?)", target)
     if not found:
         return OLDER

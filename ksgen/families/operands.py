@@ -7,7 +7,9 @@ tile; the four lanes of a batch entry take four groups, one after the other, and
 from math import lcm
 
 from ksgen.errors import ConstantsError
+from ksgen.families.banks import write_cycles
 from ksgen.families.tiles import WARP, Tiled, divide_up
+from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import Operand, on_tensor_cores
 
@@ -17,12 +19,8 @@ FREE_OF_CONFLICTS = WARP // BANKS  # turns of a warp's 16-byte reads
 
 
 def wavefronts(addresses: list[int]) -> int:
-    """Turns that shared memory takes for one 16-byte read by each lane: 4 are free of conflicts."""
-    turns = 0
-    for first in range(0, WARP, BANKS):
-        chunks = {address // CHUNK for address in addresses[first : first + BANKS]}
-        turns += max(sum(chunk % BANKS == bank for chunk in chunks) for bank in range(BANKS))
-    return turns
+    """Turns that shared memory takes for one 16-byte read by each lane, each of its own: 4 are free of conflicts."""
+    return write_cycles(addresses, CHUNK)
 
 
 def is_precise(kernel: KernelSpec) -> bool:
@@ -39,7 +37,7 @@ def tensor_operand(kernel: KernelSpec) -> Operand:
     return kernel.arithmetic.operand
 
 
-class TensorTile(Tiled):
+class TensorTile(Moved, Tiled):
     """What follows from a kernel's precision and layout and its tile's j."""
 
     kernel: KernelSpec
@@ -84,14 +82,19 @@ class TensorTile(Tiled):
     # ---- how a lane reads X
 
     @property
+    def warp_d(self) -> int:
+        """Neighbouring j of a warp."""
+        return int(self.constants.tile_d)
+
+    @property
     def group_chunks(self) -> int:
         """Neighbouring chunks that hold whole inputs with all their j."""
-        return lcm(self.constants.tile_d, self.vector) // self.vector if self.is_bsf else 1
+        return lcm(self.warp_d, self.vector) // self.vector if self.is_bsf else 1
 
     @property
     def group_inputs(self) -> int:
         """Inputs in them: the four lanes of a column take four groups, one after the other."""
-        return lcm(self.constants.tile_d, self.vector) // self.constants.tile_d if self.is_bsf else 1
+        return lcm(self.warp_d, self.vector) // self.warp_d if self.is_bsf else 1
 
     @property
     def super_in(self) -> int:

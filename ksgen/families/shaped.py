@@ -35,6 +35,7 @@ class Shaped(Generic[ConstantsT]):
     measured = True
     packs = True
     on_tensor_cores = False
+    by_warpgroups = False
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Shape:
         raise NotImplementedError
@@ -95,6 +96,10 @@ class Packing(Shaped[ConstantsT]):
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).packed_bytes
+
+    def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
+        """X, packed weights and Y, each once."""
+        return kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + self.packed_bytes(kernel, constants)
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
         shape = self.shape(kernel, constants)

@@ -84,6 +84,11 @@ class CopyPlan:
     def line_rounds(self) -> int:
         return divide_up(self.lines, self.line_step)
 
+    @property
+    def line_turns(self) -> int:
+        """Of warps, each along its lines, until the tile is copied."""
+        return divide_up(self.lines, self.lane_lines)
+
 
 class Tiled:
     """How many tiles a kernel has under its constants."""

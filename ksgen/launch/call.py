@@ -1,12 +1,13 @@
 """A call with all its operands in their places: the end of the walk. Launches, and knows nothing of how it was made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ksgen.devices.base import Stream
 from ksgen.errors import LaunchError
 from ksgen.launch.plan import Arguments, Plan
+from ksgen.launch.weights import Weights
 
 
 @dataclass(eq=False, slots=True)
@@ -37,3 +38,27 @@ class Call:
         if self.after:
             self.after()
         return self.out
+
+
+class Elsewhere:
+    """The launches of a call on other arrays of the host, for a device that shares its memory. Keeps packed weights, and no array.
+
+    The arrays are given by where they begin; their shapes and strides are those that the call was prepared with. Nothing is checked
+    and nothing packed. Several threads may call at once.
+    """
+
+    __slots__ = ("_arguments", "_stream", "_weights", "plan")
+
+    def __init__(self, call: Call, weights: Sequence[Weights]) -> None:
+        plan = self.plan = call.plan
+        moved = ("x", "bias", "residual", plan.result)
+        self._arguments = [None if name in moved else own for name, own in zip(plan.operands, call.arguments, strict=False)]
+        self._stream, self._weights = call.stream, weights
+
+    def __call__(self, *, out: int, **pointers: int) -> None:
+        plan, share = self.plan, self.plan.device.shared
+        places = {name: share(pointer) for name, pointer in pointers.items()} | {plan.result: share(out)}
+        plan.launch(
+            plan.arguments_of([places.get(name, own) for name, own in zip(plan.operands, self._arguments, strict=True)]), self._stream
+        )
+        plan.device.synchronize(self._stream)

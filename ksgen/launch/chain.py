@@ -3,7 +3,7 @@
 Refuses what any factor would refuse before the first one is launched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ksgen.errors import LaunchError
@@ -50,20 +50,29 @@ class ChainLauncher:
         precision: str | None = None,
     ) -> Any:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
-        if (own := listed(weights)) is None:
-            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
-        if len(own) != len(self.factors):
-            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
         options = CallOptions(layout, activation, stream, precision)
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
-        views = views_of({"x": x} | last_only, stream)
-        own_views = [None if isinstance(each, Weights) else view(each, "weights") for each in own]
-        batch = self._check(views, own_views, options)
-        if fused := self._fused(views, own, own_views, out, batch, options):
+        own = self._own(weights)
+        if fused := self._fused(x, own, last_only, options):
             return fused()
         for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
             x = factor(x, weights_of_it, layout=layout, stream=stream, precision=precision)
         return self.factors[-1](x, own[-1], layout=layout, activation=activation, stream=stream, precision=precision, **last_only)
+
+    def prepare(self, x: Any, weights: Sequence[Any], *, layout: str = "bsf", activation: str = "none", precision: str | None = None,
+                **last_only: Any) -> Call | None:  # fmt: skip
+        """Everything but the launch of all factors as one, as `Launcher.prepare` does; None where they are launched one by one.
+
+        `last_only`: bias, residual and out, where there are any.
+        """
+        return self._fused(x, self._own(weights), last_only, CallOptions(layout, activation, None, precision))
+
+    def _own(self, weights: Sequence[Any]) -> Sequence[Any]:
+        if (own := listed(weights)) is None:
+            raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
+        if len(own) != len(self.factors):
+            raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
+        return own
 
     def _check(self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions) -> int:
         """The batch; `LaunchError` on what any factor would refuse."""
@@ -79,10 +88,11 @@ class ChainLauncher:
             between = between._replace(shape=y_shape(factor.pattern, layout, batch))
         return batch
 
-    def _fused(
-        self, views: dict[str, ArrayView], own: Sequence[Any], own_views: list[ArrayView | None], out: Any, batch: int, options: CallOptions
-    ) -> Call | None:
+    def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
         """All factors in one launch, on arrays of the host where they lie; None where that is not to be had."""
+        views = views_of({"x": x, **last_only}, options.stream)
+        own_views = [None if isinstance(each, Weights) else view(each, "weights") for each in own]
+        batch = self._check(views, own_views, options)
         if any(found.device != "host" or not is_whole(found) for found in [*views.values(), *filter(None, own_views)]):
             return None
         device, stream = device_and_stream(self, "host", options.stream)
@@ -97,4 +107,4 @@ class ChainLauncher:
             if found is None:
                 check_packed(self, each, factor.pattern, device, dtype)
             packed.append(packed_in(plan, each, found, factor.rooms, stream))
-        return on_shared(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), out, stream)
+        return on_shared(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)

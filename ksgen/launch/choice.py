@@ -33,12 +33,19 @@ def limits_of(device: Device) -> Limits:
     return limits_from(device.kind, device.target, device.limits)
 
 
+def usual_limits_of(device: Device) -> Limits:
+    """The same for the usual card of a CUDA target, whatever the device has: what is built without a device is for that card."""
+    limits = limits_of(device)
+    return replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
+
+
 def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
-    """The target's table, where the device itself does not say less."""
+    """The target's table, where the device itself does not say less, and the device's own multiprocessors."""
     if kind == "cuda":
         table = cuda_limits(target)
         shared = min(table.shared_bytes, told.shared_bytes_per_block)
-        return replace(table, shared_bytes=shared, threads=min(table.threads, told.threads_per_block))
+        threads = min(table.threads, told.threads_per_block)
+        return replace(table, shared_bytes=shared, threads=threads, multiprocessors=told.multiprocessors)
     return Limits(
         told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
         vector_bytes=told.vector_bytes, multiprocessors=told.multiprocessors,

@@ -16,7 +16,7 @@ from ksgen.launch.checks import check_memory, check_weights
 from ksgen.launch.fits import Fits
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.prepare import prepared
-from ksgen.launch.streams import check_context, device_and_stream
+from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launch.views import CallOptions
 from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, storage_of
 from ksgen.pattern import Pattern
@@ -119,7 +119,7 @@ class Launcher:
             raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
         check_memory(self, {"x": found})
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
-        check_context(self, where, {"weights": found})
+        where = in_their_context(self, where, on, {"weights": found})
         return pack_in_place(found, self.pattern, where, on)
 
     def explain(

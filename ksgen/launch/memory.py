@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ksgen.devices.base import host_memory
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_same_stream
 from ksgen.spec import PRECISIONS
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     HostArray = np.ndarray[Any, Any]
+
+
+ON_LINE_BYTES = 64 * 1024  # arrays from so many bytes on begin at one
 
 
 def numpy_dtype(precision: str) -> Any:
@@ -47,6 +51,22 @@ def host_array(found: ArrayView) -> "HostArray":
     return array
 
 
+def new_host_array(shape: tuple[int, ...], dtype: Any) -> "HostArray":
+    """An uninitialised array; a large one begins at a line of the cache, where a processor's kernels write fastest."""
+    import numpy as np
+
+    size = prod(shape) * dtype.itemsize
+    if size < ON_LINE_BYTES:
+        return np.empty(shape, dtype)
+    array: HostArray = host_memory(size).view(dtype).reshape(shape)
+    return array
+
+
+def torch_stream(handle: Any, index: Any) -> Any:
+    """A stream of a GPU as PyTorch takes it, from its handle; None is the default one."""
+    return sys.modules["torch"].cuda.ExternalStream(handle or 0, index)
+
+
 def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> Any:
     """An uninitialised array of the same library, device and precision, to be written on `stream`, a handle.
 
@@ -55,8 +75,7 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> An
     if like.kind == "torch":
         if like.device == "host" or is_same_stream(stream or 0, like.stream):
             return like.owner.new_empty(shape)
-        cuda = sys.modules["torch"].cuda
-        with cuda.stream(cuda.ExternalStream(stream or 0, like.device[1])):
+        with sys.modules["torch"].cuda.stream(torch_stream(stream, like.device[1])):
             return like.owner.new_empty(shape)
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
@@ -68,7 +87,5 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> An
     if like.kind == "pyopencl":
         return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, like.owner.dtype)
     if like.device == "host":
-        import numpy as np
-
-        return np.empty(shape, numpy_dtype(like.dtype))
+        return new_host_array(shape, numpy_dtype(like.dtype))
     raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")

@@ -3,19 +3,19 @@
 Knows buffers of devices and the order in which kernels take them, never arrays of users, nor how its constants were chosen.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from ksgen.build.request import Binary
 from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
+from ksgen.devices.threads import groups_for
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
 from ksgen.families import Geometry, Pass, TensorMap, family_named
 from ksgen.families.signature import operands_of, result_of
 from ksgen.launch.choice import Choice
-from ksgen.launch.threads import groups_for
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 2**31 - 1  # of a launch's first dimension
@@ -87,6 +87,12 @@ class Plan:
         """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
         ordered: Any = (*self._ordered(operands), self.batch)
         arguments: Arguments = ordered  # as its type says, without a call for it
+        return arguments
+
+    def arguments_of(self, operands: Iterable[Any]) -> Arguments:
+        """The same of operands in order."""
+        ordered: Any = (*operands, self.batch)
+        arguments: Arguments = ordered
         return arguments
 
     def launch(self, arguments: Arguments, stream: Stream) -> None:

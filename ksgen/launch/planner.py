@@ -16,7 +16,8 @@ from ksgen.build.request import Binary
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
-from ksgen.launch.choice import Choice, choose, limits_of
+from ksgen.errors import ToolchainError
+from ksgen.launch.choice import Choice, choose, limits_of, usual_limits_of
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
@@ -65,12 +66,26 @@ class Planner:
                     before_loading()
                 if len(self._plans) >= MOST_PLANS:
                     self._plans.clear()
-                self._plans[key] = self.plan_of(device, kernel, batch, choice)
+                self._plans[key] = self._made(device, kernel, batch, aligned, choice)
             return self._plans[key]
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         """The family and constants that serve a kernel at a batch on a device."""
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
+
+    def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
+        """The plan of a choice; where its kernel cannot be built, that for the target's usual card, which may have been built before."""
+        try:
+            return self.plan_of(device, kernel, batch, choice)
+        except ToolchainError:
+            usual = choose(kernel, batch, usual_limits_of(device), self._wisdom_of(device), aligned)
+            if (usual.family, usual.constants) == (choice.family, choice.constants):
+                raise
+            try:
+                return self.plan_of(device, kernel, batch, usual)
+            except ToolchainError:
+                pass
+            raise
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         with self._guard:
@@ -99,8 +114,7 @@ class Planner:
     def _binary(self, device: Device, source: Source) -> Binary:
         request = Request(source.text, source.entry, device.target)
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        compiler = device.compiler() if device.kind == "opencl" else None
-        return next(packed, None) or build(source.text, source.entry, device.target, compiler, default_caches())
+        return next(packed, None) or build(source.text, source.entry, device.target, device.compiler(), default_caches())
 
 
 PLANNER = Planner()

@@ -7,9 +7,10 @@ from typing import Any
 from ksgen.devices import device_for, find_device
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
-from ksgen.devices.libcuda import is_in_primary_context
+from ksgen.devices.libcuda import context_of
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch.arrays import ArrayView, Place, is_same_stream, stream_handle
+from ksgen.launch.memory import torch_stream
 from ksgen.launch.views import Views, views_of
 
 OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
@@ -32,8 +33,8 @@ def where_to_work(
         device, on = device_and_stream(caller, place, stream)
         if stream is not None:
             wait_for_producers(device, stream_handle(stream), views)
-    check_context(caller, device, views)
-    return device, on, views
+            keep_for_stream(stream_handle(stream), views)
+    return in_their_context(caller, device, on, views), on, views
 
 
 def agreed_stream(caller: object, views: Views) -> Any:
@@ -66,6 +67,10 @@ def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device
 def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stream]:
     """PyCUDA launches on streams that it made itself; another library's goes to the driver runtime, by its handle."""
     handle = stream_handle(stream)
+    if device.kind == "native":
+        if handle is not None:
+            raise LaunchError(f"{caller!r}: {device.name} has no streams: a call returns when it is done; leave stream= out")
+        return device, None
     if device.kind == "opencl":
         if isinstance(handle, int):
             raise LaunchError(f"{caller!r}: stream {handle} is a CUDA stream, and {device.name} wants a pyopencl CommandQueue, or None")
@@ -92,18 +97,35 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
         where.synchronize(found.stream)
 
 
-def check_context(caller: object, device: Device, views: Views) -> None:
-    """Raise `LaunchError` on PyCUDA's arrays in a context of PyCUDA's own, where the driver runtime does not work."""
-    if device.runtime != "driver":
-        return
-    for name, found in views.items():
-        if found.kind == "pycuda" and not is_in_primary_context(found.pointer, device.index):
-            other = "the driver runtime works in the primary one; import pycuda.autoprimaryctx in the place of pycuda.autoinit"
-            raise LaunchError(f"{caller!r}: {name} lies in a CUDA context of PyCUDA's own, and {other}")
+def keep_for_stream(handle: Stream, views: Views) -> None:
+    """PyTorch gives freed memory to others in the order of its own current stream: it is told of the other one that works on it."""
+    for found in views.values():
+        if found.kind == "torch" and found.device != "host" and not is_same_stream(found.stream, handle):
+            found.owner.record_stream(torch_stream(handle, found.device[1]))
 
 
-def _driver_runtime(device: Device) -> Device:
+def in_their_context(caller: object, device: Device, stream: Stream, views: Views) -> Device:
+    """The device, if the arrays lie in the CUDA context that it works in. PyCUDA adopts its user's, and other libraries take the
+    primary one, where the driver runtime serves them; `LaunchError` where neither can.
+    """
+    own = device.context
+    apart = {name: held for name, found in views.items() if own and found.device != "host" and (held := context_of(found.pointer))}
+    if set(apart.values()) <= {own}:
+        return device
+    name = next(name for name, held in apart.items() if held != own)
+    if device.runtime == "pycuda" and own not in apart.values() and stream is None:
+        primary = _driver_runtime(device, f"{caller!r}: {name} lies in another CUDA context than PyCUDA's")
+        if set(apart.values()) == {primary.context}:
+            return primary
+    whose = "PyCUDA" if views[name].kind == "pycuda" else "its library"
+    where = f"a CUDA context of {whose}'s own, and the driver runtime works in the primary one"
+    if device.runtime == "pycuda":
+        where = "another CUDA context than the one that PyCUDA had current when ksgen first used the GPU"
+    raise LaunchError(f"{caller!r}: {name} lies in {where}; import pycuda.autoprimaryctx in the place of pycuda.autoinit")
+
+
+def _driver_runtime(device: Device, why: str = "PyCUDA cannot launch on a stream of another library") -> Device:
     try:
         return find_device(f"driver:{device.index}")
     except DeviceError as error:
-        raise LaunchError(f"PyCUDA cannot launch on a stream of another library, and the driver runtime is not there: {error}") from None
+        raise LaunchError(f"{why}, and the driver runtime is not there: {error}") from None

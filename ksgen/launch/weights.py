@@ -30,16 +30,17 @@ class Seen:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self._memory = tensor, tensor.untyped_storage()
-        self._look, self._writes = _look_of(tensor), _writes_to(tensor)
+        self._look, self._writes = look_of(tensor), _writes_to(tensor)
 
     def what_happened(self) -> str:
         """What became of the tensor since, in words; nothing where nothing can be noticed."""
-        if _look_of(self.tensor) != self._look:
+        if look_of(self.tensor) != self._look:
             return "got other memory"
         return "" if _writes_to(self.tensor) == self._writes else "was written to"
 
 
-def _look_of(tensor: Any) -> tuple[Any, ...]:
+def look_of(tensor: Any) -> tuple[Any, ...]:
+    """Where a tensor of PyTorch's lies, and how."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
@@ -119,6 +120,8 @@ def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Dev
         raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
     own = weights.device
     if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
+        if own.context != device.context:
+            raise LaunchError(f"{caller!r}: packed weights lie in another CUDA context than x; pack an array of x's library")
         return
     raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
 

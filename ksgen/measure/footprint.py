@@ -40,7 +40,7 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     device = 0
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)
-        constants = family.default(kernel, limits)
+        constants = family.default(kernel, limits, batch)
         device = item * (given + results) + CACHE_BYTES  # more sets of arrays for timing, until a cache does not hold them
         device += 0 if is_gradient else item * weights
         device += family.geometry(kernel, constants, batch).workspace_bytes + (0 if is_gradient else family.packed_bytes(kernel, constants))

@@ -1,9 +1,8 @@
-"""The least time that a kernel can take on a device with the instructions it is made of: what it must move and compute,
-over what the device was seen to do.
+"""The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
-Ceilings are measured, by a copy and by the fastest multiply-adds that the device has for the kernel's operands: plain ones, or
-those of tensor cores, by warpgroups where there are such instructions and by warps elsewhere; a processor's by its vector registers,
-on all cores.
+A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest multiply-adds for
+the kernel's operands measure that of arithmetic: plain ones, or those of tensor cores, by warpgroups where the device has them and
+else by warps. On a processor, vector instructions on all cores.
 """
 
 from dataclasses import dataclass
@@ -13,40 +12,47 @@ from typing import TYPE_CHECKING
 from ksgen.families import cuda_limits
 from ksgen.families.ptx import Wgmma
 from ksgen.families.tiles import WARP
+from ksgen.measure.queued import time_launches
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.precision import K_BYTES, OPERANDS
 
 if TYPE_CHECKING:
-    from ksgen.devices.base import Device, KernelHandle
+    from ksgen.devices.base import Buffer, Device, KernelHandle
     from ksgen.emit.render import Probe
 
 THREADS = 256
-PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16  # of a thread's multiply-adds, and of a warp's products of 16 x 8 sums, in a round of a probe
-WARPGROUP_COLUMNS = 128  # of the product that a warpgroup makes
+PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16  # per round of a probe: multiply-adds of a thread; products of 16 x 8 sums of a warp
+WARPGROUP_COLUMNS = 128  # of a warpgroup's product
+CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
+CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # of each multiprocessor at a time, and rounds of the probe: about a millisecond
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
-GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups, and rounds of each: milliseconds
+GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device does at most, in one precision."""
+    """The highest rates of a device in one precision."""
 
-    bytes_per_s: float  # copied: read plus written
+    bytes_per_s: float  # of a copy: bytes read plus bytes written
     flops_per_s: float  # a multiply-add is two
-    products: int = 1  # of the device's own that stand for one of these
+    products: int = 1  # of the device, for each one of the kernel's
+    cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """X, weights and Y moved once, all multiply-adds done: the larger of the two times."""
+        """Seconds: the longer of moving X, weights and Y once, and doing all multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
 
 def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
-    """What was reached in either of two measurements."""
-    return Ceilings(max(one.bytes_per_s, other.bytes_per_s), max(one.flops_per_s, other.flops_per_s), one.products)
+    """The better rates of two measurements."""
+    return Ceilings(
+        max(one.bytes_per_s, other.bytes_per_s), max(one.flops_per_s, other.flops_per_s), one.products,
+        max(one.cache_bytes_per_s, other.cache_bytes_per_s),
+    )  # fmt: skip
 
 
 def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
-    """Run the two probes of a text made for the device; about a second. `operand`: what tensor cores multiply, where they do."""
+    """Run a copy and a multiply-add probe on the device, for about a second. `operand`: the tensor cores' type, if they multiply."""
     if device.limits.is_cpu:
         return _of_processor(device, precision)
     from ksgen.emit.render import PROBE_AT_ONCE, render_probe
@@ -55,27 +61,40 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
     copy, multiply = load_probe(device, render_probe(precision, device.dialect, THREADS, operand, wgmma))
     x, y = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
     groups = COPIED_BYTES // 16
-    copy_s = device.time(lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), None, runs=7, warmup=2)
+    copy_s = time_launches(device, lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), runs=7)
     blocks, rounds = device.limits.multiprocessors * 64, 2048
     a_round = PLAIN_A_ROUND
     if operand:
         a_round = wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
-    multiply_s = device.time(lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), None, runs=7, warmup=2)
+    multiply_s = time_launches(device, lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), runs=7)
     products = PRECISIONS[precision].products if operand else 1
     flops = 2.0 * blocks * THREADS * rounds * a_round / products
-    return Ceilings(2 * COPIED_BYTES / median(copy_s), flops / median(multiply_s), products)
+    cache_rate = _cache_rate(device, x, y) if device.kind == "cuda" else 0.0
+    return Ceilings(2 * COPIED_BYTES / median(copy_s), flops / median(multiply_s), products, cache_rate)
+
+
+def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
+    """Bytes a second that all multiprocessors together read from the second-level cache."""
+    from ksgen.build.build import build
+    from ksgen.emit.render import render_cache_probe
+
+    probe = render_cache_probe(THREADS, CACHE_BLOCKS)
+    kernel = device.load(build(probe.text, probe.entry, device.target), probe.entry, 0)
+    blocks, arguments = CACHE_BLOCKS * device.limits.multiprocessors, (x, y, CACHED_BYTES // 16, CACHE_ROUNDS)
+    read_s = time_launches(device, lambda: device.launch(kernel, blocks, THREADS, 0, arguments, None), runs=7)
+    return blocks * THREADS * 16 * CACHE_ROUNDS / median(read_s)
 
 
 def _of_processor(device: "Device", precision: str) -> Ceilings:
-    """By vectors on all cores; 16-bit types are multiplied in float32."""
+    """By vector instructions on all cores. 16-bit types are multiplied in float32."""
     from ksgen.emit.render import render_processor_probe
 
     probe = render_processor_probe(precision, device.limits.vector_bytes)
     copy, multiply = load_probe(device, probe)
     x, y = device.allocate(PROCESSOR_COPIED_BYTES), device.allocate(PROCESSOR_COPIED_BYTES)
     groups, vectors = device.limits.multiprocessors * GROUPS_A_CORE, PROCESSOR_COPIED_BYTES // device.limits.vector_bytes
-    device.launch(copy, groups, 1, 0, (y, x, vectors), None)  # memory that was never written is one page of zeros in a cache
+    device.launch(copy, groups, 1, 0, (y, x, vectors), None)  # unwritten memory is a single page of zeros, which a cache would hold
     copy_s = device.time(lambda: device.launch(copy, groups, 1, 0, (x, y, vectors), None), None, runs=7, warmup=1)
     multiply_s = device.time(lambda: device.launch(multiply, groups, 1, 0, (y, PROCESSOR_ROUNDS), None), None, runs=15, warmup=2)
     flops = 2.0 * groups * PROCESSOR_ROUNDS * probe.multiply_adds
@@ -83,8 +102,8 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
 
 
 def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelHandle]":
-    """What copies, and what multiplies."""
+    """The probe's two kernels: the copy, and the multiply-adds."""
     from ksgen.build.build import build
 
-    binary = build(probe.text, probe.entry, device.target, device.compiler() if device.kind == "opencl" else None)
+    binary = build(probe.text, probe.entry, device.target, device.compiler())
     return device.load(binary, probe.entry, 0), device.load(binary, f"{probe.entry}_multiply_add", 0)

@@ -1,4 +1,4 @@
-"""One kernel on one device, checked against the float64 reference and timed by the device's own clock."""
+"""Checks one kernel on one device against the float64 reference, and times it by the device's own clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ import numpy as np
 
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.errors import DeviceError
 from ksgen.families.signature import result_of
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
+from ksgen.measure.queued import time_launches
 from ksgen.spec import PRECISIONS, KernelSpec
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
-GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs take in turn
-MOST_REFERENCE_FLOPS = 2e10  # beyond, a sample of the batch is compared
+GPU_ROTATED, CPU_ROTATED = 256, 8  # at most so many sets of arrays, used in turn by timed runs
+MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Random arrays of one kernel and batch: weights uniform in +-1/sqrt(c), the others standard normal. A gradient's kernel has
-    no use for the weights, and the others none for the gradient of Y."""
+    """Random arrays for one kernel and batch. Weights are uniform in +-1/sqrt(c), the others standard normal.
+
+    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y.
+    """
 
     kernel: KernelSpec
     batch: int
@@ -43,7 +45,7 @@ class Problem:
     bias: "Array | None"
     residual: "Array | None"
     grad_y: "Array | None" = None
-    most_compared: int | None = None  # batch entries; None: as many as the reference does in about a second
+    most_compared: int | None = None  # batch entries; None: as many as the reference computes in about a second
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -56,12 +58,12 @@ class Problem:
 
     @property
     def terms(self) -> int:
-        """Products in one sum."""
+        """How many products one sum adds up."""
         return self.batch if self.grad_y is not None else self.kernel.pattern.c
 
     @cached_property
     def chosen(self) -> Any:
-        """Which batch entries are compared, or which j of a gradient, where every batch entry counts: all, or some of many."""
+        """The batch entries that are compared: all, or a sample. For a gradient, which sums over the batch, the values of j instead."""
         kernel = self.kernel
         if self.grad_y is not None:
             d = kernel.pattern.d
@@ -70,7 +72,7 @@ class Problem:
         within = self.most_compared or max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1)))
         if within >= self.batch:
             return slice(None)
-        # Both ends, where tiles are ragged, and a spread in between.
+        # Both ends, where tiles are ragged, and evenly spaced entries between them.
         spread = np.linspace(0, self.batch - 1, within - 32).astype(int)
         return np.unique(np.concatenate([np.arange(16), np.arange(self.batch - 16, self.batch), spread]))
 
@@ -85,7 +87,7 @@ class Problem:
 
     @cached_property
     def truth(self) -> "Array":
-        """What that part is, in float64."""
+        """The right values of that part, in float64."""
         kernel, pattern = self.kernel, self.kernel.pattern
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
@@ -110,7 +112,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one check and timing found."""
+    """The result of one check and timing."""
 
     plan: Plan
     error: float  # Frobenius norm of the difference over that of the reference
@@ -120,7 +122,7 @@ class Measured:
 
     @property
     def passed(self) -> bool:
-        return self.error <= self.tolerance  # false for NaN
+        return self.error <= self.tolerance  # False for NaN
 
     @property
     def median_s(self) -> float:
@@ -128,13 +130,13 @@ class Measured:
 
 
 def tolerance(precision: str, terms: int) -> float:
-    """What rounding can do: one rounding of 16-bit outputs or tf32 operands, the accumulated roundings of the terms otherwise."""
+    """The largest relative error that rounding explains: one rounding (16-bit outputs, tf32 operands), else that of every term."""
     known = PRECISIONS[precision]
     return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(terms))
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """Reproducible: the same arrays for the same kernel, batch and seed."""
+    """The same arrays for the same kernel, batch and seed."""
     dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
     pattern = kernel.pattern
@@ -160,8 +162,10 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
 
 class Bench:
-    """One problem's arrays on one device, for any number of plans of it, which share one workspace: it may be as large as X and
-    Y together, and their launches are in order."""
+    """One problem's arrays on one device, for any number of its plans.
+
+    Plans share one workspace: it may be as large as X and Y together, and their launches run in order.
+    """
 
     def __init__(self, device: Device, problem: Problem) -> None:
         self.device, self.problem = device, problem
@@ -178,7 +182,7 @@ class Bench:
         return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
     def _rotated(self) -> list[dict[str, Buffer]]:
-        """More sets of arrays than a cache holds."""
+        """Enough sets of arrays that no cache holds them all."""
         most = CPU_ROTATED if self.device.limits.is_cpu else GPU_ROTATED
         wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most)
         while len(self._sets) < wanted:
@@ -186,14 +190,14 @@ class Bench:
         return self._sets
 
     def pack(self, plan: Plan) -> Buffer:
-        """The weights as a plan reads them; None for a gradient's."""
+        """The weights packed for a plan; None for a gradient."""
         return None if self._weights is None else plan.pack(self._weights, None)
 
     def check(self, plan: Plan, packed: Buffer) -> tuple[float, int]:
-        """The relative error of one launch on a poisoned output and workspace, and how many batch entries were compared."""
+        """Launch once on a poisoned output and workspace: the relative error, and how many batch entries were compared."""
         arrays = self._sets[0]
         self.device.upload(arrays[self._result], self._poison)
-        if (workspace := self._workspace_of(plan)) is not None:  # where another plan may have left what is right
+        if (workspace := self._workspace_of(plan)) is not None:  # where another plan may have left the right values
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
         plan.launch(self._arguments(plan, packed, arrays), None)
         result = np.empty_like(self._poison)
@@ -201,7 +205,7 @@ class Bench:
         return compare(self.problem, result)
 
     def launches(self, plan: Plan, packed: Buffer) -> Callable[[], None]:
-        """A launch over the next set of arrays at each call, to be timed."""
+        """A function to time: each call launches on the next set of arrays."""
         if plan.workspace_bytes:
             rotated = cycle(self._rotated())
             return lambda: plan.launch(self._arguments(plan, packed, next(rotated)), None)
@@ -212,25 +216,20 @@ class Bench:
         return plan.arguments({**arrays, "weights": packed, "workspace": self._workspace_of(plan)})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
-        """The shared one, if the plan takes any. It is asked for at each launch: a larger plan may have replaced it."""
+        """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have replaced it."""
         if plan.workspace_bytes > self._workspace_bytes:
-            self._workspace, self._workspace_bytes = None, 0  # freed before there are two, which waits for launches that work in it
+            self._workspace, self._workspace_bytes = (
+                None,
+                0,
+            )  # freed first, so that there are never two; this waits for launches that use it
             self._workspace, self._workspace_bytes = plan.workspace(), plan.workspace_bytes
         return self._workspace if plan.workspace_bytes else None
 
 
-def time_launches(device: Device, launches: Callable[[], None], runs: int, warmup: int = 2) -> list[float]:
-    """Seconds of each run; `DeviceError` where the device's clock cannot be believed."""
-    seconds = device.time(launches, None, runs=runs, warmup=warmup)
-    if not all(second > 0 for second in seconds):
-        raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
-    return seconds
-
-
 def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> Measured:
-    """Build if need be, run once on a poisoned output, compare, then time over arrays that a cache cannot hold.
+    """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
 
-    `family` is one asked for by name; without it, what launchers take.
+    `family` names the family to use; without it, the one that launchers choose.
     """
     problem = make_problem(kernel, batch, seed)
     choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
@@ -243,30 +242,29 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
 
 
 def host_call(device: Device, problem: Problem) -> "Call":
-    """The product as a user has it on NumPy arrays: prepared, with packed weights and an output that is there already."""
+    """The product as a user calls it on NumPy arrays: prepared, with packed weights and its own output."""
     from ksgen.launcher import Launcher
 
     own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
     packed = own.pack(problem.weights, device=f"{device.runtime}:{device.index}")
     return own.prepare(
         problem.x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
-        residual=problem.residual, precision=kernel.precision, out=np.zeros_like(problem.x, shape=problem.y_shape),
+        residual=problem.residual, precision=kernel.precision,
     )  # fmt: skip
 
 
 def compare(problem: Problem, result: "Array") -> tuple[float, int]:
-    """The relative error of a result, and how many batch entries were compared; NaN where any number is not finite."""
+    """The relative error of a result, and how many batch entries were compared. NaN if any number is not finite."""
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(np.float64) - problem.truth
-    expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0  # few sums may all cancel
+    expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0  # a few sums may all cancel
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked
 
 
 def numpy_way(problem: Problem) -> tuple[float, "Array"]:
-    """Seconds, and the result, of what one writes in NumPy: permute, batched matrix product, permute back. 16-bit goes through
-    float32."""
+    """Seconds and result of the product in plain NumPy: permute, batched matrix product, permute back. 16-bit types as float32."""
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
     small = problem.kernel.item_bytes == 2

@@ -1,4 +1,4 @@
-"""ksgen in PyTorch: the layer `KSLinear` and its product `multiply`; `factorize` and `convert` for dense matrices and models.
+"""ksgen in PyTorch: the layer `KSLinear` and its product `multiply`; `factorize`, `propose` and `convert` for dense matrices and models.
 
 Nothing else in ksgen imports this package, except the benchmarks.
 """
@@ -17,5 +17,7 @@ from ksgen.torch.convert import convert
 from ksgen.torch.factorize import factorize
 from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.torch.ops import multiply
+from ksgen.torch.propose import propose
+from ksgen.torch.rule import save_rule
 
-__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "thaw"]
+__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "save_rule", "thaw"]

@@ -17,11 +17,11 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_backend
+from ksgen.torch.checks import check, check_backend, dtype_name
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
-from ksgen.torch.frozen import made_of
-from ksgen.torch.ops import autocast, is_plain, multiply, multiply_chain
+from ksgen.torch.frozen import is_kept, made_of
+from ksgen.torch.ops import autocast, is_plain, is_transformed, multiply, multiply_chain
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply, to_dense
 
 
@@ -32,11 +32,23 @@ class Backend:
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
     prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights as they are
+    is_sparse: bool = False  # whether what is prepared is a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
         """Y = X K^T, from canonical weights. They are prepared each time, or once if they are frozen."""
+        if self.is_sparse and is_transformed():  # PyTorch's transforms take no sparse tensors
+            return BACKENDS["bmm"](x, weights, layout)
         ready = weights if self.prepare is None else made_of(weights, self.prepare)
-        return self.multiply(x, ready, layout, Pattern(*weights.shape))
+        try:
+            return self.multiply(x, ready, layout, Pattern(*weights.shape))
+        except RuntimeError as error:
+            if not self.is_sparse or isinstance(error, LaunchError):
+                raise
+            kind = ", for frozen weights in inference mode" if torch.is_inference_mode_enabled() and is_kept(weights) else ""
+            raise LaunchError(
+                f"PyTorch has no product with {ready.layout} of {dtype_name(x.dtype)} on {x.device.type}{kind} "
+                f"({str(error).splitlines()[0]}); take another backend, such as backend='bmm'"
+            ) from error
 
 
 def _blocks(weights: Tensor) -> Tensor:
@@ -86,7 +98,7 @@ def _as_csr(weights: Tensor) -> Tensor:
 
 
 def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -> Tensor:
-    return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
+    return products.by_whole_matrix(x, matrix, layout)
 
 
 def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
@@ -97,10 +109,10 @@ def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern
 
 BACKENDS = {
     "bmm": Backend(_multiply_bmm, "permute, one batched product, permute back", _blocks),
-    "bsr": Backend(_multiply_bsr, "permute, one product with block-sparse rows, permute back", _as_bsr),
+    "bsr": Backend(_multiply_bsr, "permute, one product with block-sparse rows, permute back", _as_bsr, is_sparse=True),
     "einsum": Backend(_multiply_einsum, "torch.einsum over the axes of the pattern"),
     "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", to_dense),
-    "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr),
+    "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr, is_sparse=True),
     "strided": Backend(_multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix),
 }
 NAMES = ("auto", "ksgen", *BACKENDS)

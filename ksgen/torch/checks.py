@@ -1,4 +1,4 @@
-"""Whether tensors fit a product and each other: refused with the numbers, before anything is computed."""
+"""Checks that tensors fit a product and each other, before anything is computed. Errors name the value and what is accepted."""
 
 from collections.abc import Collection
 from typing import Any
@@ -21,7 +21,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def check_words(**given: tuple[str, Collection[str]]) -> None:
-    """Raise `SpecError` on the first word that is none of those accepted."""
+    """Raise `SpecError` for the first word that is not accepted."""
     for name, (word, accepted) in given.items():
         check_word(name, word, accepted)
 
@@ -33,7 +33,7 @@ def check_flags(**given: object) -> None:
 
 
 def check_tensors(caller: str, **given: object) -> None:
-    """Raise `LaunchError` on the first that is no tensor with plain memory; a bias or a residual may be None."""
+    """Raise `LaunchError` for the first argument that is not a dense tensor. A bias or a residual may be None."""
     for name, tensor in given.items():
         if tensor is None and name in ("bias", "residual"):
             continue
@@ -49,15 +49,15 @@ def check_dtype(dtype: object) -> None:
 
 
 def check_device(device: Any) -> None:
-    """Raise `LaunchError` where PyTorch puts no tensors."""
+    """Raise `LaunchError` if PyTorch cannot make tensors on this device."""
     try:
         torch.empty(0, device=device)
-    except Exception as error:  # PyTorch's are of many kinds, an AssertionError among them
+    except Exception as error:  # PyTorch raises many types here, AssertionError among them
         raise LaunchError(f"device={excerpt(device)}: no tensors there; accepted: a torch.device of this machine, such as cpu") from error
 
 
 def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> None:
-    """Raise `LaunchError` on the first tensor that does not fit the weights."""
+    """Raise `LaunchError` for the first tensor that does not fit the weights."""
     if weights.dim() != 4:
         raise LaunchError(f"got weights of shape {tuple(weights.shape)}; (a, b, c, d) is needed")
     a, b, c, d = weights.shape
@@ -73,7 +73,7 @@ def check(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | No
 
 
 def check_precision(precision: str | None, dtype: str) -> None:
-    """Raise `LaunchError` where tensors of a dtype cannot be multiplied in a precision."""
+    """Raise `LaunchError` if tensors of this dtype cannot be multiplied in this precision."""
     if dtype not in DTYPES:
         raise LaunchError(f"tensors of {dtype}; accepted: {', '.join(DTYPES)}")
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
@@ -82,13 +82,13 @@ def check_precision(precision: str | None, dtype: str) -> None:
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
-    """Raise `SpecError` where a backend has no such precision: PyTorch's products know the tensors' own alone."""
+    """Raise `SpecError` if the backend lacks the precision: PyTorch's products use only that of the tensors."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
         raise SpecError(f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: backend='ksgen'")
 
 
 def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:
-    """One precision, one device."""
+    """Raise `LaunchError` unless all tensors share one precision and one device."""
     for name, given in others.items():
         if given is None:
             continue

@@ -2,9 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.families import family_named
+from ksgen.families.expected import default_us, library_us
+from ksgen.launch.choice import limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Gain
@@ -22,10 +26,11 @@ from ksgen.torch.checks import dtype_name
 
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
-TURNS = 4  # in which ways are timed; the first also builds
+TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
 
 Way = Callable[[], Tensor]
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
+_unbuilt: dict[KernelSpec, str] = {}  # what no compiler here could build, and why; not tried again
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,16 @@ def serve(own: Launcher, x: Tensor, layout: str, precision: str | None, backend:
     kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
         return ways[faster((kernel, size_of(batch), *ways), ways)]()
-    return ways[choose(kernel, batch, x.device).backend]()
+    chosen = choose(kernel, batch, x.device).backend
+    try:
+        return ways[chosen]()
+    except ToolchainError as error:
+        if chosen != "ksgen":
+            raise
+        if not _unbuilt:
+            _tell_once(str(error))
+        _unbuilt[kernel] = str(error).splitlines()[0]
+    return ways["strided"]()
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
@@ -82,7 +96,9 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
         if len(_measured) >= REMEMBERED:
             _measured.clear()
         seconds = dict.fromkeys(ways, inf)
-        for _ in range(TURNS):
+        for turn in range(MOST_TURNS):
+            if turn >= TURNS and turn * sum(seconds.values()) > LONG_S:
+                break
             for name, way in ways.items():
                 start = perf_counter()
                 try:
@@ -103,6 +119,24 @@ def _tell_once(error: str) -> None:
 def measured(job: Hashable) -> Mapping[str, float]:
     """Seconds of each way; empty if the job was not met yet."""
     return _measured.get((job, torch.get_num_threads()), {})
+
+
+def job_of(
+    kind: str, patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool
+) -> Hashable:
+    """What the ways of one or several factors are timed as. `kind`: "chain", or "prepared" for a frozen layer's."""
+    return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual)
+
+
+def told_of(patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int) -> list[str]:
+    """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
+    found, words = [], {"each": "one after the other"}
+    for (kind, name), residual in product((("prepared", "frozen"), ("chain", "all factors")), (False, True)):
+        job = job_of(kind, patterns, dtype, layout, activation, bias, residual), size_of(batch)
+        for seconds in [each for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
+            times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
+            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}")
+    return found
 
 
 def size_of(batch: int) -> int:
@@ -129,16 +163,24 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
         first, *others = sorted(seconds, key=seconds.__getitem__)
         told = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
         return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {told}")
+    if kernel in _unbuilt:
+        return Choice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)
 
 
 @lru_cache(REMEMBERED)
 def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choice:
     try:
-        found = PLANNER.choice(device_for(place), kernel, batch)
+        device = device_for(place)
+        found = PLANNER.choice(device, kernel, batch)
     except DeviceError as error:
         return Choice("strided", f"no kernel can be launched: {error}")
-    return Choice("ksgen", found.why) if found.is_measured else by_heuristic(kernel)
+    if found.is_measured:
+        return Choice("ksgen", found.why)
+    limits = limits_of(device)
+    if library_us(kernel, limits, batch) < default_us(family_named(found.family), kernel, limits, batch):
+        return Choice("strided", f"no family uses the tensor cores of {device.name}, and they are expected to be the faster way")
+    return by_heuristic(kernel)
 
 
 def by_heuristic(kernel: KernelSpec) -> Choice:

@@ -1,7 +1,7 @@
 """`convert`: replaces a model's dense layers by Kronecker-sparse ones, in place, and reports what changed."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,52 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import SpecError
-from ksgen.pattern import Chain
 from ksgen.spec import Spec, load
 from ksgen.torch.checks import check_flags
 from ksgen.torch.factorize import Factorization, factorize
 from ksgen.torch.layer import KSLinear, Patterns, as_chain
 from ksgen.torch.progress import progress_bar
+from ksgen.torch.propose import propose
 from ksgen.torch.report import Replaced, Report
-from ksgen.values import excerpt, whole_number
-
-
-@dataclass(frozen=True)
-class Beside:
-    """In a rule: a layer of `count` chains side by side, such as q, k and v. Each gives its part of the outputs."""
-
-    chain: Chain
-    count: int
-
-    def __post_init__(self) -> None:
-        count = whole_number(self.count)
-        if count is None or count < 1:
-            raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
-
-
-class KSLinears(nn.ModuleList):
-    """Layers side by side. They take the same x, and their outputs are concatenated."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([layer(x) for layer in self], dim=-1)
-
+from ksgen.torch.rule import Beside, KSLinears, check_config, described, exactly, load_rule, write_config
+from ksgen.values import excerpt, listed
 
 Rule = Mapping[str, Patterns | Beside] | Spec | str | Path
 
 
-def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: int = 0, progress: bool = False, **options: Any) -> Report:
+def convert(
+    model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None, from_weights: bool = True, refine: int = 0,
+    progress: bool = False, **options: Any,
+) -> Report:  # fmt: skip
     """Replace, in place, every `nn.Linear` (and transformers' `Conv1D`) that a rule names by a `KSLinear` of its chain.
 
     A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
     `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
-    its `layers`. New weights are made from the old ones (`factorize`, with `refine` steps), or drawn. Bias, dtype, device,
-    requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is changed.
+    its `layers`; a rule that `save_rule` wrote may be named by its path, which ends in .json. With a `budget` instead, of the
+    dense weights, each layer gets a chain of its own (`propose`); a list of names and patterns of names then says which layers,
+    and none means all whose weights are not tied. New weights are made from the old ones (`factorize`, with `refine` steps), or
+    drawn. Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is
+    changed. A transformers model saves the rule in its config.json from then on.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
     check_flags(from_weights=from_weights, progress=progress)
-    wanted = _read(rule)
-    found = _find(model, wanted)
+    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, from_weights)
+    found = find_layers(model, wanted)
+    check_config(model)
     before = _parameter_count(model)
     new: dict[nn.Module, nn.Module] = {}
     replaced: list[Replaced] = []
@@ -67,33 +54,74 @@ def convert(model: nn.Module, rule: Rule, *, from_weights: bool = True, refine: 
             advance()
     for layer, (names, _) in found.items():
         for name in names:
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, new[layer])
+            put(model, name, new[layer])
+    write_config(model)
     return Report(tuple(replaced), (before, _parameter_count(model)))
 
 
-def _read(rule: Rule) -> dict[str, Beside]:
+def put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """In the place of the module of that name."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+def read_rule(rule: Any) -> dict[str, Beside]:
+    """A rule in any form, as chains with counts."""
     if isinstance(rule, str | Path):
-        rule = load(rule)
+        rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
     chains = rule.layers if isinstance(rule, Spec) else rule
     if not isinstance(chains, Mapping) or not chains:
         raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
-    return {name: each if isinstance(each, Beside) else Beside(as_chain(each), 1) for name, each in chains.items()}
+    return {name: each if isinstance(each, Beside) else Beside(as_chain(each)) for name, each in chains.items()}
+
+
+def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
+    """Of each layer, the nearest chain that is expected to be faster than the dense layer; where weights are drawn, the fastest.
+
+    Where nothing is expected to be faster, or nobody knows times, all chains count.
+    """
+    if isinstance(names, str | Path | Mapping | Spec):
+        raise SpecError(f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all")
+    keys = listed(names) if names is not None else ("*",)
+    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    found: dict[str, Beside] = {}
+    for name, layer in _layers(model):
+        if not name or not any(_fits(key, name) for key in keys or ()):
+            continue
+        weight = _dense_weight(layer)
+        if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
+            continue
+        chains = propose(
+            weight.shape[1], weight.shape[0], budget=budget, weight=weight.detach() if from_weights else None, device=weight.device
+        )
+        fast = [each for each in chains if each.us < chains.dense.us] or list(chains)
+        if not fast:
+            raise SpecError(f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, for {name}")
+        found[name] = Beside(fast[0].chain)
+    if not found:
+        raise SpecError(f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in _layers(model)])}")
+    return exactly(found)
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The dense layers, by all their names."""
+    return [(name, module) for name, module in model.named_modules(remove_duplicate=False) if _is_dense(module)]
 
 
 def _fits(key: str, name: str) -> bool:
     return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
 
 
-def _find(model: nn.Module, wanted: Mapping[str, Beside]) -> dict[nn.Module, tuple[list[str], str]]:
-    """The layers to replace, each with all its names and the rule's key for it."""
-    named = model.named_modules(remove_duplicate=False)
-    layers = [(name, module) for name, module in named if isinstance(module, nn.Linear) or _is_conv1d(module)]
-    for key in wanted:
-        if not any(_fits(key, name) for name, _ in layers):
+def find_layers(model: nn.Module, wanted: Mapping[str, Beside], adapted: bool = False) -> dict[nn.Module, tuple[list[str], str]]:
+    """The layers to replace, each with all its names and the rule's key for it. Those that are `adapted` stay: they may be tied."""
+    named = list(model.named_modules(remove_duplicate=False))
+    there = [(name, layer.chain) for name, module in named if (layer := described(module))]
+    layers = _layers(model)
+    for key, layer in wanted.items():
+        if not any(_fits(key, name) for name, _ in layers) and not any(_fits(key, name) and layer.chain == each for name, each in there):
             raise SpecError(f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}")
     found: dict[nn.Module, tuple[list[str], str]] = {}
     for name, layer in layers:
@@ -101,7 +129,8 @@ def _find(model: nn.Module, wanted: Mapping[str, Beside]) -> dict[nn.Module, tup
             names, first_key = found.setdefault(layer, ([], key))
             names.append(name)
             _check_layer(name, layer, wanted[first_key])
-    _check_not_tied(model, found)
+    if not adapted:
+        _check_not_tied(model, found)
     return found
 
 
@@ -130,6 +159,10 @@ def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str],
                 raise SpecError(f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule")
 
 
+def _is_dense(module: nn.Module) -> bool:
+    return (isinstance(module, nn.Linear) and not isinstance(module, KSLinear)) or _is_conv1d(module)
+
+
 def _is_conv1d(module: nn.Module) -> bool:
     """Transformers' linear layer, whose weight is (in_features, out_features). Transformers need not be installed."""
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
@@ -147,7 +180,7 @@ def _sparse(
     weight, bias = _dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
-    options = {"device": weight.device, "dtype": weight.dtype} | options
+    options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear] = []
     factorizations: list[Factorization] = []

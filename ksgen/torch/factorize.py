@@ -1,22 +1,26 @@
 """`factorize`: a dense matrix as a product of Kronecker-sparse factors. Chooses the method, and reports error and time."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import frexp, inf, sqrt
 from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
 from ksgen.torch.checks import check_flags, check_tensors
 from ksgen.torch.layer import Patterns, as_chain
 from ksgen.torch.progress import progress_bar
-from ksgen.torch.projection import balance, block_ranks, on_support, project
-from ksgen.torch.refinement import refined, relative_error, start
+from ksgen.torch.projection import balanced, block_ranks, least_squared_error, on_support, project
+from ksgen.torch.refinement import drawn, refined, relative_error
 from ksgen.values import excerpt, whole_number
 
-LEAST_STEPS = 100  # of refinement, if it is the only method
+LEAST_STEPS = 100  # of refinement, if SVDs give no bound
+STARTS = 3  # of refinement then: the SVDs' factors, and random ones
 
 
 @dataclass(frozen=True)
@@ -40,33 +44,46 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     """A matrix (out_features, in_features), such as the weight of an `nn.Linear`, as a product of Kronecker-sparse factors.
 
     One or two factors: the nearest product there is. A longer chainable chain: hierarchical SVDs, at most `bound` times as far
-    as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS alone, at least 100 steps,
-    with no guarantee. Computes on the tensor's device, in float64 for float64 and in float32 otherwise; the weights have
-    that type.
+    as the nearest, then `refine` steps of L-BFGS. A longer chain that is not chainable: L-BFGS from three starts, at least
+    100 steps each, with no guarantee but `least_error`. Computes on the tensor's device, in float64 for float64 and in
+    float32 otherwise; the weights have that type.
     """
     chain = as_chain(chain)
     matrix = _checked(weight, chain, refine)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
-    errors: list[float] = []
-    with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + steps) as advance:
+    starts = STARTS if method == "refinement" else 1
+    with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
         begin = perf_counter()
-        scale = 2.0 ** frexp(float(matrix.abs().max()))[1]
-        matrix = matrix / scale  # so that no square is beyond float32
-        if method == "support":
-            weights = [on_support(matrix, chain[0])]
-        elif method == "refinement":
-            weights = start(matrix, chain)
-        else:
-            weights, errors = project(matrix, chain, advance)
-            balance(weights)
-        weights = refined(matrix, weights, steps, advance)
+        exponent = frexp(float(vector_norm(matrix, inf)))[1]
+        scaled = _times_power(matrix, -exponent)  # so that no square is beyond its type
+        begun, squares = _begin(scaled, chain, method, advance)
+        found = [refined(scaled, each, steps, advance) for each in begun]
+        nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
+        weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds = perf_counter() - begin
-        error = relative_error(matrix, weights)
-        weights = [each * scale ** (1 / len(chain)) for each in weights]
-    least = error if len(chain) <= 2 else min(error, sqrt(max(errors, default=0)) / (float(matrix.double().norm()) or 1))
+        error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]])
+        least = error if len(chain) <= 2 else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
+    if method == "refinement" and least:
+        guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds)
+
+
+def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:
+    """Weights to begin with, which need no steps where SVDs give a bound; and squared errors that no product goes below."""
+    if method == "support":
+        return [[on_support(matrix, chain[0])]], []
+    weights, squares = project(matrix, chain, advance)
+    if method != "refinement":
+        return [balanced(weights)], squares
+    return [balanced(weights), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [least_squared_error(matrix, chain)]
+
+
+def _times_power(values: Tensor, exponent: float) -> Tensor:
+    """The values times 2^exponent, in two steps: the power itself may be beyond their type."""
+    half = exponent // 2
+    return values * 2.0**half * 2.0 ** (exponent - half)
 
 
 def _method(chain: Chain) -> tuple[str, str, float]:
@@ -93,6 +110,8 @@ def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
         raise LaunchError(f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}")
     if (steps := whole_number(refine)) is None or steps < 0:
         raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
+    if weight.is_meta:
+        raise LaunchError("factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values")
     matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if not (finite := matrix.isfinite()).all():
         row, column = (~finite).nonzero()[0].tolist()

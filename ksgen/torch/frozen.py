@@ -4,7 +4,7 @@ Keeps nothing for other weights: PyTorch does not count every write, so nothing 
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -48,10 +48,11 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Frozen:
-    """A layer: its name for messages, and its weights by name."""
+    """A layer: its name for messages, its weights by name, and calls that were prepared with them."""
 
     name: str
     weights: Mapping[str, _Kept]
+    calls: dict[Hashable, Any] = field(default_factory=dict)
 
 
 _frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
@@ -71,6 +72,17 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
         _end([(kept, what)])
         return unkept(weights)
     return kept.form(make, unkept)
+
+
+def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
+    """The prepared calls of a frozen layer whose weights are what they were; None for others, and under a transform or a mode."""
+    own = _frozen.get(layer) if _frozen else None
+    if own is None or len(weights) != len(own.weights) or _is_transformed():
+        return None
+    for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
+        if tensor is not kept.seen.tensor or kept.seen.what_happened():
+            return None
+    return own.calls
 
 
 def is_kept(weights: Tensor) -> bool:

@@ -5,25 +5,30 @@ from math import sqrt
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
-from ksgen.torch import frozen
+from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES, explain, multiply_all_by
 from ksgen.torch.checks import check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
+from ksgen.torch.choice import told_of
+from ksgen.torch.prepared import BACKENDS
+from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
+from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
 
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
 
-class KSLinear(nn.Module):
+class KSLinear(nn.Linear):
     """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors.
 
     `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
     (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike.
+    An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
     """
 
     def __init__(
@@ -37,7 +42,7 @@ class KSLinear(nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
         check_words(backend=(backend, NAMES))
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
@@ -69,6 +74,49 @@ class KSLinear(nn.Module):
                     parameter.copy_(value)
         return layer
 
+    @classmethod
+    def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
+        """The layer whose K is near an `nn.Linear`'s weight: its factorization by `factorize`. The bias is copied."""
+        from ksgen.torch.factorize import factorize  # which imports this module
+
+        if not isinstance(linear, nn.Linear):
+            raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
+        found = factorize(linear.weight.detach(), as_chain(patterns), refine=refine)
+        options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
+        return cls.from_weights(found.weights, linear.bias, **options)
+
+    def to_linear(self) -> nn.Linear:
+        """The `nn.Linear` with the same matrix and bias. Features come last in its x, as in layout "bsf"."""
+        if self.activation != "none":
+            raise LaunchError(
+                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to 'none' first"
+            )
+        return dense_layer(self.to_dense(), self.bias).train(self.training)
+
+    def to_dense(self) -> Tensor:
+        """K, (out_features, in_features), differentiable."""
+        first, *others = self.weights
+        columns = to_dense(first).t()
+        for each in others:
+            columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
+        return columns.t().contiguous()
+
+    @property
+    def weight(self) -> Tensor:
+        """K, which is dense only when its values are asked for. A plain tensor for a compiler, which leaves out what nobody uses."""
+        return self.to_dense() if torch.compiler.is_compiling() else Weight(self)
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        raise LaunchError(
+            f"{self._name()}: weight is the product of the factors in `weights`, and cannot be set; accepted: KSLinear.from_linear"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":  # of a parameter, PyTorch would say that the attribute exists
+            object.__setattr__(self, name, value)
+        super().__setattr__(name, value)
+
     @property
     def in_features(self) -> int:
         return self.chain.in_features
@@ -85,6 +133,12 @@ class KSLinear(nn.Module):
             nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if (y := prepared.serve(self, x, residual)) is not None:
+            return y
+        if isinstance(x, fx.Proxy):
+            return self._as_leaf(x, residual)
+        if isinstance(x, Tensor) and x.layout is torch.jagged:
+            return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
         if not torch.compiler.is_compiling():
             frozen.look_after(self, self._own_weights)
@@ -93,9 +147,28 @@ class KSLinear(nn.Module):
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        options = {"layout": self.layout, "precision": self.precision}
-        y = multiply_all_by(self.backend, rows, list(self.weights), self.bias, added, activation=self.activation, **options)
-        return y.reshape(y_shape)
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": self.activation}
+        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
+        y = multiply_all_by(self.backend, rows, list(self.weights), self.bias, added, **options)  # needs: import ksgen.torch
+        return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
+
+    def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
+        """One node of a graph that `torch.fx` traces."""
+        if not (path := x.tracer.path_of_module(self)):
+            raise LaunchError(f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)")
+        return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
+
+    def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Rows of sequences of unequal lengths, which lie one after the other."""
+        if self.layout != "bsf":
+            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf'")
+        if residual is not None and (residual.layout is not torch.jagged or residual.shape[:-1] != x.shape[:-1]):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
+        y = self(x.values(), None if residual is None else residual.values())
+        known = {}  # before PyTorch 2.5
+        if hasattr(x, "_maybe_min_seqlen"):
+            known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
+        return torch.nested.nested_tensor_from_jagged(y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known)
 
     def freeze(self) -> Self:
         """Declare that nobody will write to the weights. What is made of them is made once, and kept until they thaw.
@@ -133,13 +206,16 @@ class KSLinear(nn.Module):
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
     def explain(self, batch: int = 1024) -> str:
-        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why."""
+        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why; and how long all took."""
         batch, lines = checked_batch(batch), []
         for number, (pattern, weights) in enumerate(zip(self.chain, self.weights, strict=True), start=1):
             is_last = number == len(self.chain)
             epilogue = Epilogue(self.bias is not None, self.activation) if is_last else Epilogue()
             kernel = KernelSpec(pattern, self.precision or dtype_name(weights.dtype), self.layout, epilogue)
             lines.append(f"{pattern}: {explain(self.backend, kernel, batch, weights.device)}")
+        if self.backend in BACKENDS and self.precision is None:
+            shapes = [pattern.shape for pattern in self.chain]
+            lines += told_of(shapes, self.weights[0].dtype, self.layout, self.activation, self.bias is not None, batch)
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
@@ -163,6 +239,17 @@ class KSLinear(nn.Module):
 
     def _name(self) -> str:
         return f"KSLinear({self.chain})"
+
+
+def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An `nn.Linear` with copies of these."""
+    rows, columns = weight.shape
+    linear = nn.Linear(columns, rows, bias is not None, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear
 
 
 def freeze(model: nn.Module) -> list[str]:

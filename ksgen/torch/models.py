@@ -16,10 +16,11 @@ from ksgen.errors import SpecError, ToolchainError
 from ksgen.paths import resource
 from ksgen.spec import load
 from ksgen.spec.kernel import hint, is_word
-from ksgen.torch.convert import Beside, KSLinears, convert
+from ksgen.torch.convert import convert
 from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.report import Report
+from ksgen.torch.rule import Beside, KSLinears
 from ksgen.values import excerpt
 
 

@@ -6,22 +6,25 @@
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
 Both run in ksgen's kernels, or in `ksgen.torch.products` where `ksgen.torch.choice` says so. Matrices alone: (batch, features) in layout
-"bsf", (features, batch) in "bsl".
+"bsf", (features, batch) in "bsl". Forward-mode derivatives are products again, by the product rule.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
+from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.spec import LAYOUTS
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import chain_launcher, faster, has_kernels, launcher, serve, size_of
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, job_of, launcher, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
@@ -51,10 +54,10 @@ def multiply(
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
-    if backend != "strided" and not _is_watched(x, weights, bias, residual) and not has_kernels(x.device):
+    if _is_traced() or (backend != "strided" and not _is_watched(x, weights, bias, residual) and not has_kernels(x.device)):
         y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
-    if activation != "none" and _needs_gradient(x, weights, bias):
+    if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
         before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
         return finish(before, None, activation, residual, layout)
     return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
@@ -91,9 +94,9 @@ def multiply_chain(
 
     if backend == "ksgen":
         return in_one_launch()
-    job = ("chain", *(each.shape for each in cast), cast_x.dtype, layout, activation, bias is not None, residual is not None)
+    job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout, activation, bias is not None, residual is not None)
     ways = {"ksgen": in_one_launch, "each": one_by_one}
-    return ways[faster((job, size_of(cast_x.shape[0 if layout == "bsf" else 1])), ways)]()
+    return ways[faster((job, size_of(cast_x.shape[0 if layout == "bsf" else 1]), *ways), ways)]()
 
 
 def autocast(*given: Any) -> Any:
@@ -104,8 +107,23 @@ def autocast(*given: Any) -> Any:
         return given
     dtype = torch.get_autocast_dtype(kind)
     takes_part = [tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors]
-    cast = [tensor.to(dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
+    cast = [_cast(tensor, dtype) if takes else tensor for tensor, takes in zip(tensors, takes_part, strict=True)]
     return *cast, None if takes_part[0] else precision
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in that type. A weight in training is cast once in each region of autocast, as those of PyTorch's own layers.
+
+    PyTorch shows what its cache holds to operators alone. So the weight, whose shape is that of a convolution's, convolves nothing.
+    """
+    is_cached = type(tensor) is Parameter and tensor.dim() == 4 and _needs_gradient(tensor) and torch.is_autocast_cache_enabled()
+    if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
+        return tensor.to(dtype)
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # a checkpoint would compute again to show it
+        return tensor.to(dtype)
+    convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
+    cast: Tensor = convolved.grad_fn._saved_weight
+    return cast
 
 
 # ---- Y = X K^T, or X K where transposed
@@ -135,8 +153,7 @@ def _compute(
 
     def by_whole_matrix() -> Tensor:
         matrix = made_of(weights, products.to_dense)
-        y = functional.linear(x, matrix) if layout == "bsf" else matrix @ x
-        return finish(y, bias, activation, residual, layout)
+        return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
 
     ways = {"ksgen": by_kernels, "strided": on_views}
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
@@ -163,6 +180,8 @@ def _(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend = inputs
     ctx.save_for_backward(x, weights, bias)
+    if _is_forward_mode():
+        ctx.x, ctx.weights, ctx.y_shape = x, weights, output.shape
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -187,6 +206,22 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 
 
 _multiply.register_autograd(_backward, setup_context=_keep)
+
+
+def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None, bias_tangent: Tensor | None,
+             residual_tangent: Tensor | None, *_: Any) -> Tensor:  # fmt: skip
+    """The forward-mode derivative, for a product whose activation is a separate step."""
+    options = (ctx.layout, ctx.precision, "none", ctx.transposed, ctx.backend)
+    of_x = None if x_tangent is None else _product(x_tangent, ctx.weights, None, None, *options)
+    of_weights = None if weights_tangent is None else _product(ctx.x, weights_tangent, None, None, *options)
+    of_bias = None if bias_tangent is None else (bias_tangent if ctx.layout == "bsf" else bias_tangent[:, None])
+    return _sum([of_x, of_weights, residual_tangent, of_bias]).expand(ctx.y_shape)
+
+
+def _sum(terms: Sequence[Tensor | None]) -> Tensor:
+    """At least one is there."""
+    first, *others = (each for each in terms if each is not None)
+    return sum(others, first)
 
 
 def _multiply_batched(
@@ -237,8 +272,10 @@ def _(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: Any
 
 
 def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, y_gradient, _, _, ctx.layout, ctx.precision, ctx.backend = inputs
+    x, y_gradient, a, d, ctx.layout, ctx.precision, ctx.backend = inputs
     ctx.save_for_backward(x, y_gradient)
+    if _is_forward_mode():
+        ctx.x, ctx.y_gradient, ctx.shape = x, y_gradient, (a, d)
 
 
 def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -253,6 +290,13 @@ def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for_weights)
 
 
+def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
+    """The forward-mode derivative. `ctx` keeps what the backward pass needs."""
+    options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend)
+    of_x = None if x_tangent is None else _outer_product(x_tangent, ctx.y_gradient, *options)
+    return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
+
+
 def _weight_gradient_batched(
     call: Product, info: Any, in_dims: tuple[Any, ...], x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, *options: Any
 ) -> tuple[Tensor, int]:
@@ -265,10 +309,15 @@ def _weight_gradient_batched(
 # ---- called: as operators where a compiler or a mode is watching, else as functions, which cost less
 
 
+def _multiply_trained(x: Tensor, weights: Tensor, *others: Any) -> Tensor:
+    return _compute(x, as_trained(weights), *others)
+
+
 class _Multiply(torch.autograd.Function):
-    forward = staticmethod(lambda x, weights, *others: _compute(x, as_trained(weights), *others))
+    forward = staticmethod(_multiply_trained)
     setup_context = staticmethod(_keep)
     backward = staticmethod(_backward)
+    jvp = staticmethod(_forward)
     vmap = staticmethod(lambda *given: _multiply_batched(_product, *given))
 
 
@@ -276,7 +325,26 @@ class _WeightGradient(torch.autograd.Function):
     forward = staticmethod(_compute_weight_gradient)
     setup_context = staticmethod(_keep_for_weights)
     backward = staticmethod(_backward_of_weights)
+    jvp = staticmethod(_forward_of_weights)
     vmap = staticmethod(lambda *given: _weight_gradient_batched(_outer_product, *given))
+
+
+def _plain(compute: Product, keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    """The same where nothing but a backward pass may follow: beside `setup_context`, PyTorch looks up a signature at each call."""
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            output = compute(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+    Plain.backward = staticmethod(backward)
+    return Plain
+
+
+_PlainMultiply = _plain(_multiply_trained, _keep, _backward)
+_PlainWeightGradient = _plain(_compute_weight_gradient, _keep_for_weights, _backward_of_weights)
 
 
 if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
@@ -287,16 +355,20 @@ if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
 def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
     if _is_watched(x, weights, bias, residual):
         return _multiply(x, weights, bias, residual, *options)
-    if _is_recorded(x, weights, bias, residual):
+    if is_transformed():
         return _Multiply.apply(x, weights, bias, residual, *options)
+    if _needs_gradient(x, weights, bias, residual):
+        return _PlainMultiply.apply(x, weights, bias, residual, *options)
     return _compute(x, weights, bias, residual, *options)
 
 
 def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
     if _is_watched(x, y_gradient):
         return _weight_gradient(x, y_gradient, *options)
-    if _is_recorded(x, y_gradient):
+    if is_transformed():
         return _WeightGradient.apply(x, y_gradient, *options)
+    if _needs_gradient(x, y_gradient):
+        return _PlainWeightGradient.apply(x, y_gradient, *options)
     return _compute_weight_gradient(x, y_gradient, *options)
 
 
@@ -308,13 +380,27 @@ def _is_watched(*tensors: Tensor | None) -> bool:
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a derivative may follow, or a torch.func transform is active, which sees only functions."""
-    return _needs_gradient(*tensors) or torch._C._are_functorch_transforms_active()
+    """Whether a derivative may follow, or a transform is active, which sees only functions."""
+    return _needs_gradient(*tensors) or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform is active, or forward-mode derivatives are taken."""
+    return bool(torch._C._are_functorch_transforms_active()) or _is_forward_mode()
+
+
+def _is_forward_mode() -> bool:
+    return bool(forward_ad._current_level >= 0)
+
+
+def _is_traced() -> bool:
+    """Whether calls become a program of PyTorch's own operators: `torch.jit.trace`, or an export to ONNX."""
+    return bool(torch.jit.is_tracing()) or (torch.compiler.is_compiling() and bool(torch.onnx.is_in_onnx_export()))
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether only the values are needed."""
-    return not (_is_watched(*tensors) or _is_recorded(*tensors))
+    return not (_is_watched(*tensors) or _is_recorded(*tensors) or _is_traced())
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
@@ -327,6 +413,23 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
         return None
     mapped = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:]) if dim is None else tensor.movedim(dim, axis)
     return mapped.flatten(axis, axis + 1)
+
+
+# ---- what `FlopCounterMode` counts: a multiplication and an addition for each weight and row
+
+
+@register_flop_formula([torch.ops.ksgen.multiply])
+def _flops_of_product(x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any) -> int:
+    rows: int = x_shape[0 if given[2] == "bsf" else 1]
+    return 2 * rows * prod(weights_shape)
+
+
+@register_flop_formula([torch.ops.ksgen.weight_gradient])
+def _flops_of_weight_gradient(
+    x_shape: Sequence[int], y_shape: Sequence[int], a: int, d: int, layout: str, *_: Any, out_shape: Sequence[int], **__: Any
+) -> int:
+    rows: int = x_shape[0 if layout == "bsf" else 1]
+    return 2 * rows * prod(out_shape)
 
 
 # ---- what both operators share

@@ -8,6 +8,7 @@ and are not differentiable; `permuted_multiply` is.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 LEAST_ELEMENTS = 2**14  # of X for each product on views: below, one product of permuted copies costs less than several calls
 
@@ -28,6 +29,11 @@ def to_dense(weights: Tensor) -> Tensor:
     along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
     whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
     return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
+
+
+def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
+    """Y = X K^T with all of K, dense or sparse."""
+    return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
 
 
 def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:

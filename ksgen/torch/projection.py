@@ -7,17 +7,20 @@ after that many terms. If the pair is chainable, all ranks are the same.
 
 A longer chain is split into its last factor and the product of the others, again and again. If it is chainable, that
 product is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits
-add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one.
+add up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one. If it is not
+chainable, the product only lies on a Kronecker-sparse support, and nothing bounds the error from above.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial, reduce
 from itertools import accumulate, pairwise
+from math import gcd
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from ksgen.pattern import Chain, Pattern
@@ -27,15 +30,12 @@ _NOISE = 1e-14
 # In balanced factors, a column is at least this part as long as the longest, and its row the shorter: inner features that the
 # matrix does not need stay of use to training, which moves a row by what its column lets through.
 _LEAST_LENGTH = 1e-3
+_REMEMBERED = 64  # pairs: a model's layers share a few
 
 
 def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[list[Tensor], list[float]]:
-    """The weights of each factor, and the squared error of each split, for a chain of two factors or a chainable one.
-
-    `advance` is called after each split.
-    """
-    rows, columns = matrix.shape
-    whole, values = Pattern(1, rows, columns, 1), matrix[None, :, :, None]
+    """The weights of each factor, and the squared error of each split. `advance` is called after each split."""
+    whole, values = _dense(matrix)
     rests = list(accumulate(chain.factors[:-1], lambda rest, last: product(last, rest)))
     weights: list[Tensor] = []
     errors: list[float] = []
@@ -55,8 +55,27 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 
 
 def product(left: Pattern, right: Pattern) -> Pattern:
-    """The support of left @ right, for a chainable pair."""
-    return Pattern(left.a, left.b * left.d // right.d, right.a * right.c // left.a, right.d)
+    """The smallest Kronecker-sparse support that holds that of left @ right; of a chainable pair it is no larger."""
+    a, d = gcd(left.a, right.a), gcd(left.d, right.d)
+    return Pattern(a, left.out_features // (a * d), right.in_features // (a * d), d)
+
+
+def covering(factors: Sequence[Pattern]) -> Pattern:
+    """The same for the product of several factors, the first one rightmost."""
+    return reduce(lambda rest, last: product(last, rest), factors)
+
+
+def least_squared_error(matrix: Tensor, chain: Chain) -> float:
+    """A squared error that no product of the chain's factors goes below: of the nearest product of two, for each way to see the chain
+    as two products."""
+    whole, values = _dense(matrix)
+    cuts = range(1, len(chain))
+    return max(_split(values, whole, covering(chain.factors[cut:]), covering(chain.factors[:cut]))[2] for cut in cuts)
+
+
+def _dense(matrix: Tensor) -> tuple[Pattern, Tensor]:
+    rows, columns = matrix.shape
+    return Pattern(1, rows, columns, 1), matrix[None, :, :, None]
 
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
@@ -65,17 +84,19 @@ def block_ranks(left: Pattern, right: Pattern) -> list[int]:
     return ranks
 
 
-def balance(weights: list[Tensor]) -> None:
-    """Rescale in place: each inner feature's column and row to one length, all factors to one norm. The product stays the same."""
+def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
+    """The same product in float64, with an inner feature's column and row of one length, and factors of one norm."""
+    weights = [each.double() for each in weights]
     for right, left in pairwise(weights):
-        columns, rows = left.norm(dim=1), right.norm(dim=2)
+        columns, rows = vector_norm(left, dim=1), vector_norm(right, dim=2)
         scale = _scale(columns.flatten(), rows.flatten())
         left *= scale.reshape(columns.shape).unsqueeze(1)
         right /= scale.reshape(rows.shape).unsqueeze(2)
-    norms = torch.stack([each.norm() for each in weights])
+    norms = torch.stack([vector_norm(each) for each in weights])
     if norms.all():
         for each, norm in zip(weights, norms, strict=True):
             each *= norms.log().mean().exp() / norm
+    return weights
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
@@ -118,6 +139,7 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
     return left_weights, right_weights, outside + float((squares * is_lost).sum())
 
 
+@lru_cache(_REMEMBERED)
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The blocks, pairs of left's (i, j) and right's (i, j), that inner features reach. Then, per inner feature, the place of its
     block among them; per block, its rank; per inner feature, which term of its block it is.
@@ -143,12 +165,13 @@ def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
     stack = blocks.reshape(-1, b, c)
     workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
-    if workers > 1:  # LAPACK's own threads gain nothing on small blocks, and cost seconds where another program is at work
+    if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost seconds if another program is at work
         with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
             columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
     else:
         columns, rows, squares = decompose(stack)
-    columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
+    if rank > kept:
+        columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
     return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
 
 
@@ -161,14 +184,27 @@ def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     """By the eigenvectors of the smaller Gram matrix in float64. What that loses against an SVD is below float32's resolution."""
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
-    squares, vectors = torch.linalg.eigh(wide @ wide.mT if has_less_rows else wide.mT @ wide)
-    squares, vectors = squares.flip(-1).clamp_min(0), vectors[..., -kept:].flip(-1)
+    squares, vectors = eigen(wide @ wide.mT if has_less_rows else wide.mT @ wide)
+    squares, vectors = squares.clamp_min(0), vectors[..., :kept]
     if has_less_rows:
         columns, rows = vectors, vectors.mT @ wide
     else:
         lengths = squares[..., :kept].clamp_min(max(_NOISE * float(squares.max()), torch.finfo(squares.dtype).tiny)).sqrt()
         columns, rows = wide @ vectors / lengths[..., None, :], lengths[..., None] * vectors.mT
     return columns.to(blocks.dtype), rows.to(blocks.dtype), squares
+
+
+def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the largest first, and eigenvectors. Of 2 x 2 by a rotation, as LAPACK is called for one matrix at a time."""
+    if symmetric.shape[-1] != 2:
+        values, vectors = torch.linalg.eigh(symmetric)
+        return values.flip(-1), vectors.flip(-1)
+    first, across, last = symmetric[..., 0, 0], symmetric[..., 0, 1], symmetric[..., 1, 1]
+    middle, apart = (first + last) / 2, torch.hypot((first - last) / 2, across)
+    angle = torch.atan2(2 * across, first - last) / 2
+    cosine, sine = angle.cos(), angle.sin()
+    vectors = torch.stack([torch.stack([cosine, -sine], -1), torch.stack([sine, cosine], -1)], -2)
+    return torch.stack([middle + apart, middle - apart], -1), vectors
 
 
 @contextmanager

@@ -44,8 +44,7 @@ class Report:
     @property
     def flops(self) -> tuple[int, int]:
         """Of the replaced layers, per row of x."""
-        before, after = zip(*(layer.flops for layer in self.layers), strict=True)
-        return sum(before), sum(after)
+        return sum(layer.flops[0] for layer in self.layers), sum(layer.flops[1] for layer in self.layers)
 
     def __str__(self) -> str:
         from rich.console import Console

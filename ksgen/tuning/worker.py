@@ -26,9 +26,10 @@ from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
+from ksgen.measure.queued import time_launches
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Watch, doubt
-from ksgen.measure.verify import Bench, make_problem, time_launches, tolerance
+from ksgen.measure.verify import Bench, make_problem, tolerance
 from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs

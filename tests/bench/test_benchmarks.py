@@ -64,6 +64,7 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_products_of_rates_are_not_serialised() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
     compiler = sass.needed_compiler()
@@ -91,8 +92,8 @@ def test_boxes_are_fetched_from_all_of_the_array(row_bytes: int) -> None:
 
 
 def test_what_the_cost_model_expects_of_more_freedom_is_no_less() -> None:
-    predictions = pytest.importorskip("benchmarks.predictions")
+    hopper_shares = pytest.importorskip("benchmarks.hopper_shares")
     kernel = KernelSpec(Pattern(1, 192, 192, 4), "float16")
-    found = predictions.shares(kernel, Ceilings(4e12, 790e12))
+    found = hopper_shares.shares(kernel, Ceilings(4e12, 790e12))
     assert 0 < found["alone"] < found["best"] < 1
     assert 0 < found["default"] < 1

@@ -1,57 +1,13 @@
 """`ksgen bench energy` with a stand-in for NVML: a GPU whose power is known, a count that changes now and then, a clock of its own."""
 
-import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ksgen.bench import energy
-from ksgen.bench.energy import Energies, EnergyError, Idle, Meter, Reading, find_handle, integral, joule_a_run, open_nvml
-
-IDLE_WATT, BUSY_WATT = 70.0, 400.0
-
-
-class Nvml:
-    """Its counter, in mJ, is brought up to date every `update_s`; without one, asking for it is an error, as NVML's is."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, update_s: float = 0.1, has_counter: bool = True) -> None:
-        self.now, self.joule, self.watt = 0.0, 5000.0, IDLE_WATT
-        self.update_s, self.has_counter, self._shown, self._updates = update_s, has_counter, 5000.0, 0
-
-    def clock(self) -> float:
-        return self.now
-
-    def pause(self, seconds: float) -> None:
-        """Time passes, and energy with it."""
-        end = self.now + seconds
-        while (self._updates + 1) * self.update_s <= end:
-            self._updates += 1
-            self._pass(self._updates * self.update_s)
-            self._shown = self.joule
-        self._pass(end)
-
-    def _pass(self, until: float) -> None:
-        self.joule += self.watt * (until - self.now)
-        self.now = until
-
-    def work(self, seconds: float) -> None:
-        self.watt = BUSY_WATT
-        self.pause(seconds)
-        self.watt = IDLE_WATT
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:  # noqa: N802  (NVML's name)
-        assert handle == "gpu"
-        if not self.has_counter:
-            raise self.NVMLError("Not Supported")
-        return round(self._shown * 1000)
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:  # noqa: N802
-        return round(self.watt * 1000)
+from ksgen.bench.energy import Energies, EnergyError, Idle, Meter, Reading, find_handle, integral, joule_a_run
+from tests.support.bench_energy import BUSY_WATT, IDLE_WATT, Nvml
 
 
 def meter(nvml: Nvml) -> Meter:
@@ -142,25 +98,6 @@ def test_a_measurement_runs_long_enough_and_often_enough() -> None:
     assert Energies(metered, Idle(IDLE_WATT, 0.1), seconds=4.0).measure(timed)["energy_runs"] == 16
 
 
-def nvml_module(start: Callable[[], None]) -> Any:
-    return SimpleNamespace(NVMLError=Nvml.NVMLError, nvmlInit=start)
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(EnergyError, match=r"measuring energy needs NVML's Python module: pip install .*\[bench\]"):
-        open_nvml()
-
-    def refuse() -> None:
-        raise Nvml.NVMLError("Driver Not Loaded")
-
-    monkeypatch.setitem(sys.modules, "pynvml", nvml_module(refuse))
-    with pytest.raises(EnergyError, match=r"measuring energy needs an NVIDIA GPU and its driver: NVML says Driver Not Loaded"):
-        open_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", module := nvml_module(lambda: None))
-    assert open_nvml() is module
-
-
 def test_nvml_s_gpu_is_found_by_its_uuid() -> None:
     def by_uuid(uuid: str) -> str:
         if uuid != "GPU-1":
@@ -177,34 +114,3 @@ def test_nvml_s_gpu_is_found_by_its_uuid() -> None:
     assert find_handle(nvml, "2", 0) == find_handle(nvml, None, 0) == "by index"
     with pytest.raises(EnergyError, match=r"NVML does not know GPU 3 \(Invalid Argument\)"):
         find_handle(nvml, None, 3)
-
-
-def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
-    """Through the runner, on the processor, with the stand-in's energy."""
-    pytest.importorskip("torch")
-    from ksgen.bench.log import Log
-    from ksgen.bench.problem import Job
-    from ksgen.bench.rows import read_rows
-    from ksgen.bench.runner import Runner
-    from ksgen.bench.timing import Protocol, Times
-    from ksgen.devices import Found, find_device, list_devices
-    from ksgen.pattern import Pattern
-
-    if not any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices()):
-        pytest.skip("no OpenCL device")
-    device, job, path = find_device("opencl"), Job(Pattern(1, 8, 8, 2), "float32", "bsl", 40), tmp_path / "paper.jsonl"
-    quantities: list[Any] = [Times(), FakeEnergies(), FakeEnergies()]
-    for quantity in quantities:
-        with Log(path) as log:
-            protocol = Protocol(("ksgen", "bmm"), measurements=2, runs=2)
-            Runner(log, device, protocol, quantity, {"device": device.name}, float("inf"), lambda done, total, now: None).run([job])
-    for row in read_rows(path):
-        assert (row.measurements, row.energy_measurements, row.joule, row.idle_watt) == (2, 2, 0.25, 70.0)
-
-
-class FakeEnergies:
-    column = "joule"
-
-    def measure(self, timed: Any) -> dict[str, Any]:
-        timed.run(16)
-        return {"joule": 0.25, "idle_watt": 70.0, "energy_runs": 16, "energy_from": "energy counter"}

@@ -9,47 +9,19 @@ import shutil
 import signal
 import subprocess
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ksgen.build.cache import STALE_SECONDS, Cache, max_bytes_from_environment
-from ksgen.build.request import Binary, Request, Resources, digest_of
+from ksgen.build.request import Request
 from ksgen.errors import KsgenError
-
-REQUEST = Request("text of a kernel", "ks_1", "sm_90a")
-
-
-@dataclass(frozen=True)
-class Compiler:
-    name: str = "nvcc"
-    version: str = "13.0.88"
-    flags: tuple[str, ...] = ("-O3",)
-
-    def options(self, target: str) -> tuple[str, ...]:
-        return (*self.flags, target)
-
-    def compile(self, text: str, entry: str, target: str) -> Binary:
-        raise AssertionError("a cache never compiles")
-
-
-COMPILER = Compiler()
-
-
-def binary(request: Request = REQUEST, compiler: Compiler = COMPILER, data: bytes = b"cubin" * 100) -> Binary:
-    options = json.dumps(compiler.options(request.target))
-    made = {"compiler": compiler.name, "compiler_version": compiler.version, "options": options, "notes": "a\nb"}
-    return Binary(data, request.entry, request.target, Resources(32, 1024, 0, None), made)
+from tests.support.cache_entries import COMPILER, REQUEST, Compiler, binary
 
 
 def request(number: int) -> Request:
     return replace(REQUEST, text=f"text {number}")
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 def files_of(cache: Cache, request: Request = REQUEST, compiler: Compiler = COMPILER) -> Path:
@@ -81,26 +53,6 @@ def test_entry_says_what_it_is(cache):
 def test_folder_is_the_users_own(cache):
     cache.put(REQUEST, binary())
     assert cache.path.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("field", ["text", "entry", "target"])
-def test_every_field_of_a_request_changes_its_digest_and_key(field):
-    other = replace(REQUEST, **{field: getattr(REQUEST, field) + "x"})
-    assert other.digest != REQUEST.digest
-    assert other.key(COMPILER) != REQUEST.key(COMPILER)
-
-
-@pytest.mark.parametrize("change", [{"name": "nvrtc"}, {"version": "13.0.89"}, {"flags": ("-O2",)}, {"flags": ()}])
-def test_every_field_of_a_compiler_changes_the_key_alone(cache, change):
-    other = replace(COMPILER, **change)
-    assert REQUEST.key(other) != REQUEST.key(COMPILER)
-    cache.put(REQUEST, binary())
-    assert cache.get(REQUEST, other) is None
-
-
-def test_fields_do_not_run_into_each_other():
-    assert digest_of("ab", "c") != digest_of("a", "bc") != digest_of("abc") != digest_of("abc", "")
-    assert Request("a", "bc", "d").digest != Request("ab", "c", "d").digest
 
 
 def test_without_a_compiler_the_newest_ones_entry_is_found(cache):

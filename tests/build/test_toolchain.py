@@ -2,54 +2,22 @@
 
 import os
 import shutil
-import stat
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from ksgen import install
 from ksgen.build import toolchain
-from ksgen.build.children import Children, current_children
-from ksgen.build.request import Resources, read_notes, read_resources
-from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, first_error, parse_targets
+from ksgen.build.build import build
+from ksgen.build.cache import Cache
+from ksgen.build.children import current_children
+from ksgen.build.request import Binary
+from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, parse_targets
 from ksgen.errors import ToolchainError
+from tests.support.compilers import MAKE, NEW_HOST, NO_GPP, OF_THE_MACHINE, SOURCE, fake_nvcc, says
 
-SOURCE = """
-extern "C" __global__ void scale(float* y, const float* x) {
-    __shared__ float tile[32];
-    tile[threadIdx.x] = x[threadIdx.x];
-    __syncthreads();
-    y[threadIdx.x] = 2.0f * tile[31 - threadIdx.x];
-}
-extern "C" __global__ void scale_pack(float* y) { y[0] = 0.0f; }
-"""
-
-# Stands in for nvcc: says what nvcc says, keeps a journal of its calls and does what its last line is told to do.
-FAKE_NVCC = """#!/bin/sh
-echo "$*" >> {journal}
-case "$1" in
---version) echo "Cuda compilation tools, release 13.0, V13.0.88"; exit 0;;
---list-gpu-code) printf 'sm_75\\nsm_90\\nsm_100\\ncompute_90\\n'; exit 0;;
-esac
-{action}
-"""
-
-
-def fake_nvcc(folder: Path, action: str = "exit 0") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "nvcc"
-    program.write_text(FAKE_NVCC.format(journal=folder / "journal", action=action))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
-
-
-@pytest.fixture(autouse=True)
-def _nothing_found_yet(monkeypatch, tmp_path):
-    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
-    for variable in ("KSGEN_NVCC", "CUDA_HOME", "NVCC_CCBIN", "KSGEN_COMPILE_SECONDS"):
-        monkeypatch.delenv(variable, raising=False)
-    toolchain._find.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_found_yet")
 
 
 @pytest.fixture
@@ -59,8 +27,10 @@ def alone(monkeypatch, tmp_path):
     bare.mkdir()
     (bare / "gcc").symlink_to("/bin/true")
     monkeypatch.setenv("PATH", str(bare))
+    monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", ())
     monkeypatch.setattr(toolchain, "_packaged_toolkits", list)
     monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: False)
+    monkeypatch.setattr(install, "served_cuda", lambda: 0)
     return bare
 
 
@@ -78,10 +48,15 @@ def test_named_nvcc_that_does_not_run(monkeypatch, tmp_path):
         find_compiler()
 
 
-def test_path_comes_before_cuda_home_and_that_before_packages(alone, monkeypatch, tmp_path):
+def test_path_comes_before_cuda_home_then_the_usual_folders_then_packages(alone, monkeypatch, tmp_path):
     packaged = fake_nvcc(tmp_path / "nvidia" / "cu13" / "bin")
     monkeypatch.setattr(toolchain, "_packaged_toolkits", lambda: [packaged.parent.parent])
     assert find_compiler() == Nvcc(str(packaged))
+    for version in ("9.2", "12.4"):
+        usual = fake_nvcc(tmp_path / f"cuda-{version}" / "bin")
+    monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", (str(tmp_path / "cuda"), str(tmp_path / "cuda-*")))
+    toolchain._find.cache_clear()
+    assert find_compiler() == Nvcc(str(usual))
     home = fake_nvcc(tmp_path / "home" / "bin")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     assert find_compiler() == Nvcc(str(home))
@@ -125,6 +100,155 @@ def test_bindings_without_their_library(monkeypatch):
     with pytest.raises(ToolchainError, match=r"cuda-bindings finds no NVRTC \(libnvrtc.so not found\); pip install"):
         Nvrtc().version  # noqa: B018 (reading it raises)
     assert not toolchain._has_nvrtc()
+
+
+# Compilers that turn out not to work here
+
+
+@pytest.fixture
+def two_toolkits(alone, monkeypatch, tmp_path):
+    """Makes nvcc on PATH and one in a usual folder, which works; returns the first and the second."""
+
+    def make(**first: str) -> tuple[Path, Path]:
+        on_path, usual = fake_nvcc(tmp_path / "path", **first), fake_nvcc(tmp_path / "cuda-12" / "bin", MAKE, "12.8")
+        monkeypatch.setenv("PATH", os.pathsep.join([str(alone), str(on_path.parent), "/usr/bin", "/bin"]))
+        monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", (str(tmp_path / "cuda-*"),))
+        return on_path, usual
+
+    return make
+
+
+def version_of_built(target: str = "sm_90a") -> str:
+    return build(SOURCE, "scale", target).provenance["compiler_version"]
+
+
+@pytest.mark.parametrize("said", OF_THE_MACHINE)
+def test_nvcc_that_does_not_work_here_gives_way_to_the_next(two_toolkits, said, tmp_path):
+    on_path, usual = two_toolkits(action=says(said), release="11.5")
+    assert find_compiler() == Nvcc(str(on_path))
+    with pytest.warns(UserWarning, match=f"nvcc 11.5.88 refused it .*; {usual} is taken in its place") as told:
+        assert version_of_built() == "12.8.88"
+    assert len(told) == 1
+    assert str(on_path) in str(told[0].message)
+    for _ in range(2):  # nothing is tried or said again
+        assert build(SOURCE + "// another", "scale", "sm_90a").provenance["compiler_version"] == "12.8.88"
+    assert sum("-cubin" in line for line in (on_path.parent / "journal").read_text().splitlines()) == 1
+
+
+def test_nvcc_too_old_for_the_gpu_gives_way_for_that_gpu_alone(two_toolkits):
+    on_path, usual = two_toolkits(action=MAKE, release="11.5", targets="sm_75\\nsm_86\\n")
+    with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is no target of nvcc 11.5.88; .*; {usual} is taken"):
+        assert version_of_built() == "12.8.88"
+    assert version_of_built("sm_75") == "11.5.88"
+    assert parse_targets("sm_90a,sm_86", find_compiler()) == ("sm_90a", "sm_86")
+    with pytest.raises(ToolchainError, match=r"'sm_42' is no target of nvcc 11\.5"):
+        parse_targets("sm_42", find_compiler())
+
+
+def test_a_script_on_path_that_is_no_nvcc_gives_way(two_toolkits):
+    on_path, _ = two_toolkits()
+    on_path.write_text("#!/bin/sh\necho wrapper of nothing\n")
+    with pytest.warns(UserWarning, match="says 'wrapper of nothing'; that is not nvcc; .* is taken in its place"):
+        assert version_of_built() == "12.8.88"
+
+
+def test_nvrtc_is_the_last_that_is_tried(two_toolkits, monkeypatch):
+    _, usual = two_toolkits(action=says(NEW_HOST))
+    fake_nvcc(usual.parent, says(NO_GPP), "12.8")
+    monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: True)
+    monkeypatch.setattr(toolchain, "_nvrtc_version", lambda: "13.1")
+    monkeypatch.setattr(Nvrtc, "compile", lambda self, text, entry, target: Binary(b"by NVRTC", entry, target))
+    with pytest.warns(UserWarning, match="is taken in its place") as told:
+        assert build(SOURCE, "scale", "sm_90a").data == b"by NVRTC"
+    assert [str(each.message).rpartition("; ")[2] for each in told] == [f"{usual} is taken in its place", "NVRTC is taken in its place"]
+
+
+def test_a_source_that_is_refused_is_not_tried_again(two_toolkits):
+    _, usual = two_toolkits(action=says("scale.cu(3): error: expected a ';'"))
+    with pytest.raises(ToolchainError, match=r"refused it for sm_90a: scale.cu\(3\): error"):
+        version_of_built()
+    assert not (usual.parent / "journal").exists()
+
+
+def test_where_none_works_each_is_named_with_its_reason(two_toolkits):
+    on_path, usual = two_toolkits(action=says(NEW_HOST))
+    fake_nvcc(usual.parent, says(NO_GPP), "12.8")
+    with pytest.warns(UserWarning, match="taken in its place"), pytest.raises(ToolchainError) as caught:
+        version_of_built()
+    told = str(caught.value)
+    assert told.startswith(f"no compiler here builds for sm_90a: {on_path}: ")
+    assert all(each in told for each in (str(usual), "unsupported GNU version!", "cannot execute 'cc1plus'", "brings NVRTC"))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_42"])
+def test_a_compiler_that_the_user_named_is_not_replaced(two_toolkits, monkeypatch, target):
+    on_path, usual = two_toolkits(action=says(NEW_HOST))
+    monkeypatch.setenv("KSGEN_NVCC", str(on_path))
+    for given in (None, Nvcc(str(on_path))):
+        with pytest.raises(ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "no target of nvcc") as caught:
+            build(SOURCE, "scale", target, given)
+        assert "no compiler here" not in str(caught.value)
+    assert not (usual.parent / "journal").exists()
+
+
+def test_a_cached_binary_serves_where_no_compiler_works(two_toolkits, tmp_path):
+    on_path, usual = two_toolkits(action=MAKE)
+    assert version_of_built() == "13.0.88"
+    for each in (on_path, usual):
+        fake_nvcc(each.parent, says(NEW_HOST), "12.1")
+    toolchain._nvcc_version.cache_clear()
+    with pytest.warns(UserWarning, match="is taken in its place"):
+        assert version_of_built() == "13.0.88"
+    assert len(list(Cache(tmp_path / "cache").entries())) == 1
+
+
+@pytest.mark.parametrize(("served", "taken"), [(0, "13.0.88"), (13000, "13.0.88"), (12020, "12.8.88")])
+def test_a_compiler_newer_than_the_driver_comes_last(two_toolkits, monkeypatch, served, taken):
+    """A driver loads binaries of its own CUDA's major version, and of those before."""
+    two_toolkits(action=MAKE)
+    monkeypatch.setattr(install, "served_cuda", lambda: served)
+    assert find_compiler().version == taken
+    assert version_of_built() == taken
+
+
+def test_a_compiler_newer_than_the_driver_is_better_than_none(two_toolkits, monkeypatch):
+    _, usual = two_toolkits(action=MAKE)
+    usual.unlink()
+    monkeypatch.setattr(install, "served_cuda", lambda: 12020)
+    assert version_of_built() == "13.0.88"
+
+
+@pytest.mark.parametrize("said", OF_THE_MACHINE)
+def test_complaints_about_the_machine(said):
+    assert toolchain.is_of_the_machine(said, "scale.cu")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "scale.cu(3): error: expected a ';'",
+        "ptxas error   : Entry function 'scale' uses too much shared data (0x10000 bytes, 0xc000 max)",
+        "ptxas /tmp/tmpxft_1.ptx, line 28; error   : Unknown modifier",
+        "exit status 3, and not a word",
+        "fatal: killed by signal 9",
+    ],
+)
+def test_complaints_about_the_source(said):
+    assert not toolchain.is_of_the_machine(said, "scale.cu")
+
+
+def test_a_trial_says_why_a_compiler_does_not_work(two_toolkits):
+    on_path, usual = two_toolkits(action=says(NEW_HOST))
+    assert "unsupported GNU version" in toolchain.trial(Nvcc(str(on_path)), "sm_90a")
+    fake_nvcc(usual.parent, MAKE.replace("scale", "trial"))
+    assert toolchain.trial(Nvcc(str(usual)), "sm_90a") == ""
+
+
+def test_warnings_are_errors_in_tests_alone(monkeypatch):
+    assert "-Werror" in Nvcc("nvcc").options("sm_80")
+    monkeypatch.delenv(toolchain.WARNINGS)
+    assert "-Werror" not in Nvcc("nvcc").options("sm_80")
+    assert real("nvrtc").compile(SOURCE.replace("__shared__", "int unused; __shared__"), "scale", "sm_90a").data
 
 
 def test_compilers_by_name(alone, monkeypatch, tmp_path):
@@ -195,14 +319,6 @@ def test_refusal_shows_kernel_error_source_and_command(tmp_path):
     assert repeat.endswith(f" {kept} -o {kept}bin")
 
 
-def test_refused_source_is_kept_elsewhere_where_the_cache_cannot(monkeypatch, tmp_path):
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(ToolchainError, match=r"source: .*/scale-[0-9a-f]{8}\.cu"):
-        Nvcc(str(fake_nvcc(tmp_path / "nvcc", "exit 1"))).compile(SOURCE, "scale", "sm_90a")
-    assert len(list(tmp_path.glob("scale-*.cu"))) == 1
-
-
 def test_silent_failure_and_killed_compiler(tmp_path):
     with pytest.raises(ToolchainError, match="exit status 3, and not a word"):
         Nvcc(str(fake_nvcc(tmp_path / "a", "exit 3"))).compile(SOURCE, "scale", "sm_90a")
@@ -210,80 +326,10 @@ def test_silent_failure_and_killed_compiler(tmp_path):
         Nvcc(str(fake_nvcc(tmp_path / "b", "kill -9 $$"))).compile(SOURCE, "scale", "sm_90a")
 
 
-def test_compiler_past_its_time_is_ended_with_what_it_started(monkeypatch, tmp_path):
-    compiler = Nvcc(str(fake_nvcc(tmp_path / "nvcc", f"sleep 600 & echo $! > {tmp_path}/pid; wait")))
-    assert compiler.targets()
-    monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "0.5")
-    with pytest.raises(ToolchainError, match=r"it had not finished after 0.5 s \(KSGEN_COMPILE_SECONDS\)"):
-        compiler.compile(SOURCE, "scale", "sm_90a")
-    assert is_gone(int((tmp_path / "pid").read_text()))
-
-
-def test_time_limit_must_be_a_number(monkeypatch):
-    monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "soon")
-    with pytest.raises(ToolchainError, match="KSGEN_COMPILE_SECONDS='soon' must be a number of seconds"):
-        Children().run(("true",))
-
-
-def test_stopped_children_end_and_no_other_starts(tmp_path):
-    children = Children()
-    started = tmp_path / "started"
-    ended = []
-    script = f"touch {started}; exec sleep 600"
-    thread = threading.Thread(target=lambda: ended.append(children.run(("sh", "-c", script))))
-    thread.start()
-    while not started.exists():
-        pass
-    children.stop()
-    thread.join()
-    assert ended[0].returncode == -9
-    with pytest.raises(ToolchainError, match="true was not started: the build is being stopped"):
-        children.run(("true",))
-
-
-def test_command_that_does_not_exist():
-    with pytest.raises(ToolchainError, match=r"/no/such/nvcc does not run: .*No such file"):
-        Children().run(("/no/such/nvcc",))
-
-
 def test_source_without_the_entry(tmp_path):
     compiler = Nvcc(str(fake_nvcc(tmp_path / "nvcc", 'for last; do :; done; echo "not empty" > "$last"')))
     with pytest.raises(ToolchainError, match="scale: the source compiles, but holds no __global__ function of that"):
         compiler.compile(SOURCE, "scale", "sm_90a")
-
-
-REPORT = """ptxas info    : 0 bytes gmem
-ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
-ptxas info    : Compiling entry function 'scale_pack' for 'sm_90a'
-ptxas info    : Function properties for scale_pack
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 8 registers, used 0 barriers
-ptxas info    : Compile time = 1.786 ms
-ptxas info    : Compiling entry function 'scale' for 'sm_90a'
-ptxas info    : Function properties for helper
-    512 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Function properties for scale
-{indent}64 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 64 bytes cumulative stack size, 49152 bytes smem, 8 bytes cmem[2]
-"""
-
-
-@pytest.mark.parametrize("indent", ["    ", "ptxas         .     "], ids=["nvcc", "nvrtc"])
-def test_resources_of_each_entry(indent):
-    report = REPORT.format(indent=indent)
-    assert read_resources(report, "scale") == Resources(255, 49152, 40, 64)
-    assert read_resources(report, "scale_pack") == Resources(8, 0, 0, 0)
-    assert read_resources(report, "other") == Resources(None, None, None, None)
-    advice = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
-    assert list(read_notes(report)) == [advice]
-
-
-def test_first_error_of_a_log():
-    assert first_error("In file included from a.h\nptxas x.ptx, line 28; error   : Unknown modifier\n") == (
-        "ptxas x.ptx, line 28; error   : Unknown modifier"
-    )
-    assert first_error("\n something else \n") == "something else"
-    assert first_error("") == "no output"
 
 
 def real(name: str) -> Nvcc | Nvrtc:
@@ -338,14 +384,6 @@ def test_nvcc_gives_the_same_bytes_again():
         pytest.skip("no nvcc on PATH")
     compiler = real("nvcc")
     assert len({compiler.compile(SOURCE, "scale", "sm_80").data for _ in range(2)}) == 1
-
-
-def is_gone(process: int) -> bool:
-    """Ended; a process that nobody waits for may stay listed as a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):

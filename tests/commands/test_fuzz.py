@@ -181,6 +181,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 def test_no_bomb_takes_long_or_much_memory(folder: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path; from ksgen.errors import SpecError; from ksgen.spec import load\n"

@@ -12,8 +12,8 @@ from ksgen.cli import COMMANDS, cli
 from ksgen.commands.figures import tidy
 from ksgen.devices import Found, list_devices
 from ksgen.wisdom.store import save
-from tests.commands.test_cli import needs_compiler
-from tests.wisdom.test_wisdom_commands import entry
+from tests.commands.test_wisdom import entry
+from tests.support.program import needs_compiler
 
 has_opencl = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install 'ksgen[cpu]'")

@@ -70,6 +70,7 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
     assert [each["measured_now"] for each in json.loads(tune(*arguments, "--fresh").stdout)["kernels"]] == [2, 2]
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
@@ -87,6 +88,7 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
     (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
@@ -100,6 +102,7 @@ def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
         assert f"{arguments[-1]} does not serve it on" in str(refused.exception)
 
 
+@pytest.mark.slow
 @needs_opencl
 def test_noise_is_how_far_measurements_of_the_same_lie_apart(home: Path) -> None:
     told = json.loads(tune(*SMALL, "--noise", "--json").stdout)
@@ -135,6 +138,7 @@ def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
     assert [each["constants"] for each in json.loads(file.read_text())["entries"]] == [kernel["constants"]]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @needs_opencl
 def test_a_terminal_gets_a_live_table(home: Path) -> None:

@@ -3,16 +3,14 @@
 import sys
 from types import SimpleNamespace
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from ksgen import devices
-from ksgen.devices import Found, Missing, base, cuda_driver, cuda_pycuda, device_for, find_device, list_devices
+from ksgen.build.build import build
+from ksgen.devices import Found, Missing, base, device_for, find_device, list_devices
 from ksgen.devices.base import UnavailableError
 from ksgen.errors import DeviceError
-
-# The choice
 
 
 @pytest.fixture
@@ -29,8 +27,10 @@ def machine(monkeypatch):
                 return [Found(f"{runtime}:{index}", runtime, name, "sm_90a") for index, name in enumerate(names)]
 
             def open_device(index, runtime=runtime, found=found):
-                base.check_index(runtime, index, [each.name for each in found()])
-                return SimpleNamespace(runtime=runtime, index=index)
+                known = [each.name for each in found()]
+                base.check_index(runtime, index, known)
+                kind = "cuda" if runtime in ("pycuda", "driver") else runtime
+                return SimpleNamespace(runtime=runtime, index=index, kind=kind, limits=SimpleNamespace(is_cpu="EPYC" in known[index]))
 
             stand_in = SimpleNamespace(found=found, open_device=open_device, for_context=lambda context: ("of", context))
             monkeypatch.setitem(sys.modules, f"ksgen.devices.{module}", stand_in)
@@ -46,13 +46,29 @@ def chosen(name=None):
     return f"{device.runtime}:{device.index}"
 
 
-def test_pycuda_comes_first_then_the_driver_then_opencl(machine):
+def test_gpus_come_first_then_the_processor_by_its_own_compiler_then_by_opencl(machine, monkeypatch):
+    monkeypatch.setattr(devices, "may_show_gpus", lambda: True)
     machine(pycuda=["H200"], driver=["H200"], opencl=["EPYC"])
     assert chosen() == "pycuda:0"
     machine(driver=["H200"], opencl=["EPYC"])
     assert chosen() == "driver:0"
+    machine(native=["EPYC"], opencl=["Radeon", "EPYC"])
+    assert chosen() == "opencl:0"
+    machine(native=["EPYC"], opencl=["EPYC"])
+    assert chosen() == "native:0"
+    machine(native=["EPYC"])
+    assert chosen() == "native:0"
     machine(opencl=["EPYC"])
     assert chosen() == "opencl:0"
+
+
+def test_opencl_is_not_opened_beside_a_processor_where_it_cannot_have_a_gpu(machine, monkeypatch):
+    machine(native=["EPYC"], opencl=["EPYC"])
+    opened = []
+    monkeypatch.setattr(sys.modules["ksgen.devices.opencl"], "open_device", opened.append)
+    monkeypatch.setattr(devices, "may_show_gpus", lambda: False)
+    assert chosen() == "native:0"
+    assert not opened
 
 
 @pytest.mark.parametrize(
@@ -99,7 +115,7 @@ def test_a_wish_that_cannot_be_met_is_told_with_what_could(machine, asked, told)
 
 def test_a_machine_with_nothing_is_told_every_way_to_something(machine):
     machine()
-    with pytest.raises(DeviceError, match=r"no device: pycuda .*pip install pycuda\. driver .*\. opencl .*pip install opencl"):
+    with pytest.raises(DeviceError, match=r"no device: pycuda .*pip install pycuda\. driver .*\. native .*\. opencl .*pip install opencl"):
         find_device()
 
 
@@ -123,59 +139,14 @@ def test_the_list_shows_what_is_there_and_why_the_rest_is_not(machine, monkeypat
     assert list_devices() == [
         Missing("pycuda", "pycuda is not here", "pip install pycuda"),
         Missing("driver", "OSError: half a driver", ""),
+        Missing("native", "native is not here", "pip install native"),
         Found("opencl:0", "opencl", "EPYC", "sm_90a"),
     ]
 
 
 def test_the_list_of_this_very_machine_does_not_raise():
-    assert {line.runtime for line in list_devices()} == {"pycuda", "driver", "opencl"}
+    assert {line.runtime for line in list_devices()} == {"pycuda", "driver", "native", "opencl"}
 
-
-# What is absent
-
-
-def test_a_missing_pycuda_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pycuda", None)
-    with pytest.raises(UnavailableError, match=r"PyCUDA: it cannot be imported .*; pip install pycuda, beside a CUDA toolkit"):
-        cuda_pycuda._pycuda.__wrapped__()
-
-
-def test_missing_bindings_are_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(UnavailableError, match=r"CUDA driver: cuda-bindings cannot be imported .*; pip install cuda-bindings"):
-        cuda_driver._driver.__wrapped__()
-
-
-def test_a_missing_driver_is_told(monkeypatch):
-    def no_library(flags):
-        raise RuntimeError("libcuda.so.1: cannot open shared object file")
-
-    stand_in = SimpleNamespace(driver=SimpleNamespace(cuInit=no_library))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", stand_in)
-    with pytest.raises(UnavailableError, match=r"libcuda cannot be loaded \(libcuda\.so\.1.*\); install NVIDIA's driver"):
-        cuda_driver._driver.__wrapped__()
-
-
-# What devices share
-
-
-def test_targets_name_hoppers_own_instructions():
-    assert [base.cuda_target(*capability) for capability in ((8, 0), (9, 0), (12, 0))] == ["sm_80", "sm_90a", "sm_120"]
-
-
-def test_the_driver_version_tells_the_newest_cuda():
-    assert base.cuda_driver_version(12080).endswith("CUDA 12.8")
-
-
-def test_bytes_of_an_array_are_its_own_memory():
-    x = np.zeros((2, 2), ml_dtypes.bfloat16)
-    base.as_bytes(x)[:] = 255
-    assert np.isnan(x.astype(np.float32)).all()
-    with pytest.raises(DeviceError, match="only row-major arrays are copied"):
-        base.as_bytes(np.zeros((2, 2)).T)
-
-
-# A CUDA device: a GPU, or the stand-in machine's
 
 TELL = """
 extern "C" __global__ void tell(long long *out, long long first, const long long *nothing)
@@ -197,7 +168,7 @@ def test_a_gpu_runs_what_was_built_for_it(runtime):
         device = find_device(runtime)
     except DeviceError as absent:
         pytest.skip(str(absent))
-    kernel = device.load(device.compiler().compile(TELL, "tell", device.target), "tell", 64 * 1024)
+    kernel = device.load(build(TELL, "tell", device.target, device.compiler()), "tell", 64 * 1024)
     out, memory = np.zeros(2, np.int64), device.allocate(16)
     device.upload(memory, out)
     device.launch(kernel, 3, 1, 64 * 1024, (memory, -(7 << 33), None), None)

@@ -11,9 +11,13 @@ a script that registers each cubin with the driver (`registry.py`), so that the 
 - launches that may begin before the work before them has ended do: arrays are not there until a thread has waited for that;
 - binaries that are damaged, or for another GPU, are refused; so are launches beyond the device's or the kernel's limits.
 
-Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels
-by their entries, so that one candidate of a search can hang, fail or be wrong; KSGEN_DRIVER_IDLE drops launches, for benchmarks.
-Events tell a time by a model (`library/launch.cpp`), the same at every run. KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
+Its time is a model's, the same at every run: the host takes 6 to 8 us for a launch, a kernel begins when the host has queued it, and
+events tell half a microsecond. A launch that was played before, on the same memory, is not played again.
+
+Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_CUDA is the newest CUDA that it serves (12040: 12.4),
+KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels by their entries, so that one candidate of a search can hang, fail or
+be wrong; KSGEN_DRIVER_IDLE drops launches, for benchmarks; KSGEN_DRIVER_DURATIONS says how long kernels take, by their entries
+(`library/launch.cpp`). KSGEN_PYCUDA_FOLDER is where PyCUDA is built.
 
 `python -m tests.driver` builds all of it. Items marked `stand_in` run there (`items.py`); on a GPU's machine they run on the GPU.
 """

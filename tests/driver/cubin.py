@@ -50,6 +50,12 @@ def read_kernels(cubin: bytes) -> list[Kernel]:
     return list(kernels.values())
 
 
+def read_code(cubin: bytes) -> dict[str, bytes]:
+    """The machine code of each kernel."""
+    found = {section.name: section.content for section in _sections(cubin)}
+    return {name.removeprefix(".text."): content for name, content in found.items() if name.startswith(".text.")}
+
+
 def _read_info(kernel: Kernel, content: bytes) -> None:
     parameters = {}
     for number, value in _attributes(content):

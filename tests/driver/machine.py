@@ -41,6 +41,7 @@ def environment(runtime: str = "driver") -> dict[str, str]:
         "KSGEN_DEVICE": runtime,
         "KSGEN_CACHE_DIR": str(registry_folder() / "cache"),  # no binary from elsewhere: the driver would not know it
         "KSGEN_CACHE_PATH": "",
+        "PYCUDA_DISABLE_CACHE": "1",
         "KSGEN_WISDOM_DIR": str(registry_folder() / "wisdom"),
         "KSGEN_DRIVER_REGISTRY": str(registry_folder()),
         "KSGEN_SIMT_CACHE": str(cache_folder()),  # the same for compilers, which get a folder for temporary files of their own
@@ -68,7 +69,7 @@ def _nvcc() -> Path:
     real = find_compiler("nvcc").path  # type: ignore[union-attr]
     python = [sys.executable, "-m", "tests.driver.nvcc", real]
     script = cache_folder() / "nvcc"
-    text = f'#!/bin/sh\ncase "$1" in --*) exec {shlex.quote(real)} "$@" ;; esac\nexec {shlex.join(python)} "$@"\n'
+    text = f'#!/bin/sh\ncase "$1" in --version|--list-gpu-code) exec {shlex.quote(real)} "$@" ;; esac\nexec {shlex.join(python)} "$@"\n'
     if not script.exists() or script.read_text() != text:
         aside = script.with_suffix(f".{os.getpid()}")
         aside.write_text(text)

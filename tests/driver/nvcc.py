@@ -13,9 +13,9 @@ from tests.emulator.errors import SimtError
 
 def main(nvcc: str, *arguments: str) -> int:
     done = subprocess.run([nvcc, *arguments], check=False)
-    if done.returncode == 0 and "-cubin" in arguments:
+    if done.returncode == 0 and {"-cubin", "--cubin"} & set(arguments):  # ksgen's word for it, and PyCUDA's
         source = next(argument for argument in arguments if argument.endswith(".cu"))
-        binary = arguments[arguments.index("-o") + 1]
+        binary = arguments[arguments.index("-o") + 1] if "-o" in arguments else Path(source).with_suffix(".cubin").name
         try:
             register(Path(binary).read_bytes(), Path(source).read_text(encoding="utf-8"))
         except SimtError as error:

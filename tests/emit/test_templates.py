@@ -2,15 +2,21 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pytest
 
 from ksgen.emit import templates
 from ksgen.emit.render import render
+from ksgen.emit.templates import template_of
 from ksgen.errors import RenderError
+from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 
 ROOT = Path(__file__).parents[2]
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
@@ -70,3 +76,73 @@ def test_a_text_takes_a_word_and_what_that_one_uses_and_no_more(copied: Path) ->
     (copied / "small.j2").write_text('{{ word_lines }}// spare\nf("spare", second);\n')
     assert templates.fill("small.j2", {}, ["small"]) == 'int first;\nint second = first;\n// spare\nf("spare", second);\n'
     assert templates.fill("small.j2", {}, ["small"], ["long"]) == 'long second;\n// spare\nf("spare", second);\n'
+
+
+def test_templates_do_no_arithmetic_and_set_nothing() -> None:
+    for path in (ROOT / "templates").rglob("*.j2"):
+        text = path.read_text()
+        assert "{% set" not in text, path
+        assert "{% if" not in text, path
+
+
+def test_each_family_has_its_template() -> None:
+    for name in FAMILIES:
+        assert (ROOT / "templates" / template_of(name)).is_file()
+
+
+# ---- the digest
+
+
+@pytest.mark.parametrize(
+    ("file", "families"),
+    [
+        ("simt.cu.j2", {"simt"}),
+        ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
+        ("include/text.j2", set(FAMILIES)),
+        ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
+        ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),
+        ("include/vector/multiply.j2", {"vector", "vector_chain", "vector_gradient"}),
+        ("include/words/cuda.j2", set(FAMILIES) - {"vector", "vector_chain", "vector_gradient"}),
+        ("include/words/opencl.j2", {"vector", "vector_chain", "vector_gradient", "simt", "gradient"}),
+        ("include/words/vector.j2", {"vector", "vector_chain", "vector_gradient"}),
+        ("include/words/operands.j2", {"mma", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
+        ("include/words/warpgroups.j2", {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
+        ("probe.cu.j2", set()),
+    ],
+)
+def test_a_template_changes_the_digests_of_the_families_that_use_it_and_no_others(file: str, families: set[str], copied: Path) -> None:
+    before = {name: templates.template_digest.__wrapped__(name) for name in FAMILIES}
+    append(copied / file, "// more\n")
+    assert {name for name in FAMILIES if templates.template_digest.__wrapped__(name) != before[name]} == families
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: set[str] = set()
+    read = jinja2.FileSystemLoader.get_source
+
+    def noted(self: jinja2.FileSystemLoader, environment: jinja2.Environment, template: str) -> Any:
+        opened.add(template)
+        return read(self, environment, template)
+
+    monkeypatch.setattr(jinja2.FileSystemLoader, "get_source", noted)
+    limits = [cuda_limits("sm_90a"), replace(cuda_limits("sm_70"), is_cpu=True)]
+    kernels = [
+        KernelSpec(Pattern(2, 64, 64, d), precision, layout, Epilogue(bias=True, activation="gelu", residual=True))
+        for d in (1, 16) for precision in ("float32", "tf32x3", "float16") for layout in LAYOUTS
+    ]  # fmt: skip
+    gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
+    kernels += [*gradients, replace(kernels[0], job="chain", before=(Pattern(1, 128, 128, 1),))]
+    texts = 0
+    for kernel, limit in product(kernels, limits):
+        if FAMILIES[family].serves(kernel, limit):
+            render(kernel, FAMILIES[family].default(kernel, limit), dialect="opencl" if limit.is_cpu else "cuda")
+            texts += 1
+    assert texts
+    before = templates.template_digest.__wrapped__(family)
+    for template in sorted(opened):
+        path = copied / template
+        whole = path.read_bytes()
+        path.write_bytes(whole + b"// more\n")
+        assert templates.template_digest.__wrapped__(family) != before, template
+        path.write_bytes(whole)

@@ -35,12 +35,16 @@ Dynamic shared memory follows static arrays at its declared alignment, as on a G
 multiple of 1024. ThreadSanitizer remembers four accesses to each 8 bytes: where more threads than that write single
 bytes of them, it may forget the one that matters.
 
+`count_cuda` makes the same launch in a build of its own, and returns what it asked of the memories and the matrix units
+(`counts.py`). The other builds know nothing of that.
+
 `kernel/` is what the text sees, `runtime/` what plays the GPU; they meet in `runtime/interface.h`.
 """
 
 from tests.emulator.build import is_installed
-from tests.emulator.emulator import run_cuda
+from tests.emulator.counts import Counts
+from tests.emulator.emulator import count_cuda, run_cuda
 from tests.emulator.errors import SimtError
 from tests.emulator.tensor_map import TensorMap
 
-__all__ = ["SimtError", "TensorMap", "is_installed", "run_cuda"]
+__all__ = ["Counts", "SimtError", "TensorMap", "count_cuda", "is_installed", "run_cuda"]

@@ -25,10 +25,15 @@ _UNSET = ("-ftrivial-auto-var-init=pattern", "-fstack-reuse=none")
 _KERNEL_FLAGS = (*_COMMON_FLAGS, "-O1", "-g1", "-fno-exceptions", "-fno-rtti", *_CHECKS, *_UNSET)
 # The runtime tells the sanitizers itself what it does; calls to memcpy or memset would tell them twice.
 _RUNTIME_FLAGS = (*_COMMON_FLAGS, "-O2", "-fno-tree-loop-distribute-patterns")
+# What counts is told of each access by ThreadSanitizer's pass, with functions of the runtime's own behind it. An access of a
+# struct is one only as long as nothing takes the struct apart.
+_WHOLE_STRUCTS = ("-fno-tree-sra", "-fno-tree-fre", "-fno-tree-pre", "-fno-thread-jumps")
+COUNTS = "counts"
 _SANITIZERS: dict[str, tuple[str, ...]] = {
     "none": (),
     "address": ("-fsanitize=address", "-fsanitize-sections=simt_shared"),
     "race": ("-fsanitize=thread",),
+    COUNTS: ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", *_WHOLE_STRUCTS),
 }
 
 _CALLED = re.compile(r"\b(\w+)\s*\(|\bSIMT_KERNEL\b")
@@ -48,11 +53,16 @@ def is_installed(sanitize: str) -> bool:
     """Whether the compiler can link this build: the sanitizers' run-time libraries are packages of their own."""
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "empty.cpp").write_text("int main() {}\n", encoding="utf-8")
-        command = [compiler(), *_SANITIZERS[sanitize], "empty.cpp"]
+        command = [compiler(), *_linked(sanitize), "empty.cpp"]
         try:
             return subprocess.run(command, cwd=scratch, capture_output=True, check=False).returncode == 0
         except FileNotFoundError:
             return False
+
+
+def _linked(sanitize: str) -> tuple[str, ...]:
+    """What links a sanitizer's library."""
+    return () if sanitize == COUNTS else _SANITIZERS[sanitize][:1]
 
 
 def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
@@ -105,7 +115,7 @@ def _build_kernels(source: str, sanitize: str, runtime: Path, scratch: Path) -> 
 
     _refuse_shared_in_templates(scratch)
 
-    _compile(scratch, "-no-pie", *_SANITIZERS[sanitize][:1], "kernel.o", str(runtime), "-o", "entry/kernel")
+    _compile(scratch, "-no-pie", *_linked(sanitize), "kernel.o", str(runtime), "-o", "entry/kernel")
     (entry / "entries").write_text("\n".join(kernel.name for kernel in kernels), encoding="utf-8")
 
 
@@ -181,7 +191,8 @@ def _build_runtime(sanitize: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             entry = Path(scratch, "entry")
             entry.mkdir()
-            defines = (f"-DSIMT_ADDRESS={int(sanitize == 'address')}", f"-DSIMT_RACE={int(sanitize == 'race')}")
+            words = {"SIMT_ADDRESS": "address", "SIMT_RACE": "race", "SIMT_COUNTS": COUNTS}
+            defines = [f"-D{word}={int(sanitize == name)}" for word, name in words.items()]
             _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
             put(entry, folder)
     return folder / "runtime.o"
@@ -215,6 +226,8 @@ def cache_folder() -> Path:
 
 
 def _digest(source: str, sanitize: str) -> str:
+    """A text's title, which names digests of its template and spec, is no part of what is built."""
+    source = re.sub(r"\A//[^\n]*", "//", source)
     parts = (tools_digest(), *_machine_flags(), sanitize, source)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

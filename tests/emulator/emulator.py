@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.emulator.build import build, find_lines
+from tests.emulator.build import COUNTS, build, find_lines
+from tests.emulator.counts import Counts, read_counts
 from tests.emulator.errors import SimtError, describe_lines
 from tests.emulator.tensor_map import TensorMap
 
@@ -56,19 +57,50 @@ def run_cuda(
     """
     executable, entry_number = build(source, entry, sanitize)
     launch = Launch(entry_number, grid, block, shared_bytes, args, order, timeout_s, cluster, early, accumulation)
+    _run_launch(source, executable, launch)
+
+
+def count_cuda(
+    source: str,
+    entry: str,
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    shared_bytes: int,
+    args: Sequence[Argument],
+    *,
+    cluster: int | None = None,
+    early: bool = False,
+    timeout_s: int = 60,
+) -> Counts:
+    """The same launch, and what it asked of the memories and the matrix units."""
+    executable, entry_number = build(source, entry, COUNTS)
+    launch = Launch(entry_number, grid, block, shared_bytes, args, "forward", timeout_s, cluster, early, ACCUMULATION[0])
+    counts = _run_launch(source, executable, launch)
+    assert counts is not None
+    return counts
+
+
+def _run_launch(source: str, executable: Path, launch: "Launch") -> Counts | None:
+    """Writes the arrays' new contents back. What was counted, by the build that counts."""
+    counts = None
     arrays, job = _describe_launch(launch)
     with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
         job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
         job_path.write_bytes(job)
-        done = _run([executable, job_path, result_path], timeout_s)
+        done = _run([executable, job_path, result_path], launch.timeout_s)
         sys.stdout.write(done.stdout)  # the kernel's own printf
         result = result_path.read_bytes() if done.returncode in (0, _EXIT_CAUGHT) else b""
     if not result and done.returncode != 0:
         raise SimtError("crash", f"exit code {done.returncode}\n{done.stderr.strip()}")
     finished = done.returncode == 0
     for line in result[sum(array.nbytes for array in arrays) if finished else 0 :].splitlines():
-        _judge(source, executable, json.loads(line), suspect=finished)
+        report = json.loads(line)
+        if "kind" in report:
+            _judge(source, executable, report, suspect=finished)
+        else:
+            counts = read_counts(report)
     _write_back(arrays, result)
+    return counts
 
 
 def _run(command: Sequence[str | Path], timeout_s: int) -> subprocess.CompletedProcess[str]:

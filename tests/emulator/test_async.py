@@ -18,7 +18,11 @@ CASES = {case.name: case for case in all_cases()}
 
 @pytest.mark.parametrize(
     ("mistake", "order"),
-    [pytest.param(mistake, order, id=f"{mistake.name}-{order}") for mistake in MISTAKES for order in mistake.orders],
+    [
+        pytest.param(mistake, order, id=f"{mistake.name}-{order}", marks=[] if order == mistake.orders[0] else [pytest.mark.slow])
+        for mistake in MISTAKES
+        for order in mistake.orders
+    ],
 )
 def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     if not is_installed(mistake.build):
@@ -33,7 +37,7 @@ def test_mistake_is_caught(mistake: Mistake, order: str) -> None:
     assert re.search(mistake.message, message) or kind == WRONG, message
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("variant", "build"),
     [pytest.param(variant, build, id=f"{variant.name}-{build}") for variant in VARIANTS for build in variant.builds],

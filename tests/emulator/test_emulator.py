@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.emulator import SimtError, is_installed, run_cuda
 from tests.emulator.broken import BROKEN, FAULT, Broken
+from tests.emulator.build import _digest
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no g++ to run CUDA text with")
 
@@ -135,13 +137,18 @@ def test_tiled_kernel_without_either_barrier_is_a_race(comment: str) -> None:
     assert caught.value.kind == "race"
 
 
+def in_rings(builds: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """A mistake is looked for by its first build in the quick ring, and by the others later."""
+    for number, build in enumerate(builds):
+        yield build, [pytest.mark.slow] if number else []
+
+
 @pytest.mark.parametrize(
     ("broken", "sanitize"),
     [
-        pytest.param(broken, *build.values, marks=build.marks, id=f"{broken.name}-{build.values[0]}")
+        pytest.param(broken, *build.values, marks=[*build.marks, *later], id=f"{broken.name}-{build.values[0]}")
         for broken in BROKEN
-        for build in BUILDS
-        if build.values[0] in broken.builds
+        for build, later in in_rings([build for build in BUILDS if build.values[0] in broken.builds])
     ],
 )
 def test_broken_kernel_is_caught(broken: Broken, sanitize: str) -> None:
@@ -499,6 +506,16 @@ extern "C" __global__ void kernel(unsigned long long* y) {{
     assert y.tolist() == [start, start % 1024, 1024 if before else 0]
 
 
+def test_a_title_makes_no_other_build() -> None:
+    """So a change of one template's comment leaves the builds of its texts warm."""
+    texts = ("// old 1\nint a;", "// new 2\nint a;", "// old 1\nint b;", "// old 1\n// more\nint a;", "// old 1\n// less\nint a;")
+    digests = [_digest(text, "none") for text in texts]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 4
+    assert _digest("// old 1\nint a;", "race") != digests[0]
+
+
+@pytest.mark.slow
 def test_text_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_SIMT_CACHE", str(tmp_path / "cache"))
     x = np.ones(32, np.float32)

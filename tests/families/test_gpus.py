@@ -22,7 +22,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.tuning.model import resident_blocks
 from tests.emulator import is_installed
-from tests.support.fake_gpu import FakeGpu, TextCompiler
+from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(2, 48, 64, 4))
 TOY = Gpu(40 * 1024, threads=768, blocks=5, tensor_cores=False, suffix="x")  # asynchronous copies, and little of everything
@@ -40,7 +40,18 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(
     ("target", "shared_kib", "threads", "blocks"),
-    [("sm_75", 64, 1024, 16), ("sm_80", 163, 2048, 32), ("sm_86", 99, 1536, 16), ("sm_89", 99, 1536, 24), ("sm_90a", 227, 2048, 32)],
+    [
+        ("sm_75", 64, 1024, 16),
+        ("sm_80", 163, 2048, 32),
+        ("sm_86", 99, 1536, 16),
+        ("sm_89", 99, 1536, 24),
+        ("sm_90a", 227, 2048, 32),
+        ("sm_100", 227, 2048, 32),
+        ("sm_103a", 227, 2048, 32),
+        ("sm_110", 227, 1536, 24),
+        ("sm_120", 99, 1536, 24),
+        ("sm_121a", 99, 1536, 24),
+    ],
 )
 def test_what_is_known(target: str, shared_kib: int, threads: int, blocks: int) -> None:
     gpu = gpu_of(target)
@@ -60,7 +71,7 @@ def test_targets_before_sm_80_have_neither_asynchronous_copies_nor_these_tensor_
         assert (family.name, constants.copy) == ("simt", "registers")
 
 
-@pytest.mark.parametrize("target", ["sm_88", "sm_99", "sm_110a", "sm_121", "sm_121a", "sm_250f"])
+@pytest.mark.parametrize("target", ["sm_88", "sm_99", "sm_101a", "sm_130", "sm_250f"])
 def test_later_ones_that_nobody_knows_have_what_all_since_sm_80_have(target: str) -> None:
     assert gpu_of(target) == PORTABLE
     assert cuda_limits(target).tensor_cores
@@ -98,7 +109,8 @@ def test_targets_that_are_named_are_in_the_table() -> None:
 
 def test_it_is_found_by_its_compute_capability(toy: str) -> None:
     assert cuda_target(7, 7) == toy
-    assert limits_of(FakeGpu(target=toy)) == replace(cuda_limits("sm_75"), shared_bytes=40 * 1024, async_copies=True)
+    own = {"shared_bytes": 40 * 1024, "async_copies": True, "target": toy, "multiprocessors": 132}  # the last is the device's
+    assert limits_of(FakeGpu(target=toy)) == replace(cuda_limits("sm_50"), **own)
     assert resident_blocks(toy, cuda_limits(toy), 32, 32, 0) == 5
     assert resident_blocks(toy, cuda_limits(toy), 256, 32, 0) == 3
 
@@ -118,7 +130,6 @@ def test_its_kernels_run_and_are_right(toy: str, monkeypatch: pytest.MonkeyPatch
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ksgen.build.build.find_compiler", TextCompiler)
     gpu, planner = FakeGpu(target=toy), Planner()
     plan = planner.plan_of(gpu, KERNEL, 40, planner.choice(gpu, KERNEL, 40))
     assert plan.choice.family == "simt"

@@ -33,9 +33,9 @@ from typing import Any
 import pytest
 
 from ksgen.build.toolchain import find_compiler
-from tests.commands.test_cli import needs_compiler
 from tests.emulator import is_installed
 from tests.ptx.numerics import MODES, WIDTHS, Product, sequential_error
+from tests.support.program import needs_compiler
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import pytest
 
 from ksgen.build.toolchain import find_compiler
 from ksgen.families.ptx import Wgmma
-from tests.commands.test_cli import needs_compiler
 from tests.emulator import is_installed, run_cuda
 from tests.ptx.cases import TYPES, all_cases, exact, mma_text, normal, words
+from tests.support.program import needs_compiler
 
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="no g++ to run CUDA text with")
 CASES = {case.name: case for case in all_cases()}

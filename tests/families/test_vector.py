@@ -101,13 +101,15 @@ def arrays_of(problem: Problem) -> list[Array]:
     return [problem.x, problem.weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
 
 
-def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None, boundary: int = 1) -> Array:
-    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin."""
+def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None, boundary: int = 1, behind: int = 0) -> Array:
+    """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin, or how
+    many elements behind it.
+    """
     kernel, device = problem.kernel, processor()
     plan = planned(device, kernel, constants, problem.batch)
     if groups:
         plan = replace(plan, grid=groups, workspace_bytes=plan.workspace_bytes // plan.grid * groups)
-    memory, places = placed(arrays_of(problem), kernel.dtype, boundary)
+    memory, places = placed(arrays_of(problem), kernel.dtype, boundary, behind)
     places[2].view(np.uint8)[:] = NOTHING
     before = memory.copy()
     launch(device, plan, places)
@@ -173,7 +175,9 @@ def test_gelu_is_right_everywhere() -> None:
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
+)
 def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, along: str) -> None:
     """Where vectors of outputs lie on their own boundary, where only some do, and where none do."""
     for shape, epilogue in (((2, 32, 9, 4), Epilogue()), ((1, 24, 5, 32), Epilogue(True, "relu", True)), ((3, 7, 6, 4), Epilogue())):
@@ -187,6 +191,41 @@ def test_outputs_past_the_caches_are_the_same_bits(precision: str, layout: str, 
             for boundary in (64, 1):
                 found = multiplied(problem, replace(constants, past=1), boundary=boundary)
                 np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@needs_opencl
+@pytest.mark.parametrize(("precision", "line"), [("float64", 8), ("float32", 16), ("bfloat16", 32)])
+def test_where_outputs_begin_within_a_line_makes_no_difference(precision: str, line: int) -> None:
+    """In batch-size-last the first block is shorter then, down to nothing, where all rows begin there."""
+    kernel = kernel_of((2, 5, 7, 3), precision, "bsl", Epilogue(True, residual=True))
+    for batch, units in ((2 * line, 1), (5 * line, 2), (5 * line + 1, 2)):
+        problem = make_problem(kernel, batch)
+        constants = replace(constants_of(kernel, "batch", line if precision != "bfloat16" else 16, parts=1, units=units), past=1)
+        wanted = multiplied(problem, constants, boundary=64)
+        error, _ = compare(problem, wanted)
+        assert error <= tolerance(kernel.precision, kernel.pattern.c)
+        for behind in (1, line // 4, line - 1):
+            found = multiplied(problem, constants, boundary=64, behind=behind)
+            np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("along", WAYS)
+def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: str) -> None:
+    """Each tile fetches some lines of what comes next; together they fetch all, and little else."""
+    for shape in ((1, 192, 48, 2), (6, 64, 64, 1), (1, 48, 192, 24), (1, 64, 64, 64), (1, 33, 5, 1), (300, 1, 3, 2)):
+        kernel = kernel_of(shape, layout=layout)
+        if not allows(kernel, along, 16) or (layout, along) == ("bsl", "outputs"):
+            continue
+        chunks = 3 if layout == "bsl" else 1  # of a block, whose tiles together fetch the next block
+        made = Shape(kernel, constants_of(kernel, along, 16, (6, 4), parts=1, units=4 * chunks))
+        ahead, (_, _, c, d) = made.ahead, shape
+        tiles = made.tiles * chunks if along == "outputs" or layout == "bsl" else made.column_unit
+        rows = 6 if along == "outputs" else 64
+        lines = -(-c * d * made.scope // 16) if layout == "bsf" and along == "batch" else -(-c * d // 16) if d <= 16 else c
+        wanted = c * 4 * chunks if layout == "bsl" else rows * lines  # a row of a chunk is four lines
+        assert wanted <= tiles * ahead.lines < wanted + tiles * (4 * chunks if layout == "bsl" else rows)
+        assert ahead.lines <= ahead.each * (c // ahead.step)
 
 
 @needs_opencl
@@ -369,7 +408,8 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 
 @pytest.fixture
 def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Nothing cached, loaded or found by a search."""
+    """Nothing cached, loaded or found by a search; calls go to the processor that is tested."""
+    monkeypatch.setenv("KSGEN_DEVICE", processor().runtime)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     PLANNER.forget()
@@ -411,6 +451,8 @@ def test_nothing_is_compiled_where_that_is_forbidden(anew: pytest.MonkeyPatch) -
 @needs_opencl
 def test_a_device_that_fails_says_doing_what(anew: pytest.MonkeyPatch) -> None:
     device = processor()
+    if device.kind != "opencl":
+        pytest.skip(f"{device.kind} has no driver that could fail")
     call()
 
     def fails(*_: object) -> None:
@@ -480,6 +522,18 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
         assert FAMILY.geometry(kernel, constants, batch or 1).group_bytes <= 2**26
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert FAMILY.geometry(kernel, constants, batch).grid >= cores  # every core has work
+
+
+@pytest.mark.parametrize(
+    ("precision", "vector_bytes", "past"), [("float32", 64, 1), ("float64", 64, 1), ("bfloat16", 64, 0), ("float32", 32, 0)]
+)
+def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: str, vector_bytes: int, past: int) -> None:
+    """By half a line at a time they took four times as long."""
+    limits = replace(CPU, vector_bytes=vector_bytes)
+    turned = FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 6272)
+    assert (turned.along, turned.past) == ("batch", past)
+    assert FAMILY.default(kernel_of((1, 48, 48, 12), precision, "bsl"), limits, 6272).past == 1
+    assert FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 16).past == 0
 
 
 def test_batches_between_two_powers_of_two_share_a_text() -> None:

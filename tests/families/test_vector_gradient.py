@@ -126,6 +126,16 @@ def test_precisions(precision: str, layout: str, along: str) -> None:
 
 
 @needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24), (2, 5, 7, 3)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_defaults_for_few_entries_stay_in_their_memory(precision: str, shape: tuple[int, ...], layout: str) -> None:
+    kernel = kernel_of(shape, precision, layout)
+    for batch in (1, 2, 5):
+        agrees(kernel, FAMILY.default(kernel, CPU, batch), batch)
+
+
+@needs_opencl
 @pytest.mark.parametrize("lanes", [2, 16])
 @pytest.mark.parametrize("along", ["outputs", "batch"])
 def test_lanes_tall_and_wide_tiles(along: str, lanes: int) -> None:

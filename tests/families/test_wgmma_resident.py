@@ -78,10 +78,11 @@ def test_a_block_computes_all_outputs_of_its_x() -> None:
     each, streaming = kernel(pattern=(2, 40, 64, 64)), replace(SLAB, resident=0)
     for constants, blocks, times in ((SLAB, 2 * 4 * 4, 1), (streaming, 2 * 4 * 4 * 2, 2)):
         assert REGISTERS.geometry(each, constants, 250).grid == blocks
-        x, w, y = 4 * 64 * each.pattern.in_features * 2, 4 * each.pattern.in_features * 48 * 2, 4 * 64 * 2 * 48 * 64 * 2
+        x, w, y = 250 * each.pattern.in_features * 2, 4 * each.pattern.in_features * 48 * 2, 250 * each.pattern.out_features * 2
         work = REGISTERS.work(each, constants, 250)
         assert (work.blocks, work.cache_bytes) == (blocks, times * x + w + y)
-        assert work.shared_bytes == times * x + 2 * x + 2 * w  # written, and read for each tile of outputs
+        staged = 4 * 64 * each.pattern.in_features * 2  # whole tiles
+        assert work.shared_bytes == times * staged + 2 * staged + 2 * w  # written, and read for each tile of outputs
         assert work.multiply_adds == 4 * 64 * each.pattern.in_features * 48
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ksgen.cli import cli
 from ksgen.errors import PatternError
-from ksgen.figures import letters, picture
+from ksgen.figures import picture
 from ksgen.pattern import MOST_FEATURES, Pattern
 from ksgen.reference import to_dense
 
@@ -87,18 +87,6 @@ def test_the_legend_says_the_numbers(pattern: str) -> None:
 def test_any_png_is_small(pattern: str) -> None:
     height, width, _ = pixels(Pattern.parse(pattern)).shape
     assert max(height, width) < 1500
-
-
-def test_every_letter_of_a_legend_can_be_drawn() -> None:
-    line = letters.drawn("0123456789")
-    assert line.shape == (letters.HEIGHT, 59 * letters.SCALE)
-    columns = line[:: letters.SCALE, :: letters.SCALE]
-    assert len({columns[:, 6 * at : 6 * at + 5].tobytes() for at in range(10)}) == 10
-    assert ["".join(".#"[int(ink)] for ink in row) for row in columns[:7, 24:29]] == [
-        "...#.", "..##.", ".#.#.", "#..#.", "#####", "...#.", "...#.",
-    ]  # fmt: skip
-    for line_of_words in picture.legend(Pattern(1, 2, 3, 4)):
-        assert letters.drawn(line_of_words).any()
 
 
 def test_show_draws_and_writes(tmp_path: Path) -> None:

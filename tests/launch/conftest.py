@@ -28,12 +28,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
     """The device of every CUDA array, with a planner and a cache of its own."""
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
-    fake = FakeGpu()
+    fake = FakeGpu(compiles=compiler)
     monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
+    monkeypatch.setattr(streams, "torch_stream", lambda handle, index: (handle, index))
     plan_anew(monkeypatch)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("ksgen.build.build.find_compiler", lambda: compiler)
     return fake
 
 
@@ -72,3 +72,9 @@ def permuting(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Launcher:
 
     monkeypatch.setattr(Planner, "choice", choose)
     return Launcher(1, 16, 8, 2)
+
+
+@pytest.fixture
+def forget_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How arrays of each library are read is found anew."""
+    monkeypatch.setattr(arrays, "_readers", {})

@@ -44,7 +44,7 @@ def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
 def test_limits_are_the_tables_where_the_device_does_not_say_less() -> None:
     told = DeviceLimits(shared_bytes_per_block=48 * 1024, threads_per_block=512, multiprocessors=4, is_cpu=True, vector_bytes=32)
     assert (limits_from("cuda", "sm_90a", told).shared_bytes, limits_from("cuda", "sm_90a", told).threads) == (48 * 1024, 512)
-    assert limits_from("cuda", "sm_90a", DeviceLimits(2**20, 2048, 1)) == HOPPER
+    assert limits_from("cuda", "sm_90a", DeviceLimits(2**20, 2048, 114)) == replace(HOPPER, multiprocessors=114)
     other = limits_from("opencl", "any", told)
     assert (other.is_cpu, other.vector_bytes, other.multiprocessors, other.registers) == (True, 32, 4, 0)
     assert not other.tensor_cores

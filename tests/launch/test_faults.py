@@ -43,6 +43,7 @@ def script(text: str, runtime: str, **variables: str) -> list[str]:
 PREAMBLE = """
 import numpy as np
 from ksgen import use_bundle
+from ksgen.build.build import build
 from ksgen.devices import find_device, list_devices
 from ksgen.errors import KsgenError
 from ksgen.launcher import Launcher
@@ -183,8 +184,8 @@ def test_a_kernel_that_fails_ends_the_use_of_the_gpu(code: int, runtime: str) ->
 OUT_OF_BOUNDS = """
 text = 'extern "C" __global__ void stray(int* y) { y[threadIdx.x + 1] = 1; }'
 device = find_device()
-kernel, memory = device.load(device.compiler().compile(text, "stray", device.target), "stray", 0), device.allocate(128)
-early = device.load(device.compiler().compile(text, "stray", device.target), "stray", 0, True)
+kernel, memory = device.load(build(text, "stray", device.target, device.compiler()), "stray", 0), device.allocate(128)
+early = device.load(build(text, "stray", device.target, device.compiler()), "stray", 0, True)
 device.launch(kernel, 1, 32, 0, (memory,), None)
 print("launched")
 for _ in range(2):
@@ -223,7 +224,7 @@ print(device.name)
 EARLY = """
 text = 'extern "C" __global__ void touch(int* y) { y[threadIdx.x] = 1; }'
 device = find_device()
-kernel, memory = device.load(device.compiler().compile(text, "touch", device.target), "touch", 0, True), device.allocate(128)
+kernel, memory = device.load(build(text, "touch", device.target, device.compiler()), "touch", 0, True), device.allocate(128)
 try:
     device.launch(kernel, 1, 32, 0, (memory,), None)
     device.synchronize()

@@ -1,8 +1,6 @@
 """The gradient of the weights: its call, its parts of the batch, its rules. Its kernels are checked in `test_families.py`."""
 
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,41 +9,29 @@ import numpy as np
 import pytest
 
 from ksgen import reference
-from ksgen.emit.render import PORTABLE, emit, render, template_digest
-from ksgen.errors import ConstantsError, LaunchError, SpecError
-from ksgen.families import check, cuda_limits, family_for
-from ksgen.families import gradient_mma as tensor_cores
-from ksgen.families.gradient import Gradient, GradientConstants, Shape
-from ksgen.families.gradient.family import registers_taken
-from ksgen.families.gradient_mma import GradientMma, GradientMmaConstants
-from ksgen.families.mma.shape import wavefronts
+from ksgen.emit.render import PORTABLE, emit, render
+from ksgen.errors import LaunchError, SpecError
+from ksgen.families.gradient import Gradient
+from ksgen.families.gradient_mma import GradientMma
 from ksgen.launch import arrays, streams
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec import parse as parse_spec
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
-from tests.support.kernels import in_emulator, kernel_of, source_of
+from tests.support.gradients import kernel
+from tests.support.kernels import in_emulator, source_of
 
 FAMILY, TENSOR_CORES = Gradient(), GradientMma()
 SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
 PATTERN = Pattern(*SHAPE)
-GPU = cuda_limits("sm_90a")
-GOOD = GradientConstants(32, 32, 1, 16, 8, 4, 3, 2, 1, "async")
-GOOD_MMA = GradientMmaConstants(64, 32, 1, 32, 2, 1, 3, 1024, 2, 1)
 MMA_CASES = [("gradient_mma", "float16"), ("gradient_mma", "tf32")]
 Array = np.ndarray[Any, Any]
-
-
-def kernel(
-    shape: tuple[int, ...] = (2, 37, 13, 5), precision: str = "float32", layout: str = "bsf", batch: int | None = None
-) -> KernelSpec:
-    return replace(kernel_of(shape, precision, layout, batch=batch), job="gradient")
 
 
 def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) -> tuple[Array, Array]:
@@ -269,33 +255,6 @@ def test_wisdom_keeps_jobs_apart() -> None:
     assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
 
 
-# ---- parts of the batch
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 48, 48, 1), (1, 192, 48, 2), (6, 64, 256, 1), (2, 192, 768, 16), (1, 4096, 4096, 1)])
-def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
-    for layout in LAYOUTS:
-        spec = kernel(shape, precision, layout)
-        for family in (family for family in (FAMILY, TENSOR_CORES) if family.serves(spec, GPU)):
-            constants = family.default(spec, GPU)
-            few, many = (family.geometry(spec, constants, batch) for batch in (1, 2**20))
-            assert few.workspace_bytes == 0
-            assert many.grid * many.block // 32 >= 1900
-            assert many.workspace_bytes <= 40_000_000
-            assert many.workspace_bytes <= family.packed_bytes(spec, constants)
-
-
-def test_parts_cover_the_batch_and_none_is_empty() -> None:
-    for parts in (1, 2, 3, 7, 64):
-        shape = Shape(kernel(), replace(GOOD, parts=parts))
-        for batch in (1, 15, 16, 17, 127, 128, 255, 256, 257, 300, 1000, 1024, 25088, 25089):
-            steps, count = shape.part_steps(batch), shape.parts(batch)
-            assert count <= parts
-            assert (count - 1) * steps * GOOD.tile_batch < batch <= count * steps * GOOD.tile_batch
-            assert count == 1 or steps >= shape.least_steps
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("family", "precision"), [("gradient", "float32"), ("gradient", "float16"), *MMA_CASES])
 def test_memory_that_is_not_aligned_to_16_bytes(family: str, precision: str, layout: str) -> None:
@@ -335,149 +294,3 @@ def test_gradients_of_fp16x3_take_numbers_that_float16_has_not() -> None:
     got = kernels.differentiate(tiny, source, in_emulator()).astype(np.float64)
     truth = tiny.truth
     assert np.linalg.norm(got - truth) <= tolerance("fp16x3", 300) * np.linalg.norm(truth)
-
-
-# ---- rules
-
-
-BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"copy": "bulk"}, "copy=bulk must be async or registers$"),
-    ({"parts": 0}, "every constant is at least 1; got parts=0; try parts=1$"),
-    ({"tile_in": 136, "thread_in": 17}, "thread_in=17 must be at most 16; try 1$"),
-    ({"tile_in": 40}, r"tile_in=40 must be a multiple of 8 \* thread_in = 32; try 32 or 64$"),
-    ({"tile_out": 48}, r"tile_out=48 must be a multiple of 4 \* thread_out = 32; try 32 or 64$"),
-    ({"tile_batch": 12}, "tile_batch=12 must be a multiple of 8; try 8 or 16$"),
-    ({"tile_in": 512, "tile_out": 256}, "a block has at most 1024 threads: 4096; got tile_out=256; try tile_out=64$"),
-    ({"tile_d": 6}, "tile_d=6 must be at most d=5; try 5$"),
-    ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
-    ({"copy": "registers"}, "stages=3 must be 2 with copy=registers; try 2$"),
-]
-
-
-@pytest.mark.parametrize(("changes", "says"), BROKEN)
-def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:
-    check(FAMILY, kernel(), GOOD, GPU)
-    with pytest.raises(ConstantsError, match=says):
-        check(FAMILY, kernel(), replace(GOOD, **changes))
-
-
-def test_rules_on_job_layout_and_precision() -> None:
-    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
-        check(FAMILY, replace(kernel(), job="multiply"), GOOD)
-    with pytest.raises(ConstantsError, match="tile_d=2 must be 1 in bsl; try 1"):
-        check(FAMILY, kernel(layout="bsl"), replace(GOOD, tile_d=2))
-    with pytest.raises(ConstantsError, match="copy=async must be registers in a 16-bit precision"):
-        check(FAMILY, kernel(precision="float16"), GOOD)
-
-
-BROKEN_MMA: list[tuple[dict[str, Any], str]] = [
-    ({"promote": 0}, "every constant is at least 1; got promote=0; try promote=32$"),
-    ({"tile_out": 48}, r"tile_out=48 must be a multiple of 16 \* warps_out = 32; try 32 or 64$"),
-    ({"tile_in": 36}, r"tile_in=36 must be a multiple of 8 \* warps_in = 8; try 32 or 40$"),
-    ({"tile_batch": 16}, "tile_batch=16 must be a multiple of 64 bytes = 32; try 32$"),
-    ({"tile_d": 2}, "tile_d=2 must be 1 in bsl; try 1$"),
-    ({"warps_out": 4, "warps_in": 16, "tile_in": 128}, "a block has at most 1024 threads: 2048; got warps_out=4; try warps_out=1$"),
-    ({"tile_in": 128, "tile_out": 128}, "a thread has at most 96 sums: 256; got tile_out=128; try tile_out=32$"),
-    ({"min_blocks": 32}, "min_blocks blocks have at most 1536 threads: 2048; got min_blocks=32; try min_blocks=6$"),
-    ({"min_blocks": 20}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=20; try min_blocks=6$"),
-    ({"stages": 1}, "stages=1 must be at least 2, and 2 in 16-bit bsf; try 2$"),
-    ({"promote": 48}, "promote=48 must be a multiple of tile_batch=32; try 32 or 64$"),
-]
-
-
-@pytest.mark.parametrize(("changes", "says"), BROKEN_MMA)
-def test_each_rule_of_tensor_cores_refuses_its_case(changes: dict[str, Any], says: str) -> None:
-    spec = kernel(precision="float16", layout="bsl")
-    check(TENSOR_CORES, spec, GOOD_MMA, GPU)
-    with pytest.raises(ConstantsError, match=says):
-        check(TENSOR_CORES, spec, replace(GOOD_MMA, **changes))
-
-
-def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
-    spec = kernel(precision="float16")
-    check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2))
-    with pytest.raises(ConstantsError, match="stages=3 must be at least 2, and 2 in 16-bit bsf; try 2"):
-        check(TENSOR_CORES, spec, GOOD_MMA)
-    with pytest.raises(ConstantsError, match="tile_d=6 must be at most d=5; try 4"):
-        check(TENSOR_CORES, spec, replace(GOOD_MMA, stages=2, tile_d=6))
-    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
-        check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
-    with pytest.raises(
-        ConstantsError, match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3"
-    ):
-        check(TENSOR_CORES, kernel(), GOOD_MMA)
-
-
-@pytest.mark.parametrize("family", [FAMILY, TENSOR_CORES])
-def test_a_device_that_no_tile_fits_is_told(family: Any) -> None:
-    small, spec = replace(GPU, shared_bytes=512), kernel(precision="float16")
-    with pytest.raises(ConstantsError, match=r"ks_2x37x13x5_float16_bsf_gradient: no tile fits 512 bytes of shared memory and 1024"):
-        family.default(spec, small)
-
-
-def test_lanes_read_operands_without_bank_conflicts() -> None:
-    for tile_batch in (32, 64, 96):
-        shape = tensor_cores.Shape(kernel(precision="float16", layout="bsl"), replace(GOOD_MMA, tile_batch=tile_batch))
-        assert wavefronts([(lane // 4 * shape.pitch + lane % 4 * 8) * 2 for lane in range(32)]) == 4
-
-
-def test_registers_are_given_to_four_warps_at_a_time() -> None:
-    assert registers_taken(100, 96, 1) == 100 * 128
-    assert registers_taken(100, 96, 4) == 100 * 96 * 4
-    assert registers_taken(168, 96, 3) <= 65536 < registers_taken(176, 96, 3)
-
-
-def test_which_family_takes_a_gradient() -> None:
-    chosen = {precision: family_for(kernel(precision=precision), GPU).name for precision in PRECISIONS}
-    assert chosen == {precision: "gradient" if precision in ("float32", "float64") else "gradient_mma" for precision in PRECISIONS}
-    assert {family_for(kernel(precision=precision), cuda_limits("sm_75")).name for precision in PRECISIONS} == {"gradient"}
-
-
-def test_a_template_digest_covers_what_is_borrowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of another family's templates, too."""
-    shutil.copytree(Path(__file__).parents[2] / "templates", tmp_path / "templates")
-    monkeypatch.setattr("ksgen.emit.templates.resource", lambda name: tmp_path / name)
-    names = ("simt", "gradient", "gradient_mma")
-    before = [template_digest.__wrapped__(name) for name in names]
-    with (tmp_path / "templates/include/gradient/sum.j2").open("a") as file:
-        file.write("// more")
-    after = [template_digest.__wrapped__(name) for name in names]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, False]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_copies_meet_few_bank_conflicts(layout: str) -> None:
-    """Two elements in a bank at most, and none where TILE_D is a power of two."""
-    for d, most in ((1, 1), (2, 1), (3, 2), (4, 1), (5, 2), (6, 2), (7, 2), (8, 1)):
-        shape = Shape(kernel((1, 64, 64, d), layout=layout), replace(GOOD, tile_d=1 if layout == "bsl" else d))
-        for side in (shape.x, shape.dy):
-            assert max(_banks(side, layout, shape.constants.tile_d)) <= most, (d, side)
-
-
-def _banks(side: Any, layout: str, tile_d: int) -> list[int]:
-    count = [0] * 32
-    if side.plan.vector > 1:  # copied 16 bytes at a time, as they lie
-        return count
-    for lane in range(32):
-        line, run = divmod(lane, side.plan.lane_run)
-        place: Callable[[int, int], int] = (
-            (lambda line, run: run % tile_d * side.image.plane + line * side.image.next_entry + run // tile_d)
-            if layout == "bsf"
-            else (lambda line, run: run * side.image.next_entry + line)
-        )
-        count[place(line, run) % 32] += 1
-    return count
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_work_counts_tiles_padding_and_parts(layout: str) -> None:
-    spec = kernel((2, 96, 96, 4), layout=layout)
-    constants = replace(GOOD, parts=4)
-    work = FAMILY.work(spec, constants, 512)
-    assert work.memory_bytes == spec.bytes(512)
-    assert 2 * work.multiply_adds == spec.flops(512)  # every tile is full
-    assert work.blocks == FAMILY.geometry(spec, constants, 512).grid == 2 * 9 * 4 * 4
-    rows = spec.pattern.in_features + spec.pattern.out_features
-    weights = spec.pattern.weight_count
-    assert work.cache_bytes == 4 * (512 * rows * 3 + weights * (4 + 4 + 1))  # three tiles read each; parts written, read, added
-    assert work.shared_bytes > 4 * 512 * rows * 3

@@ -1,14 +1,17 @@
 """Where a launch finds its operands: on the device, on memory that it shares with the host, on copies."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ksgen.devices import find_device
 from ksgen.errors import LaunchError
-from ksgen.families import FAMILIES
 from ksgen.launch import arrays, streams
+from ksgen.launch.choice import Choice, choice_by_name, limits_of
+from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inputs, needs_opencl, torch_or_skip
 
@@ -89,6 +92,12 @@ def test_memory_of_an_unknown_library_needs_out(gpu: FakeGpu, ks: Launcher) -> N
 
 def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        # so small a problem would get plain multiply-adds
+        return choice_by_name("mma" if kernel.precision == "fp16x3" else "simt", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
     x, weights = np.ones((BATCH, PATTERN.in_features), np.float32), np.ones(SHAPE, np.float32)
     np.testing.assert_array_equal(ks(x, weights, precision="fp16x3"), np.full((BATCH, PATTERN.out_features), 5))
     x[7, 5] = 7e4
@@ -103,7 +112,11 @@ def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, ks: Launch
 
 def test_overflow_of_fp16x3_is_reported_whichever_family_serves(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
-    monkeypatch.setattr(FAMILIES["wgmma_registers"], "measured", True)
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        return choice_by_name("wgmma_registers" if on is gpu else "simt", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
     x, weights = np.ones((8, 32), np.float32), np.ones((1, 8, 16, 2), np.float32)
     x[7, 5] = 7e4
     with pytest.raises(LaunchError, match="got x up to 7e\\+04, weights up to 1; take tf32x3"):

@@ -1,14 +1,16 @@
 """Plans: compiled and loaded once, found again, and another family's where arrays ask for it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import FAMILIES
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
+from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, TextCompiler
 from tests.support.launching import BATCH, PATTERN, SHAPE, check, draw, inputs, plan_anew, zeros
@@ -52,6 +54,7 @@ def moved(array: Any, elements: int) -> Any:
 def test_arrays_that_tensor_maps_cannot_describe_are_served_by_another_family(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("wgmma_shared", "wgmma_registers"):
         monkeypatch.setattr(FAMILIES[name], "measured", True)
+    monkeypatch.setattr("ksgen.families.default_us", lambda *asked: 0.0)  # so that the first family takes what it can
     ks = Launcher(2, 24, 16, 3)
     weights = draw(2, 24, 16, 3, precision="float16")
     given = FakeArray(gpu, weights)
@@ -97,6 +100,25 @@ def test_constants_are_chosen_once_at_the_first_use(gpu: FakeGpu, ks: Launcher, 
     for _ in range(3):
         ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     assert chosen == ["ks_2x9x5x3_float32_bsf"]
+
+
+def test_where_nothing_can_be_built_a_card_takes_what_was_built_for_the_usual_one(
+    gpu: FakeGpu, compiler: TextCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, batch = KernelSpec(Pattern(1, 768, 192, 2), "float16"), 196
+    usual = Planner().plan(gpu, kernel, batch)  # type: ignore[arg-type]
+    gpu.limits = replace(gpu.limits, multiprocessors=20)
+    small = Planner()
+    chosen = small.choice(gpu, kernel, batch)  # type: ignore[arg-type]
+    assert chosen.constants != usual.choice.constants
+    with monkeypatch.context() as patched:
+        patched.setenv("KSGEN_NO_COMPILE", "1")
+        assert small.plan(gpu, kernel, batch).choice.constants == usual.choice.constants  # type: ignore[arg-type]
+        with pytest.raises(ToolchainError, match="KSGEN_NO_COMPILE forbids compiling it"):
+            small.plan(gpu, replace(kernel, layout="bsl"), batch)  # type: ignore[arg-type]
+    assert len(compiler.compiled) == 1
+    assert Planner().plan(gpu, kernel, batch).choice.constants == chosen.constants  # type: ignore[arg-type]
+    assert len(compiler.compiled) == 2
 
 
 def test_what_is_asked_before_loading_may_refuse_and_is_asked_once(gpu: FakeGpu) -> None:

@@ -157,6 +157,11 @@ def early_chain(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChainL
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")
     monkeypatch.setattr(WarpgroupFamily, "measured", True)
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        return choice_by_name("wgmma_shared" if kernel.pattern.a == 4 else "wgmma_registers", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
     PLANNER.forget()
     yield ChainLauncher(Launcher(4, 16, 16, 1), Launcher(1, 24, 16, 4))
     PLANNER.forget()

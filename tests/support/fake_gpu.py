@@ -44,6 +44,8 @@ class FakeGpu:
     index: int = 0
     supports_foreign_streams: bool = True
     shares_host: bool = False
+    context: int = 0
+    compiles: TextCompiler = field(default_factory=TextCompiler)
     launches: list[tuple[str, Any]] = field(default_factory=list)  # entry and stream of every launch, in order
     waits: list[Any] = field(default_factory=list)  # streams that were waited for, in order
     graph: list[Work] | None = None  # what a capture has recorded; None while there is none
@@ -60,7 +62,7 @@ class FakeGpu:
     _running: Any = field(default_factory=threading.RLock, repr=False)  # one thread at a time: what it began, it ends
 
     def compiler(self) -> TextCompiler:
-        return TextCompiler()
+        return self.compiles
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> tuple[str, str, bool]:
         assert self.graph is None, "a module was loaded inside a capture"
@@ -168,7 +170,7 @@ class FakeTensor:
 
     def __init__(self, gpu: FakeGpu, content: Array, stream: int = 0, base: "FakeTensor | None" = None) -> None:
         self.gpu, self.stream, self._base, self._writes = gpu, stream, base, 0
-        self.requires_grad = False
+        self.requires_grad, self.recorded = False, []
         self.data = FakeStorage(np.array(content)) if base is None else base.data
 
     @property
@@ -197,6 +199,9 @@ class FakeTensor:
 
     def view(self) -> "FakeTensor":
         return FakeTensor(self.gpu, self.data.content, self.stream, base=self)
+
+    def record_stream(self, stream: Any) -> None:
+        self.recorded.append(stream)
 
     def write(self, content: Any) -> None:
         self.data.content[...] = content

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ GAP = 129  # elements between arrays: odd, so that none begins at a vector's bou
 
 def processor() -> Device:
     try:
-        device = find_device("opencl")
+        device = find_device(os.environ.get("KSGEN_TEST_PROCESSOR", "opencl"))
     except DeviceError as absent:
         pytest.skip(str(absent))
     if not device.shares_host:
@@ -36,13 +37,15 @@ def nothing(nbytes: int) -> Array:
     return whole[begin : begin + nbytes]
 
 
-def placed(arrays: list[Array], dtype: str, boundary: int = 1) -> tuple[Array, list[Array]]:
-    """One memory with copies of the arrays, flat, each from such a boundary on, with guards before, between and behind them."""
+def placed(arrays: list[Array], dtype: str, boundary: int = 1, behind: int = 0) -> tuple[Array, list[Array]]:
+    """One memory with copies of the arrays, flat, each from such a boundary on or some elements behind it, with guards before,
+    between and behind them.
+    """
     kind = numpy_dtype(dtype)
-    memory = nothing((sum(each.size for each in arrays) + GAP * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
+    memory = nothing((sum(each.size for each in arrays) + (GAP + behind) * (len(arrays) + 1)) * kind.itemsize + boundary * len(arrays))
     places, begin = [], GAP * kind.itemsize
     for array in arrays:
-        begin += -begin % boundary
+        begin += -begin % boundary + behind * kind.itemsize
         places.append(place := memory[begin : begin + array.nbytes].view(kind))
         place[:] = array.reshape(-1)
         begin += array.nbytes + GAP * kind.itemsize

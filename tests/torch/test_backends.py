@@ -57,6 +57,40 @@ def test_bsr_refuses_gradients() -> None:
         assert layer(x).shape == (BATCH, 48)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_many_layers_at_once(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vmap` over stacked weights."""
+    if name == "ksgen":
+        use_kernels(monkeypatch)
+    layers = [KSLinear([(2, 8, 4, 3), (4, 6, 12, 1)], layout=layout, backend=name) for _ in range(3)]
+    x = matrix(BATCH, 24, layout, torch.float32)
+    with torch.no_grad():
+        stacked, _ = torch.func.stack_module_state(layers)
+        found = torch.func.vmap(lambda state: torch.func.functional_call(layers[0], state, (x,)))(stacked)
+        torch.testing.assert_close(found, torch.stack([layer(x) for layer in layers]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["bsr", "sparse"])
+def test_forward_mode_of_sparse_tensors(name: str, layout: str) -> None:
+    torch.manual_seed(0)
+    layer, x = KSLinear([(2, 8, 4, 3)], backend=name, layout=layout, bias=False), matrix(BATCH, 24, layout, torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.jvp(layer, (x,), (2 * x,))[1], 2 * layer(x))
+
+
+@pytest.mark.parametrize("name", ["bsr", "sparse"])
+def test_what_pytorch_has_no_sparse_product_for_is_refused_in_words(name: str) -> None:
+    x = matrix(BATCH, 24, "bsf", torch.bfloat16)
+    words = rf"PyTorch has no product with torch.sparse_{'bsr' if name == 'bsr' else 'csr'} of bfloat16 on cpu \(.*\); take another backend"
+    with torch.no_grad(), pytest.raises(LaunchError, match=words):
+        KSLinear([(2, 8, 4, 3)], backend=name, dtype=torch.bfloat16)(x)
+    layer = KSLinear([(2, 8, 4, 3)], backend=name).freeze()
+    with torch.inference_mode(), pytest.raises(LaunchError, match=r"of float32 on cpu, for frozen weights in inference mode \("):
+        layer(x.float())
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dense_is_the_references(shape: tuple[int, ...]) -> None:
     weights = torch.randn(shape, dtype=torch.float64)

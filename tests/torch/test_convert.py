@@ -1,6 +1,9 @@
 """convert: which layers are replaced and what of them stays, what the report says, and what is refused unchanged."""
 
+import copy
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ from torch import nn  # noqa: E402  (after the skip)
 
 from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
-from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.convert import Beside, KSLinears, convert  # noqa: E402
+from ksgen.torch import KSLinear, propose  # noqa: E402
+from ksgen.torch.convert import convert  # noqa: E402
+from ksgen.torch.propose import Proposal, Proposals  # noqa: E402
 from ksgen.torch.refinement import product_of  # noqa: E402
+from ksgen.torch.rule import Beside, KSLinears  # noqa: E402
 
 UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
 SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24
@@ -128,6 +133,31 @@ def test_conv1d_of_transformers() -> None:
     assert report.layers[0].flops[0] == 2 * 24 * 96
 
 
+def test_a_second_rule_leaves_the_first_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = blocks()
+    convert(model, {"up": UP}, from_weights=False)
+    first = model["blocks"][0].mlp["up"]
+    assert len(convert(model, {"*.mlp.*": DOWN}, from_weights=False).layers) == 2
+    assert model["blocks"][0].mlp["up"] is first
+
+
+def test_an_encoder_of_pytorchs_that_looks_for_a_fast_path() -> None:
+    """It reads the weights of its layers, and would multiply by them itself."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 2, 96, dropout=0.0, batch_first=True), 2)
+    convert(encoder, {"linear1": UP, "linear2": DOWN})
+    dense, x = copy.deepcopy(encoder), torch.randn(2, 7, 24)
+    for layer in dense.layers:
+        layer.linear1, layer.linear2 = layer.linear1.to_linear(), layer.linear2.to_linear()
+    for is_training, is_recorded in product((True, False), (True, False)):
+        with torch.set_grad_enabled(is_recorded):
+            torch.testing.assert_close(encoder.train(is_training)(x), dense.train(is_training)(x))
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[0, 5:] = True
+    with torch.no_grad():
+        found, expected = (each.eval()(x, src_key_padding_mask=mask) for each in (encoder, dense))
+    torch.testing.assert_close(found[~mask], expected[~mask])
+
+
 def test_a_spec_and_its_path(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(f"layers:\n  up: {[list(each) for each in UP]}\n  down: {[list(each) for each in DOWN]}\n")
@@ -172,6 +202,61 @@ def test_mistakes_change_nothing(make: Callable[[], nn.Module], rule: Any, messa
     assert [type(module) for module in model.modules()] == before
 
 
-def test_side_by_side_is_once_at_least() -> None:
-    with pytest.raises(KsgenError, match="count=0; accepted: a whole number of at least 1"):
-        Beside(SQUARE, 0)
+def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # so that nothing is measured
+    model = tied_beside(blocks())
+    exact(model["blocks"][0].mlp["up"], UP)
+    report = convert(model, budget=0.6)
+    assert [layer.name for layer in report.layers] == [
+        f"blocks.{n}.{name}" for n in (0, 1) for name in ("qkv", "mlp.up", "mlp.down")
+    ] + ["head"]  # fmt: skip
+    for layer in report.layers:
+        before = 2 * layer.chain.in_features * layer.chain.out_features
+        assert layer.flops[1] <= 0.6 * before
+        assert min(layer.relative_errors) < 1
+    found = {layer.name: layer for layer in report.layers}
+    nearest = propose(24, 96, budget=0.6, weight=torch.randn(96, 24), device="cpu")
+    assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest]
+    assert isinstance(model["tied"], nn.Linear)
+    assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == ["blocks.0.mlp.up"]
+
+
+def test_a_budgets_chain_is_the_nearest_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, slow, fast, faster = (
+        Proposal("", chain, us)
+        for chain, us in (
+            (Chain((Pattern(1, 96, 24, 1),)), 10.0),
+            (Chain((Pattern(2, 6, 12, 1), Pattern(1, 48, 6, 2))), 11.0),
+            (Chain((Pattern(4, 3, 6, 1), Pattern(1, 48, 6, 2))), 9.0),
+            (Chain((Pattern(1, 6, 24, 1), Pattern(1, 96, 6, 1))), 1.0),
+        )
+    )
+    module = import_module("ksgen.torch.convert")
+    for chains, taken in (((slow, fast, faster), fast), ((slow,), slow)):
+        monkeypatch.setattr(module, "propose", lambda *_, chains=chains, **__: Proposals(dense, chains, 8, "a test"))
+        (layer,) = convert(blocks(1), ["up"], budget=0.5).layers
+        assert layer.chain == taken.chain
+
+
+def tied_beside(model: nn.Module) -> nn.Module:
+    model["embedding"], model["tied"] = nn.Embedding(96, 24), nn.Linear(24, 96)
+    model["tied"].weight = model["embedding"].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("names", "budget", "message"),
+    [
+        ({"up": UP}, 0.3, "rule={'up': "),
+        (["none"], 0.3, "rule=['none'] names no layer of the model; its layers: ['blocks.0.qkv'"),
+        (["up"], 3, "budget=3; accepted: a share of the dense weights"),
+        (["head"], 0.01, "budget=0.01: no chain from 24 to 5 features fits it, for head"),
+    ],
+)
+def test_mistakes_with_a_budget_change_nothing(names: Any, budget: float, message: str) -> None:
+    model = blocks()
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(KsgenError) as caught:
+        convert(model, names, budget=budget)
+    assert str(caught.value).startswith(message)
+    assert [type(module) for module in model.modules()] == before

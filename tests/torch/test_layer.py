@@ -106,6 +106,60 @@ def test_activation_and_residual() -> None:
         torch.testing.assert_close(layer(x, residual=residual), expected)
 
 
+def test_from_a_linear_layer_and_back() -> None:
+    layer = make(dtype=torch.float64)
+    linear, x = layer.to_linear(), x_of().double()
+    assert type(linear) is nn.Linear
+    torch.testing.assert_close(linear(x), layer(x))
+    torch.testing.assert_close(layer.to_dense(), dense_of(layer))
+    again = KSLinear.from_linear(linear, CHAIN, layout="bsl")
+    torch.testing.assert_close(again.to_dense(), layer.to_dense())
+    assert again.bias.equal(layer.bias)
+    assert again.bias is not linear.bias
+    assert make(bias=False, layout="bsl").eval().to_linear().bias is None
+    assert not make().eval().to_linear().training
+    with pytest.raises(LaunchError, match=r"an nn\.Linear has no activation='gelu'; apply it apart"):
+        make(activation="gelu").to_linear()
+    with pytest.raises(LaunchError, match=r"KSLinear\.from_linear: got Conv1d; accepted: an nn\.Linear"):
+        KSLinear.from_linear(nn.Conv1d(3, 3, 1), CHAIN)
+
+
+def test_it_is_a_linear_layer_for_those_who_ask() -> None:
+    layer = make()
+    assert isinstance(layer, nn.Linear)
+    assert [name for name, _ in layer.named_parameters()] == ["bias", "weights.0", "weights.1"]
+
+
+# ---- sequences of unequal lengths
+
+
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+def test_jagged_tensors(compiler: str | None) -> None:
+    torch.manual_seed(1)
+    layer, rows = make(activation="gelu"), [torch.randn(count, 24) for count in (3, 1, 5)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    torch._dynamo.reset()
+    call = torch.compile(layer, backend=compiler) if compiler else layer
+    y = call(x, x)
+    for found, each in zip(y.unbind(), rows, strict=True):
+        torch.testing.assert_close(found, layer(each, each))
+    assert (y + x).shape == x.shape
+    y.values().sum().backward()
+    assert x.grad.values().any()
+    assert layer.weights[0].grad.any()
+
+
+def test_jagged_tensors_that_do_not_fit() -> None:
+    x = torch.nested.nested_tensor([torch.randn(3, 24), torch.randn(5, 24)], layout=torch.jagged)
+    with pytest.raises(LaunchError, match=r"x is a jagged tensor, whose features come last; accepted: layout='bsf'"):
+        make(layout="bsl")(x)
+    for residual in (torch.randn(8, 24), torch.nested.nested_tensor([torch.randn(4, 24), torch.randn(4, 24)], layout=torch.jagged)):
+        with pytest.raises(LaunchError, match="x is a jagged tensor; accepted: a residual with the same offsets"):
+            make()(x, residual)
+    with pytest.raises(LaunchError, match=r"got x of shape \(8, 23\)"):
+        make()(torch.nested.nested_tensor([torch.randn(3, 23), torch.randn(5, 23)], layout=torch.jagged))
+
+
 # ---- state, copies, moves
 
 
@@ -211,6 +265,7 @@ def test_compiled_without_a_break(layout: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_compiled_by_inductor() -> None:
     check_compiled("bsf", "inductor")
 
@@ -232,6 +287,52 @@ def test_exported_for_any_batch(layout: str) -> None:
         torch.testing.assert_close(exported.module()(other), layer(other))
     products = [node for node in exported.graph.nodes if "ksgen.multiply" in str(node.target)]
     assert [node.args[6] for node in products] == ["none", "gelu"]  # without gradients, the activation is inside
+
+
+def test_an_exported_program_says_which_import_it_needs(tmp_path: Path) -> None:
+    with torch.no_grad():
+        torch.export.save(torch.export.export(make(), (x_of(),)), tmp_path / "layer.pt2")
+    program = "import sys, torch; {}; torch.export.load(sys.argv[1])"
+    found = [
+        subprocess.run([sys.executable, "-c", program.format(line), str(tmp_path / "layer.pt2")], capture_output=True, text=True, cwd=ROOT)
+        for line in ("pass", "import ksgen.torch")
+    ]
+    assert [done.returncode for done in found] == [1, 0]
+    assert "needs: import ksgen.torch" in found[0].stderr
+
+
+def test_a_graph_of_fx_has_the_layer_as_a_leaf() -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(make(), nn.ReLU())
+            self.last = make()
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.inner(x), x)
+
+    model, x = Added(), x_of()
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["inner.0", "inner.1", "last"]
+    torch.testing.assert_close(traced(x), model(x))
+    with pytest.raises(LaunchError, match=r"is a leaf for torch\.fx; accepted: a model that holds it"):
+        torch.fx.symbolic_trace(make())
+
+
+@pytest.mark.parametrize(("layout", "activation"), [("bsf", "gelu"), ("bsl", "silu")])
+def test_onnx_holds_standard_operators(layout: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx", reason="pip install -e '.[interop]'")
+    pytest.importorskip("onnxscript", reason="pip install -e '.[interop]'")
+    runtime = pytest.importorskip("onnxruntime", reason="pip install -e '.[interop]'")
+    use_kernels(monkeypatch)
+    layer = make(layout=layout, activation=activation)
+    batch = {0 if layout == "bsf" else 1: torch.export.Dim("batch", min=2, max=4096)}
+    program = torch.onnx.export(layer, (x_of(layout),), dynamo=True, dynamic_shapes={"x": batch}, verbose=False)
+    assert {node.domain for node in program.model.graph} == {""}
+    program.save(tmp_path / "layer.onnx")
+    session, x = runtime.InferenceSession(tmp_path / "layer.onnx"), x_of(layout, 9, 3)
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), layer(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 # ---- who multiplies

@@ -1,17 +1,16 @@
 """The operators: right against float64, each other's derivatives, and what PyTorch's transforms make of them."""
 
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402  (after the skip)
+from torch.func import grad, jacfwd, jacrev, vmap  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from torch.autograd import gradcheck, gradgradcheck  # noqa: E402  (after the skip)
-from torch.func import grad, jacrev, vmap  # noqa: E402
-
-from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError  # noqa: E402
+from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
@@ -43,9 +42,18 @@ def tensors(shape: tuple[int, ...], layout: str, dtype: Any = torch.float64, req
 # ---- products and gradients
 
 
+def in_rings() -> list[Any]:
+    """Every shape in float64 and every type of some shapes in the quick ring, and the rest later."""
+    some = (torch.float64, SHAPES[2], SHAPES[3])
+    return [
+        pytest.param(shape, dtype, id=f"{shape}-{dtype}", marks=[] if dtype in some or shape in some else [pytest.mark.slow])
+        for shape in SHAPES
+        for dtype in DTYPES
+    ]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), in_rings())
 def test_product_and_epilogue(path: str, shape: tuple[int, ...], dtype: Any, layout: str) -> None:
     x, weights, bias, residual = tensors(shape, layout, dtype, requires_grad=False)
     most = tolerance(str(dtype).removeprefix("torch."), shape[2])
@@ -106,18 +114,6 @@ def test_gradients_in_every_precision(path: str, dtype: Any, layout: str) -> Non
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         assert error(one, other) <= 4 * tolerance(str(dtype).removeprefix("torch."), BATCH)
-
-
-def test_many_small_products_are_one_of_copies_and_large_ones_are_views() -> None:
-    shape, layout = (4, 5, 3, 6), "bsl"
-    for batch, has_views in ((2, False), (4 * products.LEAST_ELEMENTS // 72 + 1, True)):
-        x, weights = matrix(batch, 72, layout, torch.float64), torch.randn(shape, dtype=torch.float64)
-        assert products._has_views(x, layout, 4, 6) is has_views
-        y = multiply(x, weights, layout=layout, backend="strided")
-        torch.testing.assert_close(y, truth(x, weights, layout))
-        found = products.weight_gradient(x, y, layout, 4, 6)
-        expected = torch.einsum("ikjs,icjs->ikcj", y.view(4, 5, 6, -1), x.view(4, 3, 6, -1))
-        torch.testing.assert_close(found, expected)
 
 
 def test_gradients_may_be_expanded_and_inputs_strided(path: str) -> None:
@@ -235,81 +231,134 @@ def test_a_hessian(path: str) -> None:
     torch.testing.assert_close(found.view(20, 20), 2 * kernel.t() @ kernel)
 
 
-def test_forward_mode_is_refused_where_kernels_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_kernels(monkeypatch)
-    x, weights, _, _ = tensors((2, 3, 5, 2), "bsf", requires_grad=False)
-    with pytest.raises(NotImplementedError, match="forward mode AD"):
-        torch.func.jvp(lambda x: multiply(x, weights, backend="ksgen"), (x,), (x,))
+@pytest.mark.parametrize("backend", ["ksgen", "strided"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_forward_mode(path: str, layout: str, backend: str) -> None:
+    """Alone, and over the backward pass, for every argument."""
+
+    def product(*given: Any) -> Any:
+        return multiply(*given, layout=layout, activation="gelu", backend=backend)
+
+    given = tensors((2, 3, 2, 2), layout)
+    assert gradcheck(product, given, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
+    assert gradgradcheck(product, given, check_fwd_over_rev=True, fast_mode=True)
 
 
-# ---- what "auto" takes
+def test_forward_mode_twice_and_over_itself(path: str) -> None:
+    x, weights, _, _ = tensors((2, 3, 2, 2), "bsf", requires_grad=False)
+
+    def loss(weights: Any) -> Any:
+        return multiply(x, weights, activation="silu", backend="ksgen").square().sum()
+
+    expected = jacrev(jacrev(loss))(weights)
+    torch.testing.assert_close(jacfwd(jacrev(loss))(weights), expected)
+    torch.testing.assert_close(jacfwd(jacfwd(loss))(weights), expected)
+    with forward_ad.dual_level():
+        y = multiply(forward_ad.make_dual(x, x), weights, backend="ksgen")
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, multiply(x, weights))
+    with forward_ad.dual_level():
+        y = multiply(x, weights, forward_ad.make_dual(torch.zeros(12).double(), torch.arange(12.0).double()), backend="ksgen")
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, torch.arange(12.0).double().expand(BATCH, 12))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "backend", "why"),
-    [
-        (KernelSpec(Pattern(1, 64, 64, 16)), "ksgen", r"most to win: .*; \(b \+ c\)/\(bc\) = 0.0312"),
-        (KernelSpec(Pattern(1, 192, 192, 4)), "ksgen", "something to win"),
-        (KernelSpec(Pattern(1, 1024, 1024, 4)), "strided", "little to win"),
-        (KernelSpec(Pattern(6, 64, 64, 1)), "strided", "nothing to win: d = 1"),
-        (KernelSpec(Pattern(6, 64, 64, 4), layout="bsl"), "strided", "nothing to permute in bsl"),
-        (KernelSpec(Pattern(6, 64, 64, 1), epilogue=Epilogue(bias=True, activation="gelu")), "ksgen", "but bias, gelu inside the kernel"),
-        (KernelSpec(Pattern(6, 64, 64, 1), "tf32x3"), "ksgen", "PyTorch has no tf32x3 of its own"),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_the_heuristic(kernel: KernelSpec, backend: str, why: str) -> None:
-    found = choice.by_heuristic(kernel)
-    assert found.backend == backend
-    with pytest.raises(AssertionError, match=why):
-        raise AssertionError(found.why)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operations_are_counted(path: str, layout: str) -> None:
+    """Two for each weight and row: forward, and for each of the two gradients."""
+    x, weights, bias, _ = tensors((2, 9, 5, 3), layout)
+    with FlopCounterMode(display=False) as counter:
+        multiply(x, weights, bias, layout=layout, backend="ksgen").sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * BATCH * weights.numel()
 
 
-def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
-    monkeypatch.setattr(choice, "device_for", lambda place: place)
-    known = SimpleNamespace(choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1)
-    monkeypatch.setattr(choice, "PLANNER", known)
-    assert choice.choose(kernel, 5, cuda) == choice.Choice("ksgen", "wisdom, measured at batch 5")
-    known.choice, known.generation = lambda *given: SimpleNamespace(is_measured=False), -2
-    assert choice.choose(kernel, 5, cuda).backend == "strided"
+def test_autocast_casts_a_weight_once_in_a_region(path: str) -> None:
+    x, weights, _, _ = tensors((2, 9, 5, 3), "bsf", torch.float32)
+    weights = torch.nn.Parameter(weights.detach())
 
-    def nothing(place: Any) -> Any:
-        raise DeviceError("no driver")
+    def casts() -> set[Any]:
+        """The nodes by which gradients reach the weights."""
+        found, nodes = set(), [multiply(x, weights, backend="ksgen").grad_fn]
+        while nodes:
+            node = nodes.pop()
+            following = [each for each, _ in node.next_functions if each is not None]
+            found |= {node for each in following if getattr(each, "variable", None) is weights}
+            nodes += following
+        return found
 
-    monkeypatch.setattr(choice, "device_for", nothing)
-    known.generation = -3
-    assert choice.choose(kernel, 5, cuda) == choice.Choice("strided", "no kernel can be launched: no driver")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(casts() | casts()) == 1
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: pytest.fail("asked in the forward pass")):
+            assert len(casts() | casts()) == 2
+        weights.grad = None
+        y = multiply(x, weights, backend="ksgen") + multiply(x, weights, backend="ksgen")
+        y.float().sum().backward()
+        twice = weights.grad
+        weights.grad = None
+        multiply(x, weights, backend="ksgen").float().sum().backward()
+        torch.testing.assert_close(twice, 2 * weights.grad)
+    with torch.no_grad():
+        weights.zero_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not multiply(x, weights, backend="ksgen").any()  # another region, another cast
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        first = multiply(x, weights, backend="ksgen")
+        with torch.no_grad():
+            weights.add_(1)
+        assert not first.equal(multiply(x, weights, backend="ksgen"))
 
 
-def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, calls = [0.0], []
-
-    def way(name: str, seconds: float) -> Any:
-        def call() -> Any:
-            calls.append(name)
-            now[0] += seconds + (5.0 if len(calls) <= 2 else 0.0)  # the first turn builds
-
-        return call
-
-    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
-    ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
-    assert choice.faster("a job of this test", ways) == "strided"
-    assert calls == ["ksgen", "strided"] * choice.TURNS
-    assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
-    assert choice.faster("a job of this test", ways) == "strided"
-    assert len(calls) == 2 * choice.TURNS
+def test_a_trace_multiplies_what_it_is_given(path: str) -> None:
+    """A kernel's launch is nothing that `torch.jit.trace` can record: its result would be a constant."""
+    x, weights, bias, _ = tensors((2, 9, 5, 3), "bsf", torch.float32, requires_grad=False)
+    traced = torch.jit.trace(lambda x: multiply(x, weights, bias, activation="relu", backend="ksgen"), (x,))
+    torch.testing.assert_close(traced(2 * x), multiply(2 * x, weights, bias, activation="relu"))
 
 
-def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
-    def refused() -> Any:
-        raise ToolchainError("no compiler, says this test")
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways are chosen as for a GPU's tensors: by rule, and kernels come first."""
+    monkeypatch.setattr(choice, "_unbuilt", {})
+    choice._tell_once.cache_clear()
+    monkeypatch.setattr(choice, "has_kernels", lambda device: True)
+    monkeypatch.setattr(choice, "is_measured_here", lambda kernel, device: False)
+    monkeypatch.setattr(choice, "_choose", lambda *given: choice.Choice("ksgen", "as this test says"))
 
-    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: no compiler, says this test"):
-        assert choice.faster("a refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+
+def test_auto_goes_on_with_pytorch_where_nothing_builds_and_says_so_once(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+
+    def refuse(own: Launcher, x: Any, *_: Any, **__: Any) -> Any:
+        called.append(own)
+        raise ToolchainError(f"{own.pattern}: no cache holds it, and no CUDA compiler found")
+
+    monkeypatch.setattr(Launcher, "__call__", refuse)
+
+    def check(*shape: int) -> None:
+        x, weights, bias, residual = tensors(shape, "bsf", requires_grad=False)
+        y = multiply(x, weights, bias, residual, activation="relu")
+        assert error(y, truth(x, weights, "bsf", bias, "relu", residual)) < 1e-12
+
+    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: .* no CUDA compiler found"):
+        check(2, 9, 5, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choice.faster("another refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+        check(2, 9, 5, 3)
+        check(1, 4, 3, 5)
+    assert len(called) == 2  # each pattern once
+    found = choice.choose(KernelSpec(Pattern(1, 4, 3, 5), "float64", "bsf", Epilogue(True, "relu", True)), 7, torch.device("cpu"))
+    assert found == choice.Choice("strided", "no kernel can be built: 1,4,3,5: no cache holds it, and no CUDA compiler found")
+    x, weights, _, _ = tensors((1, 4, 3, 5), "bsf")
+    with pytest.raises(ToolchainError, match="no CUDA compiler found"):
+        multiply(x, weights, backend="ksgen")
+
+
+def test_auto_hides_no_other_error(on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise DeviceError("the GPU context is lost")
+
+    monkeypatch.setattr(Launcher, "__call__", lost)
+    x, weights, _, _ = tensors((2, 9, 5, 3), "bsf")
+    with pytest.raises(DeviceError, match="lost"):
+        multiply(x, weights)
 
 
 @pytest.mark.parametrize(("taken", "launches"), [("ksgen", 3), ("strided", 0)])
@@ -327,46 +376,6 @@ def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytes
     called.clear()
     multiply(x, weights).sum().backward()
     assert len(called) == launches
-
-
-# ---- what is refused
-
-
-def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
-    x, y = torch.randn(BATCH, 30), torch.randn(BATCH, 54)
-    return [
-        ("features", {"x": x[:, :29]}, LaunchError, r"multiply by 2,9,5,3: got x of shape \(7, 29\); layout bsf wants \(batch, 30\)"),
-        ("axes", {"x": x[0]}, LaunchError, r"got x of shape \(30,\)"),
-        ("layout of x", {"layout": "bsl"}, LaunchError, r"got x of shape \(7, 30\); layout bsl wants \(30, batch\)"),
-        ("weights", {"weights": x}, LaunchError, r"got weights of shape \(7, 30\); \(a, b, c, d\) is needed"),
-        ("bias", {"bias": y[0, :5]}, LaunchError, r"got bias of shape \(5,\); \(54,\) is needed"),
-        ("residual", {"residual": y[:3]}, LaunchError, r"got residual of shape \(3, 54\); \(7, 54\) is needed"),
-        ("dtypes", {"x": x.double()}, LaunchError, "got x of float64 and weights of float32; give both in one precision"),
-        ("dtype", {"x": x.int(), "weights": torch.ones(2, 9, 5, 3, dtype=torch.int32)}, LaunchError, "tensors of int32; accepted: float32"),
-        ("devices", {"bias": torch.empty(54, device="meta")}, LaunchError, "x lies on cpu and bias on meta; give both in one place"),
-        (
-            "precision",
-            {"precision": "float16"},
-            LaunchError,
-            "precision='float16' for tensors of float32; did you mean float32",
-        ),
-        (
-            "strided",
-            {"precision": "tf32x3", "backend": "strided"},
-            SpecError,
-            "precision='tf32x3' with backend='strided'; only",
-        ),
-        ("layout", {"layout": "bsk"}, SpecError, "layout='bsk'; did you mean bsl"),
-        ("activation", {"activation": "gelu_tan"}, SpecError, "activation='gelu_tan'; did you mean gelu_tanh"),
-        ("backend", {"backend": "stride"}, SpecError, "backend='stride'; did you mean strided"),
-    ]
-
-
-@pytest.mark.parametrize(("changes", "kind", "message"), [case[1:] for case in mistakes()], ids=[case[0] for case in mistakes()])
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], kind: type[Exception], message: str) -> None:
-    given = {"x": torch.randn(BATCH, 30), "weights": torch.randn(2, 9, 5, 3), **changes}
-    with pytest.raises(kind, match=message):
-        multiply(given.pop("x"), given.pop("weights"), **given)
 
 
 # ---- on a GPU

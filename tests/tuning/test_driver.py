@@ -1,4 +1,5 @@
-"""A search on a GPU whose candidates hang, lie and fault: the stand-in machine's driver makes them do so, through both runtimes."""
+"""A search on a GPU whose candidates hang, lie and fault, or are very short: the stand-in machine's driver makes them so, through both
+runtimes."""
 
 import json
 from dataclasses import replace
@@ -70,3 +71,50 @@ def test_a_search_outlives_its_candidates(runtime: str, tmp_path: Path, monkeypa
     assert "illegal memory access" in reasons["faults"].lower()
     assert told["state"] == "measured"
     assert told["best"] not in {repr(own) for name, own in FATES.items() if name != "right"}
+
+
+SHORT = [replace(RIGHT, min_blocks=blocks) for blocks in range(1, 7)]
+SHORT_US = dict(zip(SHORT, (2.12, 2.18, 2.06, 2.24, 2.0, 2.3), strict=True))
+
+SHORT_SEARCH = """
+import json
+from pathlib import Path
+from ksgen.families.simt import Simt
+from ksgen.measure.roofline import Ceilings
+from ksgen.tuning import search
+from ksgen.tuning.engine import LocalEngine
+from ksgen.tuning.job import Job, Runs
+from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import Options, Tuner
+from tests.tuning.test_driver import KERNEL, SHORT
+
+search.FIRST, search.FINAL_SECONDS = Runs(least=5, most=5, seconds=0), 0
+LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
+Simt.space = lambda self, kernel, limits: iter(SHORT)
+engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
+try:
+    (found,) = Tuner(engine, store, Options(strategy="exhaustive", family="simt")).run([Job(KERNEL, 70)], lambda each: None)
+finally:
+    engine.close()
+us = [next(trial.median_us for trial in store.trials() if trial.constants == own) for own in SHORT]
+print(json.dumps({"us": us, "best": SHORT.index(found.best.constants)}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["pycuda", "driver"])
+def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host takes 6 to 8 us for each launch there, and events tell half a microsecond."""
+    monkeypatch.chdir(tmp_path)
+    durations = ",".join(f"{render(KERNEL, constants).entry}:{us}" for constants, us in SHORT_US.items())
+    durations += ",ks_1x24x9x2_*:2.5"  # the default, which each search looks at
+    try:
+        done = run(SHORT_SEARCH, runtime, KSGEN_DRIVER_DURATIONS=durations, KSGEN_WISDOM_DIR=str(tmp_path))
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["us"] == pytest.approx(list(SHORT_US.values()), rel=0.01)
+    assert SHORT[told["best"]] == min(SHORT_US, key=SHORT_US.__getitem__)

@@ -6,59 +6,21 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
-from ksgen.families import FAMILIES, cuda_limits
-from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
-from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
 from ksgen.tuning.sections import sections_of
-from ksgen.tuning.trials import Trial
+from tests.support.tuning_trials import some_trials
 
-GPU = cuda_limits("sm_90a")
-KERNELS = [KernelSpec(Pattern(1, 64, 48, 2), "float16", "bsl", Epilogue(True, "gelu", False)), KernelSpec(Pattern(6, 64, 64, 1), batch=70)]
 HOSTILE = "</td><script>alert('x')</script><img src=http://example.org/x> & \"quoted\" $\\frac{1}{2}$"
 VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
-
-
-def trial(kernel: KernelSpec, family: str, constants: object, time_us: float | None, **more: object) -> Trial:
-    known = {"median_us": time_us, "spread": 0.0213, "runs": 20} if time_us else {}
-    facts = {"floor_us": 9.0, "predicted_us": 11.0, "bytes_per_s": 3.9e12, "flops_per_s": 5e13, "registers": 80, "shared_bytes": 4096}
-    state = "measured" if time_us else "pruned"
-    return Trial(kernel, 70, "NVIDIA H200", family, constants, "0a0b0c0d", **{"state": state, **known, **facts, **more})  # type: ignore[arg-type]
-
-
-@cache
-def space_of(kernel: KernelSpec, family: str) -> tuple[Any, ...]:
-    """All constants of a family: tens of thousands, for every test to take a few of."""
-    return tuple(FAMILIES[family].space(kernel, GPU))
-
-
-def some_trials(of_each: int = 12) -> list[Trial]:
-    """Of both kernels and all families; times fall, then rise, and every fifth candidate is pruned."""
-    found = []
-    for kernel in KERNELS:
-        for name, family in FAMILIES.items():
-            if not family.serves(kernel, GPU):
-                continue
-            space = space_of(kernel, name)
-            for number, constants in enumerate(space[:: len(space) // of_each][:of_each]):
-                time_us = None if number % 5 == 4 else 20.0 + 3 * abs(number - 6) + len(name) + kernel.pattern.a / 10
-                found.append(
-                    trial(kernel, name, constants, time_us, reason="" if time_us else "spills 24 bytes", predicted_us=12.0 + number)
-                )
-    return found
 
 
 class Page(HTMLParser):
@@ -214,95 +176,3 @@ def test_ksgen_tune_refuses_a_place_before_it_searches() -> None:
     caught = CliRunner().invoke(cli, ["tune", "--pattern", "1,2,3,1", "--device", "abacus", "--report", "/no/such/r.html"]).exception
     assert isinstance(caught, KsgenError)
     assert str(caught) == "/no/such/r.html: no file can be written there; name one in a folder that exists and is yours to write to"
-
-
-@needs_matplotlib
-def test_a_figure_shows_the_best_of_each_value() -> None:
-    from ksgen.tuning import figures
-
-    svg = ElementTree.fromstring(figures.constant("stages", [2, 3, 2, 3, 4], [10.0, 12.0, 20.0, 6.0, 30.0], 3))
-    lines = [path for path in svg.iter("{http://www.w3.org/2000/svg}path") if f"stroke: {figures.BEST}" in path.get("style", "")]
-    heights = [float(word) for word in lines[0].get("d", "").split()[2::3]]
-    assert len(heights) == 3
-    assert heights[1] > heights[0] > heights[2]  # downwards is faster
-    words = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"stages", "2", "3", "4", "µs"} <= set(words)
-    slow = figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
-    assert ">ms</text>" in slow
-    assert slow == figures.constant("stages", [2, 3], [5000.0, 40000.0], 0)
-
-
-def test_a_section_is_one_job_of_the_last_template_version() -> None:
-    trials = some_trials()
-    stale = [replace(each, template="ffffffff", median_us=1.0, state="measured", measured_at="2026-11-20") for each in trials[:3]]
-    of_old_driver = replace(trials[4], driver="1", median_us=1.0, state="measured", measured_at="2026-11-20")
-    present = [replace(each, measured_at="2026-11-21") for each in trials]
-    first, second = sections_of([*stale, *present, of_old_driver])
-    assert (first.kernel, second.kernel) == tuple(KERNELS)
-    assert first.left_out == 4
-    assert first.winner == min(
-        (each for each in present if each.kernel == KERNELS[0] and each.median_us), key=lambda each: each.median_us or 0
-    )
-    assert list(first.by_family) == ["mma", "wgmma_shared", "simt"]
-    assert first.said == [
-        "2.17 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%.",
-        "39% of the floor, which is 9 µs.",
-        "36 candidates: 30 measured, 6 pruned.",
-        "4 of earlier templates or drivers are left out.",
-    ]
-    assert first.summary == ("23.1", "39%", "2.17", "36", f"mma: {first.winner.constants}")
-
-
-def test_a_search_decides_who_won() -> None:
-    trials = some_trials()
-    decided = trials[3]
-    first, second = sections_of(trials, [decided])
-    assert first.winner == decided
-    assert second.winner == sections_of(trials)[1].winner
-    assert first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
-    assert first.summary[4] == f"{decided.family}: {decided.constants}"
-
-
-def test_a_note_about_the_winners_time_is_said() -> None:
-    noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
-    assert "Of its time: clocks moved." in sections_of(noted)[0].said
-
-
-def test_the_table_lists_what_was_measured_first() -> None:
-    trials = some_trials()[12:24]
-    space = replace(trials[1], state="wrong", median_us=None, reason="off\n by 1")
-    table = table_of([trials[0], space, *trials[2:]], trials[5])
-    assert [row.state for row in table.rows] == ["measured"] * 9 + ["wrong"] + ["pruned"] * 2
-    assert [row.is_winner for row in table.rows].count(True) == 1
-    times = [float(row.cells[table.titles.index("µs")]) for row in table.rows[:9]]
-    assert times == sorted(times)
-    assert table.rows[9].cells[-1] == "wrong: off by 1"
-    assert all(len(row.cells) == len(table.titles) for row in table.rows)
-    shared = [part.partition("=")[0] for part in table.throughout.split(", ") if part]
-    assert sorted([*shared, *table.titles]) == sorted([*table_titles(), *vars(trials[0].constants)])
-    many = table_of([trials[0]] * (MOST_ROWS + 5), None)
-    assert (len(many.rows), many.left_out) == (MOST_ROWS, 5)
-
-
-def table_titles() -> list[str]:
-    return ["#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes", "fate"]
-
-
-def test_columns_without_a_value_are_left_out() -> None:
-    bare = [replace(each, registers=None, predicted_us=None) for each in some_trials()[:5]]
-    assert not {"registers", "predicted µs"} & set(table_of(bare, None).titles)
-
-
-def test_reasons_are_counted_and_short() -> None:
-    first = some_trials(4)[0]
-    pruned = [replace(first, state="pruned", median_us=None, reason=f"reason {number % 10}") for number in range(23)]
-    assert reasons(pruned)[0] == "3 pruned: reason 0"
-    assert reasons(pruned)[-1] == "4 for other reasons"
-    assert len(reasons(pruned)) == 9
-    (long,) = reasons([replace(pruned[0], reason="word " * 1000)])
-    assert len(long) < 320
-    assert by_state(pruned) == "23 pruned"
-
-
-def test_figures_have_three_digits() -> None:
-    assert [microseconds(time) for time in (0.12345, 8.062, 23.0, 99.96, 100.4, 41445.3)] == ["0.123", "8.06", "23", "100", "100", "41445"]

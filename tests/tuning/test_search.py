@@ -11,25 +11,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import ksgen
-from ksgen import reference
 from ksgen.emit.render import template_digest
-from ksgen.errors import ConstantsError, KsgenError, SpecError
+from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
-from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
-from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.job import Job
 from ksgen.tuning.search import Budget, Progress, Tuned
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.tuning.tuner import Options, Tuner, parse_budget
+from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
+from tests.support.tuning_search import space_of
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -42,25 +40,6 @@ def engine() -> Iterator[LocalEngine]:
     made = LocalEngine("opencl:0", compilers=2, preload=["tests.support.broken_kernels"], limit_s=6)
     yield made
     made.close()
-
-
-@pytest.fixture
-def wisdom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of the test's own, in which launchers look."""
-    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    PLANNER.forget()
-    yield
-    PLANNER.forget()
-
-
-@pytest.fixture
-def store(tmp_path: Path, wisdom: None) -> TrialStore:
-    return TrialStore(tmp_path / "trials.sqlite")
-
-
-def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list[Candidate]:
-    monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(constants))
-    return [Candidate("simt", each) for each in constants]
 
 
 def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
@@ -191,6 +170,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @needs_opencl
 def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path) -> None:
     store = TrialStore(tmp_path / "cache" / "trials.sqlite")
@@ -219,6 +199,7 @@ def _tune_twice(folder: Path, batch: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @needs_opencl
 def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spawn = multiprocessing.get_context("spawn")
@@ -233,46 +214,3 @@ def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     entries = load_wisdom(trials[0].device).entries()
     assert sorted((entry.kernel.layout, entry.batch) for entry in entries) == [("bsf", 50), ("bsf", 60), ("bsl", 50), ("bsl", 60)]
-
-
-@needs_opencl
-def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
-    chosen = replace(CONSTANTS, tile_in=4)
-    space_of(monkeypatch, chosen)
-    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: chosen)
-    PLANNER.forget()  # the wisdom of other tests
-    launcher = ksgen.Launcher(2, 24, 9, 3)
-    assert "the family's default: no search has been run" in launcher.explain(70)
-    generation, told = PLANNER.generation, []
-    found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
-    assert isinstance(found, ksgen.tuning.Tuned)
-    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
-    assert found.best.constants == chosen
-    assert told[-1].phase == "done"
-    assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")
-    assert PLANNER.generation > generation
-    assert "wisdom, measured at batch 70" in launcher.explain(70)
-    x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
-    np.testing.assert_allclose(launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("text", "budget"),
-    [(None, Budget()), ("60s", Budget(seconds=60)), ("1.5m", Budget(seconds=90)), ("2h", Budget(seconds=7200)), ("200", Budget(None, 200))],
-)
-def test_budgets(text: str | None, budget: Budget) -> None:
-    assert parse_budget(text) == budget
-
-
-@needs_opencl
-@pytest.mark.parametrize("batch", [0, -1, 1.5, "64"])
-def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
-    with pytest.raises(SpecError, match=r"batch=.*; accepted: a whole number from 1 up"):
-        ksgen.tune(Pattern(2, 24, 9, 3), batch=batch, budget=1, device="opencl:0")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])
-def test_mistakes_of_budgets(text: str) -> None:
-    with pytest.raises(KsgenError, match="accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"):
-        parse_budget(text)

@@ -1,14 +1,8 @@
 """The child that measures: candidates that hang, crash or are wrong are named, and cost the others nothing."""
 
-import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +25,6 @@ from tests.support.fake_gpu import FakeGpu, TextCompiler
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
 HAS_NVCC = shutil.which("nvcc") is not None
-
 JOB = Job(KernelSpec(Pattern(2, 24, 9, 3), epilogue=Epilogue(True, "none", True)), 70)
 CONSTANTS = SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
 RUNS = Runs(least=3, most=20, seconds=0.01)
@@ -39,13 +32,6 @@ RUNS = Runs(least=3, most=20, seconds=0.01)
 
 def candidate(min_blocks: int) -> Candidate:
     return Candidate("simt", replace(CONSTANTS, min_blocks=min_blocks))
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker("opencl:0", ["tests.support.broken_kernels"], limit_s=6)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +108,6 @@ def test_a_device_that_is_not_there_is_the_users_mistake() -> None:
     broken_child.close()
 
 
-@needs_opencl
-def test_a_worker_that_is_stopped_answers_no_more(worker: Worker) -> None:
-    stopped = Worker("opencl:0")
-    stopped.stop()
-    with pytest.raises(DeviceError, match="it was stopped"):
-        stopped.facts()
-
-
 @pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
 def test_candidates_that_stay_loaded_share_one_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would hold as much as X and Y together otherwise."""
@@ -160,29 +138,3 @@ def test_a_cuda_candidate_compiles_where_there_is_no_gpu() -> None:
     assert binary.resources.registers
     assert binary.resources.spill_bytes == 0
     worker.close()
-
-
-ORPHAN = """
-from ksgen.tuning.process import Worker
-from tests.tuning.test_worker import JOB, broken, candidate
-worker = Worker("opencl:0", ["tests.support.broken_kernels"], limit_s=3)
-facts = worker.facts()
-print(worker._child.pid, flush=True)
-worker.compile(JOB.kernel, candidate(broken.HANGS_COMPILER), facts)
-"""
-
-
-@needs_opencl
-def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment)
-    assert parent.stdout is not None
-    child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    for _ in range(600):
-        if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{child} still runs")

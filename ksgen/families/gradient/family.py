@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol, TypeVar
 
+from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Geometry, Limits, Pass, Work
 from ksgen.families.gradient.parts import SUM_COLUMNS
 from ksgen.families.shaped import Shaped
@@ -41,7 +42,11 @@ class GradientShape(Protocol):
     @property
     def step_shared_bytes(self) -> int: ...
     @property
+    def step_shared_cycles(self) -> int: ...
+    @property
     def stages_ahead(self) -> int: ...
+    def read_bytes_moved(self, batch: int) -> float: ...
+    def sum_bytes_moved(self, batch: int) -> float: ...
     def parts(self, batch: int) -> int: ...
 
 
@@ -72,14 +77,15 @@ class GradientFamily(Shaped[ConstantsT]):
         shape = self.shape(kernel, constants)
         geometry = self.geometry(kernel, constants, batch)
         steps = shape.tiles * divide_up(batch, constants.tile_batch)
-        copied = steps * constants.tile_batch * constants.tile_d * (constants.tile_in + constants.tile_out)
+        shared = steps * shape.step_shared_bytes
         return Work(
             geometry.grid,
             kernel.bytes(batch),
-            copied * kernel.item_bytes + 2 * geometry.workspace_bytes + kernel.pattern.weight_count * kernel.item_bytes,
-            steps * shape.step_shared_bytes,
+            round(shape.read_bytes_moved(batch) + shape.sum_bytes_moved(batch)),
+            shared,
             steps * constants.tile_batch * shape.tile_weights * shape.products,
             steps / shape.stages_ahead,
+            returned_bytes=steps * shape.step_shared_cycles * CYCLE_BYTES - shared,
         )
 
 

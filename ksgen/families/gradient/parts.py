@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
+from ksgen.families.banks import Image, line_cycles, write_cycles
 from ksgen.families.base import Constexpr
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
+from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
 
 LEAST_BATCH = 64  # batch entries that are worth a part of their own
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights a block of the second entry, and threads that share the parts of one
-BANK_BYTES = 128  # that shared memory serves at once
-SECTOR = 32  # bytes that memory serves at least
 SIDES = (  # the words of what the templates say of both operands
     {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
     {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
@@ -18,7 +19,7 @@ SIDES = (  # the words of what the templates say of both operands
 
 
 @dataclass(frozen=True)
-class Image:
+class SideImage:
     """How one operand's tile lies in shared memory: element (j, s, feature) is at
     j * plane + s * next_entry + feature * next_feature; and how many lanes copy a line."""
 
@@ -39,7 +40,7 @@ class Side:
     """One operand: X, or the gradient of Y."""
 
     name: str
-    image: Image
+    image: SideImage
     plan: CopyPlan
     held: int  # that a thread holds on their way, where copies go through registers
     together: int = 1  # neighbouring lines that a thread copies at once
@@ -150,6 +151,46 @@ class Parts(Tiled):
 
     def parts(self, batch: int) -> int:
         return divide_up(divide_up(batch, self.constants.tile_batch), self.part_steps(batch))
+
+    # ---- what it costs
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of an element in shared memory."""
+        raise NotImplementedError
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk of batch entries, where features have theirs in an order of their own; 0: where none has."""
+        return 0
+
+    def write_cycles(self, side: Side) -> int:
+        """Of shared memory, to write one operand of a stage: neighbours of a run at once if they are neighbours there, too."""
+        own, plan = side.image, side.plan
+        if self.is_bsf:
+            image = Image(self.constants.tile_d, own.plane, own.next_entry * side.together, own.next_feature, self.kept_bytes, self.chunk)
+        else:
+            image = Image(1, 0, own.next_feature, own.next_entry, self.kept_bytes)
+        wide = plan.vector if image.planes == image.next_run == 1 else 1
+        size = wide * side.together * self.kept_bytes
+        lines = [turn * plan.lane_lines if image.chunk else 0 for turn in range(plan.line_turns)]
+        return sum(line_cycles(write_cycles, image, plan.lane_run, plan.vector, size, plan.run, wide, line) for line in lines)
+
+    def read_bytes_moved(self, batch: int) -> float:
+        """Of X and dY, by blocks for a tile and a part each."""
+        own, (_, b, c, _) = self.constants, self.kernel.pattern.shape
+        entries = self.part_steps(batch) * own.tile_batch
+        x = array_bytes(self.kernel, c, own.tile_in, own.tile_d, batch, entries)
+        dy = array_bytes(self.kernel, b, own.tile_out, own.tile_d, batch, entries)
+        return self.tiles_out * x + self.tiles_in * dy
+
+    def sum_bytes_moved(self, batch: int) -> float:
+        """Of the weights, and of the sums that parts leave for the second entry."""
+        own, (a, b, c, d) = self.constants, self.kernel.pattern.shape
+        parts = self.parts(batch)
+        if parts == 1:
+            return a * b * entry_bytes(c, d, own.tile_in, own.tile_d, self.kernel.item_bytes)
+        return 2 * parts * self.part_bytes + a * b * entry_bytes(c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes)
 
     def tile_constexprs(self) -> list[Constexpr]:
         """What the shared parts of the templates count with."""

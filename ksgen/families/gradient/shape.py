@@ -5,7 +5,9 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side, lane_runs
+from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.gradient.parts import Parts, Side, SideImage, lane_runs
+from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles
 from ksgen.families.tiles import Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
@@ -29,13 +31,13 @@ class GradientConstants(Constants):
 
 
 @cache
-def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes: int, is_bsf: bool) -> Image:
+def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes: int, is_bsf: bool) -> SideImage:
     """The image whose copies meet the fewest bank conflicts; then the least memory, and the longest runs of lanes."""
     real_bytes = max(4, item_bytes)
-    banks, group = BANK_BYTES // real_bytes, 16 // real_bytes
+    banks, group = CYCLE_BYTES // real_bytes, 16 // real_bytes
     run = tile * tile_d if is_bsf else tile_batch
 
-    def turns(image: Image) -> int:
+    def turns(image: SideImage) -> int:
         """That shared memory takes for one element of each of the lanes that it serves at once."""
         count = [0] * banks
         for lane in range(banks):
@@ -46,7 +48,7 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
 
     pads = range(0, banks, group)
     images = [
-        Image(tile + pad, 1, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
+        SideImage(tile + pad, 1, tile_batch * (tile + pad) + (0 if tile_d == 1 else more), lane_run)
         for lane_run, pad, more in product(lane_runs(run, vector, item_bytes), pads, pads if tile_d > 1 else (0,))
     ]
     return min(images, key=lambda image: (turns(image), image.plane, -image.lane_run))
@@ -137,6 +139,19 @@ class Shape(Parts):
         copied = constants.tile_d * (constants.tile_in + constants.tile_out)
         reads = LANES_IN * constants.thread_in + LANES_OUT * constants.thread_out  # of a warp, for one batch entry
         return constants.tile_batch * (copied + self.warps * reads) * self.real_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.real_bytes
+
+    @property
+    def step_shared_cycles(self) -> int:
+        """In which shared memory does that."""
+        x, dy = self.group_in * self.real_bytes, self.group_out * self.real_bytes
+        constants = self.constants
+        reads = constants.thread_in // self.group_in * eight_read_cycles(x)
+        reads += constants.thread_out // self.group_out * four_read_cycles(dy)
+        return self.write_cycles(self.x) + self.write_cycles(self.dy) + constants.tile_batch * self.warps * reads
 
     @property
     def registers(self) -> int:

@@ -115,7 +115,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         shape = Shape(kernel, constants)
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
-        variants = (shape.operand, "split") if shape.components == 2 else (shape.operand,)
+        variants = (shape.operand, *(["split"] if shape.components == 2 else []), *(["spread"] if shape.is_spread else []))
         own = "tf32" if shape.components == 2 else operand
         return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants, "picture": _picture(shape)}
 

@@ -10,14 +10,17 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.gradient.parts import BANK_BYTES, Image, Parts, Side, lane_runs
+from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.gradient.parts import Parts, Side, SideImage, lane_runs
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
-from ksgen.families.tiles import WARP, Constants, CopyPlan, power_of_two_in
+from ksgen.families.tiles import WARP, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 
 STRETCH = 64  # bytes of a line that four lanes read at once
-BANKS = BANK_BYTES // 4
+BANKS = CYCLE_BYTES // 4
+WORDS = CHUNK // 4  # of a chunk
+FEW_PLANES = 2
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class GradientMmaConstants(Constants):
 
 
 @cache
-def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int) -> Image:
+def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> SideImage:
     """The image of a batch-size-first tile whose copies meet the fewest bank conflicts; then the least memory, and the longest
     runs of lanes. All in words: one holds one batch entry, or two."""
 
@@ -45,13 +48,15 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int)
         count = [0] * BANKS
         for lane in range(WARP):
             line, at = lane // lane_run, lane % lane_run * vector
-            count[(at % tile_d * plane + at // tile_d * pitch + line) % BANKS] += 1
+            feature = at // tile_d
+            word = line ^ (feature // 2 % 4 * WORDS if is_spread else 0)
+            count[(at % tile_d * plane + feature * pitch + word) % BANKS] += 1
         return max(count)
 
     planes = [tile * pitch + pad for pad in (range(0, BANKS, 4) if tile_d > 1 else (0,))]
     choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
     plane, lane_run = min(choices, key=lambda choice: (turns(*choice), choice[0], -choice[1]))
-    return Image(1, pitch, plane, lane_run)
+    return SideImage(1, pitch, plane, lane_run)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ class Shape(Parts):
     def copy(self) -> str:
         """16-bit elements that must change their order go through registers: there are no 2-byte asynchronous copies."""
         return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether features have their chunks of batch entries in orders of their own, so that copies of words meet other banks: where
+        there are few planes, which keep them apart by themselves."""
+        return self.is_bsf and self.copy == "async" and self.constants.tile_d <= FEW_PLANES
 
     @property
     def group(self) -> int:
@@ -113,18 +124,18 @@ class Shape(Parts):
     def pitch(self) -> int:
         """Elements of a line: at 64 bytes beyond a multiple of 128, so that lanes of two lines read different banks."""
         bytes_ = self.constants.tile_batch * self.kernel.item_bytes
-        return (bytes_ + (STRETCH - bytes_) % BANK_BYTES) // self.kernel.item_bytes
+        return (bytes_ + (STRETCH - bytes_) % CYCLE_BYTES) // self.kernel.item_bytes
 
     def side(self, name: str, features: int, tile: int) -> Side:
         batch, tile_d = self.constants.tile_batch, self.constants.tile_d
         if not self.is_bsf:
             lane_run = power_of_two_in(batch // self.group, WARP)
-            image = Image(1, self.pitch, tile * self.pitch, lane_run)
+            image = SideImage(1, self.pitch, tile * self.pitch, lane_run)
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
         together = 2 if self.copy == "registers" else 1  # batch entries of a word
         vector = self._vector(features, tile)
-        image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes)
-        image = Image(1, self.pitch, image.plane * together, image.lane_run)
+        image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
+        image = SideImage(1, self.pitch, image.plane * together, image.lane_run)
         plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
 
@@ -151,6 +162,22 @@ class Shape(Parts):
         written = constants.tile_d * (constants.tile_in + constants.tile_out)
         read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
         return constants.tile_batch * (written + read) * self.kernel.item_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.kernel.item_bytes
+
+    @property
+    def chunk(self) -> int:
+        return self.group if self.is_spread else 0
+
+    @property
+    def step_shared_cycles(self) -> int:
+        """In which shared memory does that: the pitch keeps reads free of conflicts."""
+        constants = self.constants
+        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
+        reads = divide_up(constants.tile_batch * read * self.kernel.item_bytes, CYCLE_BYTES)
+        return self.write_cycles(self.x) + self.write_cycles(self.dy) + reads
 
     @property
     def registers(self) -> int:

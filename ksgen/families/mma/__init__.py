@@ -10,8 +10,9 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.drawing import Side, draw
+from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
-from ksgen.families.mma.defaults import default, promotion
+from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.rules import Rule
@@ -30,6 +31,10 @@ LEAST_COPIED = 4  # bytes of one asynchronous copy
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     tile_d, d = constants.tile_d, kernel.pattern.d
     return kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % Shape(kernel, constants).vector == 0)
+
+
+def _warps_d_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+    return constants.warps_d in (1, constants.tile_d / Shape(kernel, constants).vector)
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
@@ -52,7 +57,8 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
-    Rule("tile_d is at most 16", lambda k, c: c.tile_d <= 16),
+    Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
+    Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
     Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
     Rule(
         "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
@@ -88,7 +94,7 @@ def _picture(kernel: KernelSpec, constants: MmaConstants) -> str:
         Side(constants.tile_out, "outputs k", constants.warps_out),
         Side(constants.tile_batch, "batch entries s", constants.warps_batch),
         lambda row, column: f"warp {column + constants.warps_batch * row}",
-        f"A warp: {rows} x {columns} sums for each of {constants.tile_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
+        f"A warp: {rows} x {columns} sums for each of {shape.warp_d} j, by {shape.row_tiles} x {shape.column_tiles} instructions "
         f"of {ROWS} x {COLUMNS}.",
     )
 
@@ -109,17 +115,23 @@ class Mma(Packing[MmaConstants]):
         return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaConstants:
-        return default(kernel, limits)
+        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
+
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
+        yield default(kernel, limits)
+        yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
         d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
-        runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector) if run < d)})
+        runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
+        if kernel.layout == "bsf":
+            runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
         promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
         shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64))
-        for tile_d, row_tiles, column_tiles, warps_batch, warps_out, tile_in in shapes:
+        for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
-            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1)
+            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d)
             if not self._is_valid(kernel, least, limits):
                 continue  # nor is one that asks for more
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
@@ -139,8 +151,8 @@ class Mma(Packing[MmaConstants]):
         y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
         return Work(
             blocks,
-            kernel.bytes(batch),
-            x + w + y * kernel.item_bytes,
+            self.memory_bytes(kernel, constants, batch),
+            round(shape.tiles_out * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w,
             x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
             y * shape.steps * constants.tile_in * kernel.arithmetic.products,
             stages / (constants.stages - 1),
@@ -153,7 +165,15 @@ class Mma(Packing[MmaConstants]):
         return {
             "wide_bytes": wide,
             "operand": shape.operand,
-            "variants": (*(["split"] if shape.components == 2 else []), *(["mma_promoted"] if constants.promote else [])),
+            "variants": tuple(
+                name
+                for name, is_so in (
+                    ("unsplit", shape.packed_parts < shape.components),
+                    ("split", shape.components == 2),
+                    ("mma_promoted", constants.promote),
+                )
+                if is_so
+            ),
             "picture": _picture(kernel, constants),
         }
 
@@ -168,6 +188,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("TILE_D", constants.tile_d, "neighbouring j per thread block"),
             Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
+            Constexpr("WARP_D", shape.warp_d, "neighbouring j of a warp"),
             Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", shape.threads, "threads per block"),
@@ -176,6 +197,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
             Constexpr("LANE_INPUTS", shape.lane_inputs, "of them, those that one lane holds of a batch entry"),
             Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
+            Constexpr("PACKED_PARTS", shape.packed_parts, "of them, those that weights are packed in; 1 of 2: lanes split them"),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its batch entries, 8 each"),
             Constexpr("SUPER_IN", shape.super_in, "inputs after which the lanes' order starts again"),

@@ -6,12 +6,21 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.gpus import PORTABLE
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
+from ksgen.families.operands import CHUNK
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 236  # by the estimate, of 255
+MANY_PLANES, MOST_OF_MANY = 8, 212  # of so many planes a cost model is asked about fewer registers: 228 spilled on sm_90a
+WARP_TILES = 8  # that a cost model is asked about
+WARPS = [  # of a block, along the batch, along the outputs and along j: the same
+    (along_batch, along_out, along_d)
+    for along_batch, along_out, along_d in product((1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 3, 4))
+    if along_batch * along_out * along_d in (1, 2, 3, 4, 6, 8)
+]
 
 
 def planes(kernel: KernelSpec) -> int:
@@ -37,23 +46,10 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
     """The warp tile with the least padding and the most products for each fragment read; four warps of them, twice a
     multiprocessor where shared memory allows it, so that one block multiplies while the other waits."""
     b = kernel.pattern.b
-    promote = promotion(kernel)
-
-    def cost(constants: MmaConstants) -> tuple[float, ...]:
-        shape = Shape(kernel, constants)
-        padding = divide_up(b, shape.warp_out) * shape.warp_out / b
-        return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
-
-    chosen = min(_warp_tiles(kernel, promote), key=cost)
+    chosen = _by_worth(kernel, planes(kernel))[0]
     warps_out = min((2, 3, 1), key=lambda warps: divide_up(b, warps * chosen.tile_out) * warps)
     warps_batch = 1 if kernel.batch is not None and kernel.batch <= 64 else {1: 4, 2: 2, 3: 1}[warps_out]
-    chosen = replace(
-        chosen,
-        tile_batch=chosen.tile_batch * warps_batch,
-        tile_out=chosen.tile_out * warps_out,
-        warps_batch=warps_batch,
-        warps_out=warps_out,
-    )
+    chosen = _of_warps(chosen, warps_batch, warps_out)
     lean = _fewer_stages(kernel, chosen, limits.shared_bytes_for(2))
     if Shape(kernel, lean).shared_bytes <= limits.shared_bytes_for(2):
         return replace(lean, min_blocks=2)
@@ -62,13 +58,66 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
     return chosen
 
 
-def _warp_tiles(kernel: KernelSpec, promote: int) -> Iterator[MmaConstants]:
+def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
+    """What a cost model may like better: other warp tiles, and blocks of up to eight warps, once or twice a multiprocessor. More warps
+    along the batch bring weights less often, more along the outputs X, more along j whole sectors of both X and Y."""
+    b = kernel.pattern.b
+    whole, chunk = planes(kernel), CHUNK // kernel.item_bytes
+    each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j of a warp: the rule's, or a chunk of them
+    tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d)[:WARP_TILES]]
+    for tile, (warps_batch, warps_out, warps_d), blocks in product(tiles, WARPS, (1, 2)):
+        if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
+            continue  # a warp would have nothing but padding
+        if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
+            continue
+        wide = _of_warps(tile, warps_batch, warps_out, warps_d)
+        budget = limits.shared_bytes_for(blocks)
+        for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, Shape(kernel, tile).super_in))):
+            found = _fewer_stages(kernel, replace(wide, tile_in=inputs, min_blocks=blocks), budget)
+            shape = Shape(kernel, found)
+            held = min(255, shape.registers) * shape.threads * blocks
+            is_lean = tile.tile_d < MANY_PLANES or shape.registers <= MOST_OF_MANY
+            fits_registers = is_lean and held <= limits.registers
+            if found.tile_in == inputs and shape.shared_bytes <= budget and fits_registers and shape.threads * blocks <= PORTABLE.threads:
+                yield found
+
+
+def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
+    """Whether so many warps may stand along j, with a chunk of them each and none that is all padding."""
+    return kernel.layout == "bsf" and warp_d == CHUNK // kernel.item_bytes and warp_d * warps_d <= kernel.pattern.d
+
+
+def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:
+    """A block of so many warps, each with a tile of its own."""
+    return replace(
+        tile,
+        tile_batch=tile.tile_batch * warps_batch,
+        tile_out=tile.tile_out * warps_out,
+        warps_batch=warps_batch,
+        warps_out=warps_out,
+        tile_d=tile.tile_d * warps_d,
+        warps_d=warps_d,
+    )
+
+
+def _by_worth(kernel: KernelSpec, warp_d: int) -> list[MmaConstants]:
+    """Tiles of one warp, those with the least padding and the most products for each fragment read first."""
+    b = kernel.pattern.b
+
+    def cost(constants: MmaConstants) -> tuple[float, ...]:
+        shape = Shape(kernel, constants)
+        padding = divide_up(b, shape.warp_out) * shape.warp_out / b
+        return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
+
+    return sorted(_warp_tiles(kernel, warp_d, promotion(kernel)), key=cost)
+
+
+def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaConstants]:
     """Blocks of one warp whose sums and fragments fit its registers."""
-    tile_d = planes(kernel)
-    chunk = 16 // kernel.item_bytes
+    chunk = CHUNK // kernel.item_bytes
     columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
     for rows, column in product((1, 2, 3, 4), columns):
-        constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, tile_d, 1, 1, 4, promote, 1)
+        constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         shape = Shape(kernel, constants)
         constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, 32 if kernel.item_bytes == 2 else 16))
         if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):

@@ -29,6 +29,7 @@ class MmaConstants(Constants):
     stages: int  # stages of X and W in shared memory
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    warps_d: int = 1  # warps along j, 16 bytes of them each; 1: each warp has all of the tile's
 
 
 def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
@@ -62,7 +63,11 @@ class Shape(TensorTile):
 
     @property
     def threads(self) -> int:
-        return WARP * self.constants.warps_batch * self.constants.warps_out
+        return WARP * self.constants.warps_batch * self.constants.warps_out * self.constants.warps_d
+
+    @property
+    def warp_d(self) -> int:
+        return self.constants.tile_d // self.constants.warps_d
 
     @property
     def warp_batch(self) -> int:
@@ -85,7 +90,7 @@ class Shape(TensorTile):
     @property
     def sums(self) -> int:
         """Accumulators a thread, without the plain ones that they are promoted to."""
-        return 4 * self.constants.tile_d * self.row_tiles * self.column_tiles
+        return 4 * self.warp_d * self.row_tiles * self.column_tiles
 
     @property
     def promoted_sums(self) -> int:
@@ -106,7 +111,7 @@ class Shape(TensorTile):
     def x_strides(self) -> tuple[int, int, int]:
         """How far apart lanes 4g + t read X, as (lines by g, lines by t, bytes by g or t)."""
         if self.is_bsf:
-            return 1, 0, self.group_chunks * CHUNK
+            return 1, 0, self.group_chunks * self.constants.warps_d * CHUNK
         return 0, 1, CHUNK
 
     @property
@@ -152,9 +157,14 @@ class Shape(TensorTile):
         return self.x_lines * self.x_pitch
 
     @property
+    def packed_parts(self) -> int:
+        """Parts that weights are packed in: as they are, to be split by lanes, if their parts would take more bytes than they do."""
+        return self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
+
+    @property
     def w_bytes(self) -> int:
-        """A stage of packed weights: for each j, step, component and 16 outputs, four words a lane."""
-        per_step = self.components * (self.constants.tile_out // ROWS) * WARP * CHUNK
+        """A stage of packed weights: for each j, step, part and 16 outputs, four words a lane."""
+        per_step = self.packed_parts * (self.constants.tile_out // ROWS) * WARP * CHUNK
         return self.constants.tile_d * (self.constants.tile_in // self.k_step) * per_step
 
     @property
@@ -174,7 +184,7 @@ class Shape(TensorTile):
     @property
     def registers(self) -> int:
         """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
-        fragments = 2 * self.components * self.constants.tile_d * self.super_steps * self.column_tiles
+        fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 2 * self.lane_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
         copies = self.components + is_halved  # whose halves are widened again

@@ -8,12 +8,14 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.drawing import Side, draw
+from ksgen.families.expected import WORTH_A_CLASS, fastest
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, smaller
+from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
 from ksgen.spec import KernelSpec
@@ -78,7 +80,19 @@ class Simt(Packing[SimtConstants]):
         return Shape(kernel, constants)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtConstants:
-        chosen = cpu_default(kernel) if limits.is_cpu else gpu_default(kernel, limits)
+        if limits.is_cpu:
+            return self._fitted(kernel, limits, cpu_default(kernel))
+        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), WORTH_A_CLASS)
+
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
+        chosen = self._fitted(kernel, limits, gpu_default(kernel, limits))
+        yield chosen
+        for each in others(kernel, limits, chosen):
+            if self.keeps_rules(kernel, each) and self.fits(kernel, each, limits):
+                yield each
+
+    def _fitted(self, kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
+        """The same, with less of what takes shared memory and threads until it fits."""
         budget = min(limits.shared_bytes, PORTABLE.shared_bytes)
         threads = min(limits.threads, MOST_THREADS)
         while self.shared_bytes(kernel, chosen) > budget or self.geometry(kernel, chosen, 1).block > threads:
@@ -117,15 +131,23 @@ class Simt(Packing[SimtConstants]):
         x = stages * constants.tile_batch * constants.tile_in * constants.tile_d
         w = stages * shape.w_stage
         y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
-        reads = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out  # of a warp, for one input
         real = shape.real_bytes
+        reads = stages * shape.warps * constants.tile_in  # of a warp, each for one input
+        lanes = (LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out) * real
+        shared = (x + w) * real + reads * lanes
+        cycles = stages * shape.copy_cycles + reads * shape.read_cycles
+        if kernel.layout == "bsf":  # Y is turned in shared memory: tiles are written whole, and read as far as they are Y's
+            found = batch * kernel.pattern.out_features
+            shared += (y + found) * real
+            cycles += blocks * shape.turned_write_cycles + blocks * shape.turned_read_cycles * found // y
         return Work(
             blocks,
-            kernel.bytes(batch),
-            x * kernel.item_bytes + w * real + y * kernel.item_bytes,
-            (x + w) * real + stages * shape.warps * constants.tile_in * reads * real + (2 * y * real if kernel.layout == "bsf" else 0),
+            self.memory_bytes(kernel, constants, batch),
+            round(shape.tiles_out * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w * real,
+            shared,
             y * shape.steps * constants.tile_in,
             stages / (constants.stages - 1 if constants.copy == "async" else 1),
+            returned_bytes=CYCLE_BYTES * cycles - shared,
         )
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:

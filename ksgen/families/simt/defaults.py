@@ -1,9 +1,12 @@
 """The SIMT family's constants before any search: by rule, for a GPU and for a processor."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.gpus import gpu_of
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -36,14 +39,28 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     thread_batch = 4 if doubles else 8
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
-    warps = 8 if doubles else 12 if copy == "registers" else 16  # a block: as many as the registers of a multiprocessor serve
+    more = gpu_of(limits.target).more_registers
+    warps = 8 if doubles else 12 if copy == "registers" or more else 16  # a block: as many as the registers of a multiprocessor serve
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=(1, 2, 4, 8) if doubles else (1, 2, 4, 8, 12))
     tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)
-    registers = Shape(kernel, chosen).registers * Shape(kernel, chosen).threads
+    registers = (Shape(kernel, chosen).registers + more) * Shape(kernel, chosen).threads
     return replace(chosen, min_blocks=max(1, min(2 if doubles else 3, limits.registers // registers)))
+
+
+def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
+    """What a cost model may like better than the rule's choice: smaller blocks, of which a small batch has more."""
+    more = gpu_of(limits.target).more_registers
+    planes = dict.fromkeys((chosen.tile_d, max(1, chosen.tile_d // 2), 1))
+    threads_batch = dict.fromkeys((chosen.thread_batch, 4))
+    for thread_batch, warps_batch, thread_out, warps_out, tile_d in product(threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes):
+        tile_batch, tile_out = LANES_BATCH * thread_batch * warps_batch, LANES_OUT * thread_out * warps_out
+        found = replace(chosen, tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch, thread_out=thread_out)
+        registers = (Shape(kernel, found).registers + more) * Shape(kernel, found).threads
+        if registers <= limits.registers and (warps_out - 1) * LANES_OUT * thread_out < kernel.pattern.b:
+            yield replace(found, min_blocks=max(1, min(3, limits.registers // registers)))
 
 
 def cpu_default(kernel: KernelSpec) -> SimtConstants:

@@ -1,9 +1,12 @@
 """What follows from a SIMT kernel and its constants: sizes, pitches, and how a block's warps walk over a tile."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import gcd
 
+from ksgen.families.banks import CYCLE_BYTES, Image, line_cycles, read_cycles, write_cycles
 from ksgen.families.tiles import WARP, Constants, CopyPlan, Tiled, divide_up, power_of_two_in
+from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
@@ -25,7 +28,7 @@ class SimtConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Shape(Tiled):
+class Shape(Moved, Tiled):
     """Everything that follows from a kernel and its constants: sizes in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -152,6 +155,48 @@ class Shape(Tiled):
         run = self.slice_out * self.constants.tile_d
         return CopyPlan(self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.stored_bytes > 2 else 16), self.warps)
 
+    # ---- cycles of shared memory
+
+    @property
+    def x_image(self) -> Image:
+        if self.kernel.layout == "bsl":
+            return Image(1, 0, self.x_pitch, 1, self.real_bytes)
+        return Image(self.constants.tile_d, self.x_plane, 1, self.x_pitch, self.real_bytes)
+
+    @property
+    def y_image(self) -> Image:
+        """Of sums that become rows of Y, in batch-size-first."""
+        return Image(self.constants.tile_d, self.y_plane, 1, self.x_pitch, self.real_bytes)
+
+    @property
+    def copy_cycles(self) -> int:
+        """To write one stage."""
+        x = self.x_plan
+        at_once = x.vector if self.kernel.layout == "bsl" else 1  # in the other layout, neighbours of a run lie apart
+        along = line_cycles(write_cycles, self.x_image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
+        return x.line_turns * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
+
+    @property
+    def read_cycles(self) -> int:
+        """Of a warp, for one input."""
+        reads_of_x, reads_of_w = self.constants.thread_batch // self.group, self.constants.thread_out // self.group_out
+        return reads_of_x * eight_read_cycles(self.group * self.real_bytes) + reads_of_w * four_read_cycles(
+            self.group_out * self.real_bytes
+        )
+
+    @property
+    def turned_write_cycles(self) -> int:
+        """In which a block writes its sums, to turn them into rows of Y."""
+        writes = self.warps * self.constants.thread_out * (self.constants.thread_batch // self.group)
+        return writes * _sum_cycles(self.group_out * self.x_pitch * self.real_bytes, self.group * self.real_bytes)
+
+    @property
+    def turned_read_cycles(self) -> int:
+        """In which it reads these rows, of a tile that is whole."""
+        y = self.y_plan
+        slices = self.constants.thread_out // self.group_out
+        return slices * y.line_turns * line_cycles(read_cycles, self.y_image, y.lane_run, 1, self.real_bytes, y.run, 1)
+
     @property
     def registers(self) -> int:
         """An estimate for one thread: the sums, two sets of operands, what is held on its way, and addresses."""
@@ -163,6 +208,31 @@ class Shape(Tiled):
             held = plan.line_rounds * plan.run_rounds * plan.vector * self.stored_bytes // 4 + self.w_rounds * 4
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
         return words * (sums + 2 * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
+
+
+def _lane_batch(lane: int) -> int:
+    return lane // 2 % 8
+
+
+def _lane_out(lane: int) -> int:
+    return lane % 2 + lane // 16 * 2
+
+
+@cache
+def eight_read_cycles(size: int) -> int:
+    """Of a warp's read of neighbours, of so many bytes by each of its eight lanes along one side, which others share."""
+    return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
+
+
+@cache
+def four_read_cycles(size: int) -> int:
+    """The same by its four lanes along the other side."""
+    return read_cycles([_lane_out(lane) * size for lane in range(WARP)], size)
+
+
+@cache
+def _sum_cycles(next_out: int, size: int) -> int:
+    return write_cycles([_lane_out(lane) * next_out + _lane_batch(lane) * size for lane in range(WARP)], size)
 
 
 def is_sixteen_bit(kernel: KernelSpec) -> bool:

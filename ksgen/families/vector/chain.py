@@ -48,10 +48,12 @@ class ChainConstants(Constants):
     def parsed(self) -> list[VectorConstants]:
         """The constants of each factor by itself."""
         found = []
-        for words in self.tiles.split(", "):
+        listed = self.tiles.split(", ")
+        for number, words in enumerate(listed, 1):
+            past = self.past if number == len(listed) else 0  # what lies between factors is read at once: it stays in the cache
             try:
                 along, lanes, height, width, panel = words.split()
-                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), self.past))
+                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past))
             except ValueError:
                 raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
         return found
@@ -220,8 +222,9 @@ class VectorChain(Shaped[ChainConstants]):
             "constexprs": factor_constexprs(own),
             "source": "stored" if is_first else "real",
             "target": "stored" if is_last else "real",
+            "kept": "outputs" if is_last else "lanes",
+            "as_kept": "as_outputs" if is_last else "",
             "widen": "widen" if is_first else "",
-            "rows": "panel" if own.constants.panel else "in_place",
             "from_there": "x + first * X_ENTRY, batch" if is_first else f"{place.format((number - 1) % 2)}, {pitch}",
             "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{place.format(number % 2)}, {pitch}",
             "extras": "".join(f", {extras[name] if is_last and wanted[name] else '0'}" for name in extras),

@@ -80,10 +80,10 @@ def _missed(shape: Shape, block: int) -> float:
     weights = shape.column_weights * shape.real_bytes  # of a column
     tiles = _across(shape, block)
     if not shape.is_along_outputs:
-        inputs = shape.kernel.pattern.c * block * shape.real_bytes
+        chunk = shape.kernel.pattern.c * shape.tile_lanes * shape.real_bytes
         planes = divide_up(shape.columns, shape.tiles)
-        again = 1 if inputs + weights <= FIRST_LEVEL_BYTES else shape.tiles
-        return shape.columns * weights / SECOND_LEVEL_BYTES + planes * inputs * again / _rate(inputs)
+        again = 1 if chunk + weights <= FIRST_LEVEL_BYTES else shape.tiles
+        return tiles * (shape.columns * weights / SECOND_LEVEL_BYTES + planes * chunk * again / _rate(chunk))
     row = row_bytes(shape)
     tile_rows = shape.constants.height * row
     weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles

@@ -3,12 +3,14 @@
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, Shape, VectorConstants
+from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants
 from ksgen.spec import KernelSpec
 
-BLOCK_BYTES = 256 * 1024  # of a block's inputs: they stay in a second-level cache
-HELD_BYTES = 384 * 1024  # of a turned plane's inputs and outputs
+BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
+TURNED_VECTORS = 2  # of a tile of outputs that are turned, at most: what a chunk of the batch holds stays near
+FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
+BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
 FEW, MANY = 16, 1 << 20  # batch entries
 PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
@@ -55,13 +57,17 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
     if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
         panel = 1
-    rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // 2 // (kernel.pattern.in_features * 4)))
+    rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
-    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, past(kernel, batch)), limits, batch)
+    return _with_parts(
+        kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, past(kernel, batch, "outputs", lanes)), limits, batch
+    )
 
 
-def past(kernel: KernelSpec, batch: int) -> int:
-    return int(batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
+def past(kernel: KernelSpec, batch: int, along: str, lanes: int) -> int:
+    """Whether outputs are stored past the caches: many, unless turned ones leave by pieces of lines, each of which memory would merge."""
+    by_pieces = along == "batch" and kernel.layout == "bsf" and lanes * kernel.item_bytes < LINE_BYTES
+    return int(not by_pieces and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
@@ -73,19 +79,22 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[fl
 
 
 def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
-    _, b, c, d = kernel.pattern.shape
+    _, b, c, _ = kernel.pattern.shape
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(batch, lanes)
-    held = (b + c) * d * limits.vector_bytes if kernel.layout == "bsf" else 0  # of a plane that is turned, for one vector of entries
-    widest = max(1, min(vectors, HELD_BYTES // held if held else vectors))
-    sizes = [(height, width) for height, width in tile_sizes(limits) if width <= widest]
-    height, width = min(sizes, key=lambda size: cost((size[0], size[1]), min(vectors, 12), b, most))
-    features = kernel.pattern.c * (kernel.pattern.d if kernel.layout == "bsf" else 1)
+    widest = min(vectors, TURNED_VECTORS if kernel.layout == "bsf" else vectors)
+
+    def cost_of(size: tuple[int, int]) -> tuple[float, ...]:
+        first, loads = cost((size[0], size[1]), min(vectors, 12), b, most)
+        return first + MISSED * (c * size[1] * limits.vector_bytes > FIRST_LEVEL_BYTES), loads
+
+    height, width = min((size for size in tile_sizes(limits) if size[1] <= widest), key=cost_of)
     tile = lanes * width
-    wanted = (BLOCK_BYTES // 8 if kernel.layout == "bsf" else BLOCK_BYTES) // (features * 4) // tile
-    least = 1 if kernel.layout == "bsf" else 4  # tiles
-    block = min(max(least, min(wanted, 7)) * tile, round_up(batch, tile))
-    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, past(kernel, batch)), limits, batch)
+    tiles = 1 if kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile))
+    block = min(tiles * tile, round_up(batch, tile))
+    return _with_parts(
+        kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, past(kernel, batch, "batch", lanes)), limits, batch
+    )
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:

@@ -116,13 +116,17 @@ class Vector(Shaped[VectorConstants]):
     def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
         extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
         wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+        is_shifted = kernel.layout == "bsl" and constants.along == "batch" and bool(constants.past)
         shifted = "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras)
         return factor_words(Shape(kernel, constants)) | {
             "n": "",
             "source": "stored",
             "target": "stored",
+            "kept": "outputs",
+            "as_kept": "as_outputs",
             "widen": "widen",
             "shifted_arguments": shifted,
+            "shift": "batch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
             "picture": tile_picture("A tile of Y", constants, OF_ROWS, OF_LANES),
         }
 
@@ -154,17 +158,18 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
-    is_gelu = shape.kernel.epilogue.activation == "gelu" and shape.real_bytes == 4  # whose erf is vectors' own
+    activation = shape.kernel.epilogue.activation
+    variants = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return shape.words | {
         "rows": "panel" if shape.constants.panel else "in_place",
-        "variants": ("gelu_of_lanes",) if is_gelu else (),
+        "variants": variants.get(activation, ()),
     }
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
     """The constants of a factor, alone or in a chain."""
     kernel, constants, is_bsf = shape.kernel, shape.constants, shape.kernel.layout == "bsf"
-    pattern = kernel.pattern
+    pattern, ahead = kernel.pattern, shape.ahead
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
@@ -176,6 +181,15 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
         Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
         Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+        Constexpr("AHEAD_LINES", ahead.lines, "cache lines of what comes next, that a tile fetches"),
+        Constexpr("AHEAD_RUN", ahead.run, "of them in a row"),
+        Constexpr("AHEAD_APART", ahead.apart, "elements from one of them to the next"),
+        Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two fetches"),
+        Constexpr("AHEAD_EACH", ahead.each, "lines of a fetch"),
+        Constexpr("WAITS", shape.waits, "whether a tile's outputs wait, and are stored while the next one is multiplied"),
+        Constexpr("WAITING", shape.waiting, "where a tile's outputs wait, in what a work group keeps", "long long"),
+        Constexpr("WAITING_STEP", shape.waiting_step, "inputs that are multiplied between two of their stores"),
+        Constexpr("WAITING_EACH", shape.waiting_each, "vectors of a store"),
     ]
     if shape.is_along_outputs:
         return [
@@ -192,5 +206,5 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("SCOPE", shape.scope if is_bsf else 1, "blocks on the diagonal of a plane"),
         Constexpr("PLANE_COLUMNS", shape.column_unit if is_bsf else shape.tiles, "tiles of a plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
-        Constexpr("TURNED", shape.turned if is_bsf else 0, "where a plane's outputs begin in what a work group keeps"),
+        Constexpr("TURNED", shape.turned if is_bsf else 0, "where a chunk's outputs begin in what a work group keeps"),
     ]

@@ -25,6 +25,28 @@ class VectorConstants(Constants):
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """What a tile fetches of the inputs that come next, while it is multiplied: `rows` of `run` lines, some with every `step`-th input."""
+
+    rows: int
+    run: int
+    apart: int  # elements, from one line of a row to the next
+    inputs: int  # of a sum
+
+    @property
+    def lines(self) -> int:
+        return self.rows * self.run
+
+    @property
+    def step(self) -> int:
+        return next((step for step in (4, 2) if self.inputs // step >= self.lines), 1)
+
+    @property
+    def each(self) -> int:
+        return divide_up(self.lines, self.inputs // self.step) if self.inputs >= self.step else 0
+
+
+@dataclass(frozen=True)
 class Shape(Planes):
     """Everything that follows; sizes in elements of the sums' type."""
 
@@ -85,11 +107,6 @@ class Shape(Planes):
         return spaced(round_up(row, self.constants.lanes), self)
 
     @property
-    def entries(self) -> int:
-        """Of the batch, that a panel has room for: whole chunks, each as wide as a tile."""
-        return round_up(self.constants.block, self.tile_lanes)
-
-    @property
     def x_step(self) -> int:
         """From one l to the next."""
         d = self.kernel.pattern.d
@@ -108,15 +125,54 @@ class Shape(Planes):
         is_whole = not self.is_along_outputs and self.constants.block % self.tile_lanes == 0
         return self.tile_lanes if is_whole else self.unit
 
+    @property
+    def ahead(self) -> Ahead:
+        """A tile's share of what comes next."""
+        _, _, c, d = self.kernel.pattern.shape
+        line = LINE_BYTES // self.kernel.item_bytes
+        if self.is_along_outputs:
+            lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
+            rows = self.constants.height if self.kernel.layout == "bsf" else 0  # else few entries, far apart: nothing is fetched
+            return Ahead(rows, divide_up(lines, self.tiles), apart, c)
+        if self.kernel.layout == "bsl":
+            chunks = divide_up(self.constants.block, self.tile_lanes)
+            return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, c)
+        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.column_unit), line, c)
+
+    # ---- how outputs leave
+
+    @property
+    def waits(self) -> bool:
+        """Whether a tile's outputs wait until the next one is multiplied, and are stored past the caches meanwhile."""
+        is_beside = self.is_along_outputs == (self.kernel.layout == "bsf")  # its vectors lie as they are stored
+        return bool(self.constants.past) and is_beside
+
+    @property
+    def waiting_vectors(self) -> int:
+        return self.constants.height * self.constants.width
+
+    @property
+    def waiting_each(self) -> int:
+        """Vectors that are stored at a time: between some inputs, or all at the end where there are too few of them."""
+        steps = self.kernel.pattern.c // self.ahead.step
+        return divide_up(self.waiting_vectors, steps) if steps else 0
+
+    @property
+    def waiting_step(self) -> int:
+        """Inputs between two such times: a power of two."""
+        spare = max(1, self.kernel.pattern.c // self.ahead.step // self.waiting_vectors)
+        return int(self.ahead.step * (1 << (spare.bit_length() - 1)))
+
     # ---- what a work group keeps
 
     @property
     def turned(self) -> int:
-        """Where the outputs of a plane begin that are still to be turned."""
-        return self.scope * self.kernel.pattern.c * self.kernel.pattern.d * self.entries
+        """Where the outputs of a chunk begin that are still to be turned."""
+        return self.scope * self.kernel.pattern.c * self.kernel.pattern.d * self.tile_lanes
 
     @property
-    def slot(self) -> int:
+    def waiting(self) -> int:
+        """Where a tile's outputs wait: behind all else. With an epilogue, their raw sums lie right before them."""
         _, b, c, d = self.kernel.pattern.shape
         if self.is_along_outputs:
             rows = max(self.constants.block, self.constants.height) if self.constants.panel else self.constants.height
@@ -124,8 +180,16 @@ class Shape(Planes):
         elif self.kernel.layout == "bsf":
             used = self.turned + round_up(self.scope * b * d, self.constants.lanes) * self.tile_lanes
         else:
-            used = c * self.entries
-        return round_up(used, LINE_BYTES)
+            used = c * self.tile_lanes
+        return round_up(used, LINE_BYTES) + (self.kept if self.waits and self.kernel.epilogue.words else 0)
+
+    @property
+    def kept(self) -> int:
+        return round_up(self.waiting_vectors * self.constants.lanes, LINE_BYTES)
+
+    @property
+    def slot(self) -> int:
+        return self.waiting + (self.kept if self.waits else 0)
 
 
 def spaced(elements: int, shape: Shape) -> int:

@@ -111,6 +111,9 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             "n": "",
             "source": "stored",
             "widen": "widen",
+            "end_of_rows": "count",
+            "end_of_columns": "end",
+            "end_of_turned": "count",
             "variants": ("gradient",),
             "picture": picture,
         }

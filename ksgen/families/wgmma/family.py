@@ -31,6 +31,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
 
     measured = False
     on_tensor_cores = True
+    by_warpgroups = True
 
     def block(self, kernel: KernelSpec, constants: ConstantsT) -> Block:
         raise NotImplementedError
@@ -99,11 +100,14 @@ class WarpgroupFamily(Packing[ConstantsT]):
         x, w = blocks * block.steps * block.x_bytes, tiles * block.steps * block.w_bytes
         tile = block.constants.tile_batch * block.constants.tile_out * block.constants.tile_d
         groups_batch = block.constants.groups_batch * block.row_tiles
+        x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
+        read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts  # an instruction reads all of its operand B
+        ways = 4 if block.kernel.epilogue.residual else 2  # Y's tile is written and read; with a residual, the residual's too
         return Work(
             blocks,
-            kernel.bytes(batch),
-            x // block.constants.cluster_out + w // block.constants.cluster_batch + tiles * tile * kernel.item_bytes,
-            (1 + block.passes) * x + w + w * groups_batch + 2 * tiles * block.y_bytes,  # an instruction reads all of its operand B
+            self.memory_bytes(block.kernel, constants, batch),
+            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch,
+            (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
             tiles * block.steps / (block.constants.stages - 1),
         )

@@ -69,8 +69,9 @@ class WgmmaPermuted(WgmmaShared):
         return tuple(replace(each, operand="workspace") for each in super().maps(kernel, constants, batch))
 
     def work(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Work:
-        features = kernel.pattern.in_features + kernel.pattern.out_features
-        return replace(super().work(kernel, constants, batch), passed_bytes=2 * batch * features * kernel.item_bytes)
+        outputs = 3 if kernel.epilogue.residual else 2  # arrays of Y's size: sums and residual are read, Y is written
+        features = 2 * kernel.pattern.in_features + outputs * kernel.pattern.out_features
+        return replace(super().work(kernel, constants, batch), passed_bytes=batch * features * kernel.item_bytes)
 
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
         common = super().words(kernel, constants)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits
+from ksgen.families.expected import fastest
 from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import Wgmma
@@ -22,7 +23,10 @@ from ksgen.spec import KernelSpec
 
 MOST_FLAT = 12  # j whose sums fit side by side
 HELD = {1: 208, 2: 220, 3: 132}  # registers a thread for sums and fragments, by how many warpgroups multiply
+SPARE = 16  # of them, that blocks in clusters want for where things are; with fewer, ptxas spills some
 STAGE_TARGET = 32 * 1024  # bytes of X a stage, about: few barriers, several stages
+TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
+GROUPS = [(1, 1), *TOGETHER]  # what a search tries
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
 
@@ -172,14 +176,36 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         )
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> RegistersConstants:
-        """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory."""
-        b, start = kernel.pattern.b, self._start(kernel, limits)
+        """The fewest tiles along the outputs, since each reads X again; then the least padding; stages to fill the memory. Other
+        groups, clusters and resident X where the cost model likes them better."""
+        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
+
+    def _widest(self, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0) -> RegistersConstants:
+        """Of the tiles that fit with so many registers to spare, the one of which the fewest cover the outputs; then the one with the
+        least padding."""
+        b = kernel.pattern.b
+        widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
+        most = HELD[self.block(kernel, start).groups] - spare
+        able = [each for each in widths if self._fits(kernel, each, limits) and self.block(kernel, each).held <= most]
+        return min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start)
+
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
+        """The rule's; then for every way to share out two or three warpgroups, of which one multiplies while another reads, and j,
+        streaming and resident: the widest tile and the deepest stages that fit, in all the clusters that are worth it."""
+        start, promote = self._start(kernel, limits), promotion(kernel)
         if start is None:
             raise ConstantsError(f"{kernel.name}: no tile of {self.name} fits")
-        widths = [replace(start, tile_out=width) for width in range(8, MOST_COLUMNS + 1, 8)]
-        able = [each for each in widths if self._fits(kernel, each, limits)]
-        chosen = min(able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out))
-        return self._deepened(kernel, chosen, limits)
+        yield self._deepened(kernel, self._widest(kernel, start, limits), limits)
+        for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
+            narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
+            narrow = replace(narrow, tile_in=self.block(kernel, narrow).unit_in)
+            if not self._fits(kernel, narrow, limits):
+                continue
+            for spare in (0, SPARE):
+                wide = replace(self._widest(kernel, narrow, limits, spare), resident=resident)
+                if self._fits(kernel, wide, limits):
+                    wide = self._deepened(kernel, wide, limits)
+                    yield from self.in_clusters(kernel, wide) if spare else [wide]
 
     def _start(self, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
         """The narrowest tile of two warpgroups, or of one: many j side by side, where nothing divides them, leave no room for two."""
@@ -205,13 +231,10 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
         """Every combination that the rules and the shared memory allow."""
-        d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
-        runs = [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector, 4 * vector) if run < d)})
-        groups = [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]
         promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
         for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
-            (0, 1, 2), runs, groups, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
+            (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
         ):
             constants = RegistersConstants(ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident)
             if width < kernel.pattern.b + 8 and self._fits(kernel, constants, limits):
@@ -262,6 +285,12 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
         if constants.promote:
             found.append(Constexpr("PROMOTE", constants.promote, "inputs after which sums leave the tensor cores"))
         return found
+
+
+def _runs(kernel: KernelSpec) -> list[int]:
+    """Neighbouring j of a tile that a search tries."""
+    d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+    return [1] if kernel.layout == "bsl" else sorted({d, *(run for run in (vector, 2 * vector, 4 * vector) if run < d)})
 
 
 def _planes(kernel: KernelSpec) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap
+from ksgen.families.expected import fastest
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
@@ -18,6 +19,7 @@ from ksgen.families.wgmma.family import WarpgroupFamily, takes_rows
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # a thread, by how many warpgroups multiply
+WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs of a tile that a search tries
 STAGE_INPUTS = 64  # by default, about
 MOST_STAGES = 6  # by default
 
@@ -98,7 +100,11 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return (block.map_x(batch),) if block.is_bsf else (block.map_x(batch), block.map_y(batch))
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SharedConstants:
-        """The fewest tiles along the outputs, the least padding, then the most batch entries; stages to fill the memory."""
+        """The fewest tiles along the outputs, the least padding, then the most batch entries; stages to fill the memory. Other tiles, and
+        clusters, where the cost model likes them better."""
+        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits))
+
+    def _start(self, kernel: KernelSpec, limits: Limits) -> SharedConstants:
         b, c = kernel.pattern.b, kernel.pattern.c
         unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
         depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
@@ -112,17 +118,30 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
             tiles = divide_up(b, constants.tile_out)
             return tiles, tiles * constants.tile_out, -constants.tile_batch
 
-        chosen = min(able, key=cost)
+        return self._deepest(kernel, min(able, key=cost), limits)
+
+    def _deepest(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
+        """As many stages as fit."""
         stages = range(2, MOST_STAGES + 1)
-        return max((each for stage in stages if self.fits(kernel, each := replace(chosen, stages=stage), limits)), key=lambda c: c.stages)
+        able = [each for stage in stages if self.fits(kernel, each := replace(constants, stages=stage), limits)]
+        return max(able, key=lambda each: each.stages, default=constants)
+
+    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
+        """The rule's; then tiles of as many sums as registers hold, with the most stages that fit, in all the clusters that are
+        worth it."""
+        chosen = self._start(kernel, limits)
+        yield chosen
+        for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
+            tile = self.constants_type(ROWS * rows * groups, width, tile_in, groups, 2)
+            if width < kernel.pattern.b + 16 and self._fits(kernel, tile, limits):
+                yield from self.in_clusters(kernel, self._deepest(kernel, tile, limits))
 
     def _fits(self, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> bool:
         return self.fits(kernel, constants, limits) and self.keeps_rules(kernel, constants)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
         """Every combination that the rules and the shared memory allow."""
-        widths = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
-        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), widths, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
+        for groups, rows, width, tile_in, stages in product((1, 2, 3), (1, 2, 3), WIDTHS, (16, 32, 48, 64, 96, 128), (2, 3, 4, 5, 6, 8)):
             constants = self.constants_type(ROWS * rows * groups, width, tile_in, groups, stages)
             if width < kernel.pattern.b + 16 and self._fits(kernel, constants, limits):
                 yield from self.in_clusters(kernel, constants)

@@ -112,6 +112,11 @@ CUresult cuCtxCreate(CUcontext* context, CUctxCreateParams*, unsigned int, CUdev
   });
 }
 
+// By its name before CUDA 13, which had no parameters.
+extern "C" CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
+  return cuCtxCreate(context, nullptr, flags, device);
+}
+
 CUresult cuCtxDestroy(CUcontext context) {
   return call("cuCtxDestroy", STARTED, [&] {
     Context* found = find(context);

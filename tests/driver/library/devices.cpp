@@ -34,7 +34,15 @@ std::vector<const Gpu*> read_gpus() {
 
 const std::vector<const Gpu*> gpus = read_gpus();
 
+int read_version() {
+  const char* named = getenv("KSGEN_DRIVER_CUDA");
+  return named != nullptr ? atoi(named) : CUDA_VERSION;
+}
+
 }  // namespace
+
+const int cuda_version = read_version();
+const bool takes_newer_binaries = getenv("KSGEN_DRIVER_CUDA") != nullptr && strchr(getenv("KSGEN_DRIVER_CUDA"), '+') != nullptr;
 
 int device_count() { return gpus.size(); }
 
@@ -91,7 +99,7 @@ int attribute_of(CUdevice device, CUdevice_attribute attribute) {
 using namespace driver;
 
 CUresult cuDriverGetVersion(int* version) {
-  return call("cuDriverGetVersion", NOTHING, [&] { *version = CUDA_VERSION; });
+  return call("cuDriverGetVersion", NOTHING, [&] { *version = cuda_version; });
 }
 
 CUresult cuDeviceGetCount(int* count) {

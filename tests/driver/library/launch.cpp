@@ -1,7 +1,10 @@
 // Launches: what a driver checks when it is asked for one, and what runs it later: the emulator, in a process of its own.
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "call.h"
 #include "devices.h"
@@ -75,8 +78,31 @@ void check_sizes(const CUlaunchConfig& config, const Function& function, const G
   need(cluster <= 8 && blocks[0] % cluster == 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
 }
 
-// By a model: what is launched, the threads that run side by side, a microsecond for each round of them.
-uint64_t duration_ns(const CUlaunchConfig& config, const Gpu& gpu) {
+// Of KSGEN_DRIVER_DURATIONS, a list of `entry:microseconds` with commas between and * for any letters.
+std::vector<std::pair<std::string, double>> read_durations() {
+  const char* named = getenv("KSGEN_DRIVER_DURATIONS");
+  std::stringstream list(named != nullptr ? named : "");
+  std::vector<std::pair<std::string, double>> found;
+  for (std::string each; std::getline(list, each, ',');) {
+    const size_t colon = each.find(':');
+    if (colon != std::string::npos) found.emplace_back(each.substr(0, colon), atof(each.c_str() + colon + 1));
+  }
+  return found;
+}
+
+const auto durations = read_durations();
+
+// By a model: what is told; four cycles for each of a waiting kernel's rounds; else what is launched, the threads that run side by
+// side, a microsecond for each round of them.
+uint64_t duration_ns(const Kernel& kernel, const CUlaunchConfig& config, const Bytes& arguments, const Gpu& gpu) {
+  for (const auto& [entry, microseconds] : durations) {
+    if (fnmatch(entry.c_str(), kernel.name.c_str(), 0) == 0) return uint64_t(microseconds * 1000);
+  }
+  if (kernel.name == "ks_wait") {
+    uint64_t rounds = 0;
+    memcpy(&rounds, arguments.data() + kernel.parameters.at(1).offset, sizeof(rounds));
+    return rounds * 4 * 1000000 / gpu.clock_khz;
+  }
   const double blocks = 1.0 * config.gridDimX * config.gridDimY * config.gridDimZ;
   const double threads = blocks * config.blockDimX * config.blockDimY * config.blockDimZ;
   return 2000 + uint64_t(1000 * threads / (1.0 * gpu.multiprocessors * gpu.threads_per_multiprocessor));
@@ -98,6 +124,7 @@ struct Launch {
   Manner manner;
   Bytes arguments;
   Context* context;
+  uint64_t queued_ns;
 
   // The allocations that the arguments point into: what else a kernel reaches for is not there.
   std::vector<std::shared_ptr<Allocation>> allocations() const {
@@ -122,7 +149,8 @@ struct Launch {
     for (const auto& each : memory) before.push_back(each->content);
     const CUresult code = emulate(*function, config, manner, arguments, memory);
     if (fault.is_wrong) spoil(before, memory);
-    context->clock_ns += duration_ns(config, gpu_of(context->device));
+    context->begin_at(queued_ns);
+    context->clock_ns += duration_ns(function->kernel, config, arguments, gpu_of(context->device));
     return code;
   }
 };
@@ -133,8 +161,13 @@ CUresult launch(const char* name, const CUlaunchConfig& config, CUfunction handl
     Stream* stream = stream_of(config.hStream);
     const Gpu& gpu = gpu_of(current()->device);
     const Manner manner = manner_of(config, *function, gpu);
+    if (manner.is_early && stream->capture != nullptr && cuda_version < 12030) {  // graphs hold such edges from then on
+      invalidate(*stream->capture);
+      throw CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     check_sizes(config, *function, gpu, manner.cluster);
-    const Launch made = {config, function, manner, take_arguments(function->kernel, pointers, extra), current()};
+    const Launch made = {config, function, manner, take_arguments(function->kernel, pointers, extra), current(),
+                         host_queues_launch()};
     if (is_idle) return;
     enqueue(*stream, [made] { return made.run(); });
   });

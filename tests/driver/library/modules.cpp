@@ -66,9 +66,16 @@ std::shared_ptr<Image> read_image(std::istream& file) {
 // sm_90a runs on 9.0 alone, sm_80 on 8.0 and 8.9.
 bool runs_on(const Gpu& gpu, int target) { return target / 10 == gpu.major && target % 10 <= gpu.minor; }
 
+// The ABI that a cubin's header names changed with CUDA 13, and drivers know those before their own.
+bool is_known(const void* code) {
+  const std::vector<unsigned char> head = read(code, EI_NIDENT);
+  return head.size() < EI_NIDENT || head[EI_ABIVERSION] < 8 || cuda_version >= 13000 || takes_newer_binaries;
+}
+
 Module* load(const void* code, Context* context) {
   refuse_in_capture();
   need(code != nullptr);
+  need(is_known(code), CUDA_ERROR_INVALID_IMAGE);
   const std::shared_ptr<Image> image = find_image(code);
   need(image != nullptr, CUDA_ERROR_INVALID_IMAGE);
   need(runs_on(gpu_of(current() != nullptr ? current()->device : 0), image->target), CUDA_ERROR_NO_BINARY_FOR_GPU);

@@ -6,6 +6,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -32,7 +33,13 @@ struct Context {
   std::vector<Stream*> streams = {};                   // its legacy default stream first
   std::map<std::thread::id, Stream*> of_threads = {};  // the per-thread default streams
   uint64_t clock_ns = 0;                               // of its device's work, which takes time by a model
+
+  void begin_at(uint64_t queued_ns) { clock_ns = std::max(clock_ns, queued_ns); }  // work begins when the host has queued it
 };
+
+// The host's clock, by a model as well: it needs longer for a launch than a short kernel runs. Both return the time afterwards.
+uint64_t host_queues_launch();  // 6 to 8 us, another one each time
+uint64_t host_queues_event();
 
 Context* current();        // null where the thread has none
 Context* valid_current();  // throws what the call has to return where there is none, or where it is lost

@@ -6,7 +6,11 @@ namespace driver {
 
 namespace {
 
+constexpr uint64_t EVENT_NS = 500;  // what an event tells of time, by the manual; the host takes as long to record it
+
 uint64_t last_number = 0;
+uint64_t host_ns = 0;
+uint32_t drawn = 1;
 auto& handles = *new std::set<Stream*>;  // that users made, and have not destroyed
 auto& events = *new std::set<Event*>;
 
@@ -84,10 +88,11 @@ void record(Event& event, Stream& stream) {
     event.captured_after = stream.capture->nodes.size();
     return;
   }
-  const uint64_t number = last_number + 1;
-  enqueue(stream, [&event, &stream, number] {
+  const uint64_t number = last_number + 1, queued_ns = host_queues_event();
+  enqueue(stream, [&event, &stream, number, queued_ns] {
     if (event.number != number) return CUDA_SUCCESS;  // it was recorded again
-    event.time_ns = stream.context->clock_ns;
+    stream.context->begin_at(queued_ns);
+    event.time_ns = stream.context->clock_ns / EVENT_NS * EVENT_NS;
     event.is_pending = false;
     return CUDA_SUCCESS;
   });
@@ -110,7 +115,17 @@ void join(Stream& stream, const Event& event) {
   }
 }
 
+// The host goes on when the device has come to the end of what it waited for.
+void host_waited(const Context& context) { host_ns = std::max(host_ns, context.clock_ns); }
+
 }  // namespace
+
+uint64_t host_queues_launch() {
+  drawn = drawn * 1664525 + 1013904223;
+  return host_ns += 6000 + (drawn >> 8) % 2001;
+}
+
+uint64_t host_queues_event() { return host_ns += EVENT_NS; }
 
 Stream* stream_of(CUstream handle) {
   Context& context = *current();
@@ -139,11 +154,13 @@ void run_through(Stream& stream, uint64_t number) {
 void finish(Stream& stream) {
   run_through(stream, last_number);
   if (stream.is_legacy) run_what_comes_before(stream, last_number + 1);
+  host_waited(*stream.context);
   check_lost(*stream.context);
 }
 
 void finish_all(Context& context) {
   for (Stream* stream : std::vector<Stream*>(context.streams)) run_through(*stream, last_number);
+  host_waited(context);
   check_lost(context);
 }
 

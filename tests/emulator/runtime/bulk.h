@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "counting.h"
 #include "mbarrier.h"
 
 namespace simt {
@@ -67,8 +68,10 @@ void start_bulk(const char* what, const BulkTarget& target, int mask, const Read
     const size_t bytes = target.bytes;
     note_write(there.to, bytes, thread.code);
     block.shared->begin_async_write(there.to, bytes);
+    count_bulk_start(block, bytes);
     engine.start(what, thread, [what, there, bytes, read] {
       check_is_running(what, *there.block);
+      count_bulk_end(*there.block, bytes);
       SharedMemory& shared = *there.block->shared;
       std::vector<unsigned char> content(bytes);
       read(content.data(), address_in_window(shared, there.to));
@@ -102,6 +105,7 @@ void copy_bulk(unsigned to, const void* from, unsigned bytes, unsigned barrier, 
     fail("out-of-bounds", "copy_bulk of %u bytes from %s", bytes, describe(from).c_str());
   }
   const auto source = static_cast<const unsigned char*>(from);
+  count_bulk_copy(from, bytes);
   start_bulk("copy_bulk", {to, barrier, bytes, 16}, mask, [source, bytes](unsigned char* content, unsigned) {
     note_read(source, bytes, scheduler.current()->code);
     for (unsigned i = 0; i < bytes; ++i) content[i] = source[i];
@@ -152,6 +156,7 @@ void load_box(unsigned to, const void* given, const int* corner, int dimensions,
   const TensorMap map = read_map("load_box", given, dimensions);
   const std::vector<int> at(corner, corner + dimensions);
   const BulkTarget target = {to, barrier, map.box_bytes(), image_alignment(map)};
+  count_box(map, corner, false);
   start_bulk("load_box", target, mask, [map, at](unsigned char* content, unsigned start) {
     for_each_element(map, at.data(), [&](size_t element, const unsigned char* from) {
       if (from != nullptr) note_read(from, map.element_bytes, scheduler.current()->code);

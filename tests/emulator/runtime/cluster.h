@@ -2,6 +2,7 @@
 #pragma once
 
 #include "calls.h"
+#include "counting.h"
 
 namespace simt {
 
@@ -21,6 +22,7 @@ inline void open_cluster_barrier_if_all_came() {
   if (barrier.arrived == 0 || barrier.arrived < scheduler.running()) return;
   barrier.arrived = 0;
   barrier.turn ^= 1;
+  count_cluster_barrier();
   scheduler.wake(&barrier);
 }
 
@@ -28,6 +30,7 @@ void cluster_sync() {
   const Call call;
   Barrier& barrier = scheduler.cluster_barrier();
   const int turn = barrier.turn;
+  count_meeting();
   signal_order(&barrier.tokens[turn]);
   ++barrier.arrived;
   open_cluster_barrier_if_all_came();

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "calls.h"
+#include "counting.h"
 
 namespace simt {
 
@@ -41,10 +42,12 @@ void copy_async(void* destination, const void* source, int bytes, bool valid) {
   note_write(to, bytes, thread.code);
   fill_nan(to, bytes);
   thread.copies.push_back(std::make_shared<AsyncCopy>(AsyncCopy{to, valid ? from : nullptr, bytes, thread.committed}));
+  count_copy(to, valid ? from : nullptr, bytes);
 }
 
 void copy_async_commit() {
   const Call call;
+  count_copies_in_flight();
   ++scheduler.current()->committed;
 }
 

@@ -52,6 +52,7 @@ inline void leave_block(Block& block, Token* cluster_end) {
     check_lengths("setmaxnreg", block.warpgroups[i].registers, 4 * i);
   }
   check_some_thread_waited(block);
+  count_block_end(block);
   if (scheduler.blocks().size() == 1) return;
   block.end.make(BLOCK_END);
   block.end.run([&] {

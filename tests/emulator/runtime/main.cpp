@@ -24,6 +24,9 @@
 #include "stuck.h"
 #include "tensor_core.h"
 #include "wgmma.h"
+#if SIMT_COUNTS
+#include "hooks.h"
+#endif
 
 namespace simt {
 
@@ -136,6 +139,7 @@ static void run(const Entry& entry, unsigned cluster_size) {
 static void write_buffers() {
   FILE* file = fopen(result_path, "wb");
   for (const Buffer& buffer : buffers) fwrite(buffer.data(), 1, buffer.bytes(), file);
+  write_counts(file);
   for (const Suspect& suspect : scheduler.suspects()) write_suspect(file, suspect);
   if (fclose(file) != 0) fail("crash", "cannot write the result file");
 }

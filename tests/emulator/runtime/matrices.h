@@ -1,7 +1,10 @@
 // What a warp does together with small matrices: 8 x 8 of 16 bits in shared memory, and products of fragments.
 #pragma once
 
+#include <cstddef>
+
 #include "calls.h"
+#include "counting.h"
 #include "tensor_core.h"
 
 namespace simt {
@@ -26,6 +29,7 @@ void ldmatrix(unsigned* words, unsigned row, bool transposed) {
   const Call call;
   const unsigned char* rows[32];
   meet_with_rows("ldmatrix", row, rows);
+  if (lane() == 0) count_matrices(rows, false);
   for (int matrix = 0; matrix < 4; ++matrix) {
     words[matrix] = 0;
     for (int which = 0; which < 2; ++which) {
@@ -40,6 +44,7 @@ void stmatrix(unsigned row, const unsigned* words, bool transposed) {
   const Call call;
   const unsigned char* rows[32];
   meet_with_rows("stmatrix", row, rows);
+  if (lane() == 0) count_matrices(rows, true);
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int which = 0; which < 2; ++which) {
       unsigned char* to = element_in_matrix(rows, matrix, lane(), which, transposed);
@@ -58,28 +63,43 @@ inline float a_element(const unsigned words[32][4], int row, int k, Operand kind
 
 struct MmaOperands {
   unsigned a[4], b[2];
+  float sums[4];
+  Operand kind;
 };
+static_assert(sizeof(MmaOperands) <= Exchange::VALUE_BYTES);
+
+// For the whole warp at once, so that each operand is widened once. The sums take the place of the lanes' values.
+inline void multiply_fragments(Exchange& all) {
+  unsigned a_words[32][4], b_words[32][2];
+  for (int i = 0; i < 32; ++i) {
+    memcpy(a_words[i], all.values[i] + offsetof(MmaOperands, a), 16);
+    memcpy(b_words[i], all.values[i] + offsetof(MmaOperands, b), 8);
+  }
+  Operand kind;
+  memcpy(&kind, all.values[0] + offsetof(MmaOperands, kind), sizeof(kind));
+  const int depth = kind == Operand::TF32 ? 8 : 16;
+  float x[16][16], w[8][16];
+  for (int k = 0; k < depth; ++k) {
+    for (int row = 0; row < 16; ++row) x[row][k] = a_element(a_words, row, k, kind);
+    for (int column = 0; column < 8; ++column) {
+      w[column][k] = kind == Operand::TF32 ? element_of(b_words[4 * column + k % 4][k / 4], 0, kind)
+                                           : element_of(b_words[4 * column + k % 8 / 2][k / 8], k % 2, kind);
+    }
+  }
+  for (int i = 0; i < 32; ++i) {
+    float sums[4];
+    memcpy(sums, all.values[i] + offsetof(MmaOperands, sums), sizeof(sums));
+    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth);
+    memcpy(all.values[i], sums, sizeof(sums));
+  }
+}
 
 void mma(float* sums, const unsigned* a, unsigned b0, unsigned b1, Operand kind) {
   const Call call;
-  const MmaOperands own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-  const Exchange& all = scheduler.meet("mma", ALL_LANES, &own, sizeof(own), false);
-  unsigned a_words[32][4], b_words[32][2];
-  for (int i = 0; i < 32; ++i) {
-    memcpy(a_words[i], all.values[i], 16);
-    memcpy(b_words[i], all.values[i] + 16, 8);
-  }
-  const int depth = kind == Operand::TF32 ? 8 : 16;
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-    float x[16], w[16];
-    for (int k = 0; k < depth; ++k) {
-      x[k] = a_element(a_words, row, k, kind);
-      w[k] = kind == Operand::TF32 ? element_of(b_words[4 * column + k % 4][k / 4], 0, kind)
-                                   : element_of(b_words[4 * column + k % 8 / 2][k / 8], k % 2, kind);
-    }
-    sums[i] = dot(sums[i], x, w, depth);
-  }
+  const MmaOperands own = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {sums[0], sums[1], sums[2], sums[3]}, kind};
+  const Exchange& all = scheduler.meet("mma", ALL_LANES, &own, sizeof(own), false, multiply_fragments);
+  if (lane() == 0) count_mma(kind);
+  memcpy(sums, all.values[lane()], 4 * sizeof(float));
 }
 
 }  // namespace simt

@@ -41,6 +41,7 @@ inline Mbarrier& find_own_mbarrier(const char* what, unsigned address) {
 inline void complete_if_done(Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes_due != 0) return;
   ++barrier.phase;
+  count_mbarrier_phase();
   barrier.pending = barrier.count;
   scheduler.wake(&barrier);
 }
@@ -119,6 +120,7 @@ void copy_async_arrive(unsigned address) {
   Thread& thread = *scheduler.current();
   Mbarrier& barrier = find_own_mbarrier("copy_async_arrive", address);
   forget_landed(thread);
+  count_copies_in_flight();
   engine.start("copy_async_arrive", thread, [&barrier, &thread, copies = thread.copies] {
     for (const auto& copy : copies) land_copy(copy, thread.code);
     signal_order(&thread.copies_arrived);

@@ -151,10 +151,22 @@ class SharedMemory {
   bool is_near(const void* address) const { return lies_in(address, 1, mapped_, before_ + bytes_ + slack_ + FENCE); }
   bool slack_is_untouched() const { return is_untouched(mapped_, before_) && is_untouched(data() + bytes_, slack_); }
 
+  // Every thread that fences does this, and most of the memory is as it was: eight bytes at a time are passed over.
   void publish() {
+    const unsigned char* own = data();
+    unsigned char* seen = async_view_.data();
+    unsigned long long now, before;
     for (size_t i = 0; i < bytes_; ++i) {
-      is_written_async_[i] &= async_view_[i] == data()[i];
-      async_view_[i] = data()[i];
+      if (i + sizeof(now) <= bytes_) {
+        __builtin_memcpy(&now, own + i, sizeof(now));
+        __builtin_memcpy(&before, seen + i, sizeof(before));
+        if (now == before) {
+          i += sizeof(now) - 1;
+          continue;
+        }
+      }
+      is_written_async_[i] &= seen[i] == own[i];
+      seen[i] = own[i];
     }
   }
   void write_async(unsigned char* to, const unsigned char* from, size_t bytes) {

@@ -1,12 +1,14 @@
 // The threads of one cluster of blocks: who may run, and who waits for what.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "counting.h"
 #include "engine.h"
 #include "grids.h"
 #include "interface.h"
@@ -42,6 +44,7 @@ class Scheduler {
                        void (*when_complete)(Exchange&) = nullptr);
   void wait_for(const void* awaited, const char* what, std::function<std::string()> details = nullptr);
   void wake(const void* awaited);
+  void wake_own_warp(const void* awaited);
 
  private:
   static void run_thread();
@@ -185,6 +188,15 @@ inline void Scheduler::wake(const void* awaited) {
   }
 }
 
+// Of all threads only those of the current one's warp can wait for it.
+inline void Scheduler::wake_own_warp(const void* awaited) {
+  const auto& threads = block().threads;
+  const size_t first = current_->warp() * 32, end = std::min(first + 32, threads.size());
+  for (size_t i = first; i < end; ++i) {
+    if (threads[i]->state == Thread::WAITING && threads[i]->awaited == awaited) threads[i]->state = Thread::READY;
+  }
+}
+
 inline void Scheduler::arrive(const char* what, int id, int threads, bool waits) {
   if (id < 0 || id >= Block::BARRIERS) {
     fail("barrier", "%s: barrier %d; there are 0 to %d", what, id, Block::BARRIERS - 1);
@@ -204,9 +216,11 @@ inline void Scheduler::arrive(const char* what, int id, int threads, bool waits)
   if (id == 0) check_same_place("barrier", what, barrier.code);  // at a named one, producers and consumers meet
   Token* token = &barrier.tokens[barrier.turn];
   signal_order(token);
+  count_meeting();
   if (++barrier.arrived == threads) {
     barrier.arrived = 0;
     barrier.turn ^= 1;
+    count_barrier();
     wake(&barrier);
   } else if (waits) {
     wait_for(&barrier, what);
@@ -221,6 +235,7 @@ inline const Exchange& Scheduler::meet(const char* what, unsigned mask, const vo
   const int lane = thread.lane();
   if (!(mask >> lane & 1)) fail("collective", "%s: mask 0x%08x leaves out the calling lane %d", what, mask, lane);
   leave_meeting(thread);
+  if (mask == 0xffffffff) count_meeting();
   Meeting& meeting = open_meeting(what, mask);
   for (int i = 0; i < bytes; ++i) meeting.values[lane][i] = static_cast<const unsigned char*>(value)[i];
   meeting.arrived |= 1u << lane;
@@ -229,7 +244,7 @@ inline const Exchange& Scheduler::meet(const char* what, unsigned mask, const vo
   if (orders_memory) signal_order(&meeting.token);
   if (meeting.arrived == mask) {
     if (when_complete != nullptr) when_complete(meeting);
-    wake(&meeting);
+    wake_own_warp(&meeting);
   } else {
     wait_for(&meeting, what);
   }

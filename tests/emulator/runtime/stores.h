@@ -27,6 +27,7 @@ void store_box(const void* given, const int* corner, int dimensions, unsigned fr
   store.code = thread.code;
   store.group = thread.stores_committed;
   check_published(store);
+  count_box(store.map, corner, true);
   store.issued = std::make_shared<Token>();
   signal_order(store.issued.get());
   thread.stores.push_back(store);

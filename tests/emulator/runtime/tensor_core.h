@@ -32,21 +32,35 @@ inline float cut_off(double value) {  // to 24 bits, towards zero; beyond all fl
   return std::fabs(static_cast<double>(nearest)) > std::fabs(value) ? std::nextafterf(nearest, 0.0f) : nearest;
 }
 
+// Of the exponents that normal doubles have, which products of floats do not leave.
+inline double power_of_two(int exponent) {
+  const unsigned long long bits = (1023ull + exponent) << 52;
+  double value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The least power of two above a normal double, as an exponent.
+inline int exponent_above(double value) {
+  unsigned long long bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return int(bits >> 52 & 0x7ff) - 1022;
+}
+
 inline float dot(float sum, const float* x, const float* w, int count) {
   double products[16], largest = std::fabs(sum), exact = sum;
   for (int i = 0; i < count; ++i) {
     products[i] = double(x[i]) * double(w[i]);
     exact += products[i];
-    largest = std::fmax(largest, std::fabs(products[i]));
+    const double magnitude = std::fabs(products[i]);
+    largest = magnitude > largest ? magnitude : largest;
   }
   if (!std::isfinite(exact) || largest == 0 || accumulation == Accumulation::ROUNDED) return static_cast<float>(exact);
-  int exponent;
-  std::frexp(largest, &exponent);
-  const int last = (exponent > -140 ? exponent : -140) - 26;
-  const double up = std::ldexp(1.0, -last);
+  const int exponent = exponent_above(largest), last = (exponent > -140 ? exponent : -140) - 26;
+  const double up = power_of_two(-last);
   long long total = static_cast<long long>(sum * up);  // a power of two: exact until it is cut off
   for (int i = 0; i < count; ++i) total += static_cast<long long>(products[i] * up);
-  return cut_off(std::ldexp(static_cast<double>(total), last));
+  return cut_off(static_cast<double>(total) * power_of_two(last));
 }
 
 }  // namespace simt

@@ -146,6 +146,7 @@ inline void issue_step(Exchange& all) {
   check_agreement(step);
   check_fences(warp, step);
   check_shared_operands(step);
+  count_wgmma(step);
   for (int i = 0; i < 32; ++i) {
     SumsInFlight& sums = warp.sums[step.sums[i]];
     const size_t count = step.shape.columns / 2;

@@ -1,0 +1,269 @@
+// The words of OpenCL C that texts for processors use, for a C++ compiler: GCC from 12 on, or Clang. `HostCompiler` puts this before
+// a text, and behind it an entry that walks through work groups.
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <utility>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+#define inline inline __attribute__((always_inline))
+
+namespace host {
+
+thread_local long group = 0, groups = 1;  // which work group this thread is in, of how many
+
+template <class To, class From>
+static inline To same_bits(const From value) {
+    static_assert(sizeof(To) == sizeof(From), "other bits");
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+// ---- vectors: N lanes of T
+
+template <class T, int N>
+struct Vector {
+    typedef T Raw __attribute__((vector_size(N * sizeof(T))));
+    typedef T Loose __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias));  // at any element's boundary
+    Raw raw;
+
+    Vector() = default;
+    inline Vector(const Raw given) : raw(given) {}
+    template <class S, class = decltype(T(S()))>
+    inline Vector(const S value) : raw(T(value) - Raw{}) {}  // for all lanes; x - 0 is x, and costs nothing
+
+    inline T first() const { return raw[0]; }
+    template <int M, int... I>
+    inline Vector<T, M> picked(std::integer_sequence<int, I...>) const { return __builtin_shufflevector(raw, raw, (I % N)...); }
+    // all N lanes again and again, by one broadcast where the processor has it: GCC makes many steps of the shuffle
+    template <int M>
+    inline Vector<T, M> repeated() const {
+        typedef typename Vector<T, M>::Raw Wide;
+        typedef long Longs __attribute__((vector_size(sizeof(Wide))));
+        if constexpr (sizeof(Raw) == sizeof(long)) return (Wide)(same_bits<long>(raw) - Longs{});
+#ifdef __AVX512F__
+        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 64) return (Wide)_mm512_broadcast_f32x4((__m128)raw);
+        else if constexpr (sizeof(Raw) == 32 && sizeof(Wide) == 64) return (Wide)_mm512_broadcast_f64x4((__m256d)raw);
+#endif
+#ifdef __AVX__
+        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32) return (Wide)_mm256_broadcast_ps((const __m128*)&raw);
+#endif
+        else return picked<M>(std::make_integer_sequence<int, M>());
+    }
+
+    friend inline Vector operator+(const Vector a, const Vector b) { return a.raw + b.raw; }
+    friend inline Vector operator-(const Vector a, const Vector b) { return a.raw - b.raw; }
+    friend inline Vector operator*(const Vector a, const Vector b) { return a.raw * b.raw; }
+    friend inline Vector operator/(const Vector a, const Vector b) { return a.raw / b.raw; }
+    friend inline Vector operator&(const Vector a, const Vector b) { return a.raw & b.raw; }
+    friend inline Vector operator|(const Vector a, const Vector b) { return a.raw | b.raw; }
+    friend inline Vector operator<<(const Vector a, const int by) { return a.raw << by; }
+    friend inline Vector operator>>(const Vector a, const int by) { return a.raw >> by; }
+    friend inline Vector operator-(const Vector a) { return -a.raw; }
+    inline Vector& operator+=(const Vector other) { raw += other.raw; return *this; }
+    friend inline auto operator<(const Vector a, const Vector b) { return a.raw < b.raw; }
+    friend inline auto operator>=(const Vector a, const Vector b) { return a.raw >= b.raw; }
+    friend inline auto operator!=(const Vector a, const Vector b) { return a.raw != b.raw; }
+};
+
+// ---- functions of each lane
+
+template <class T, int N>
+static inline Vector<T, N> each(T (*function)(T), const Vector<T, N> value) {
+    Vector<T, N> result;
+    for (int lane = 0; lane < N; ++lane) result.raw[lane] = function(value.raw[lane]);
+    return result;
+}
+
+// e^x by 2^n e^r: 1e-7 off at most
+template <int N>
+static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
+    typedef Vector<float, N> V;
+    typedef int Whole __attribute__((vector_size(N * sizeof(int))));
+    const V x = V(value.raw < V(-87.0f).raw ? V(-87.0f).raw : value.raw > V(88.0f).raw ? V(88.0f).raw : value.raw);  // a NaN stays one
+    const V wanted = x * V(1.44269504f);
+    const Whole n = __builtin_convertvector(V(wanted.raw < V(0.0f).raw ? (wanted - V(0.5f)).raw : (wanted + V(0.5f)).raw).raw, Whole);
+    const V whole = __builtin_convertvector(n, typename V::Raw);
+    const V r = x - whole * V(0.693359375f) - whole * V(-2.12194440e-4f);
+    V sum = V(1.9875691500e-4f);
+    sum = sum * r + V(1.3981999507e-3f);
+    sum = sum * r + V(8.3334519073e-3f);
+    sum = sum * r + V(4.1665795894e-2f);
+    sum = sum * r + V(1.6666665459e-1f);
+    sum = sum * r + V(5.0000001201e-1f);
+    const V result = (sum * r * r + r + V(1.0f)) * same_bits<V>((n + 127) << 23);
+    return V(value.raw > V(88.72f).raw ? V((float)INFINITY).raw : value.raw < V(-87.33f).raw ? V(0.0f).raw : result.raw);
+}
+}  // namespace host
+
+template <class T, int N>
+static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vector<T, N> b, const host::Vector<T, N> c) { return a.raw * b.raw + c.raw; }
+template <class T, int N, class M>
+static inline host::Vector<T, N> select(const host::Vector<T, N> a, const host::Vector<T, N> b, const M chosen) { return chosen ? b.raw : a.raw; }
+template <class T, int N>
+static inline host::Vector<T, N> clamp(const host::Vector<T, N> value, const host::Vector<T, N> low, const host::Vector<T, N> high) {
+    return value.raw < low.raw ? low.raw : value.raw > high.raw ? high.raw : value.raw;
+}
+template <class T, int N>
+static inline host::Vector<T, N> fabs(const host::Vector<T, N> value) { return value.raw < host::Vector<T, N>(0).raw ? -value.raw : value.raw; }
+template <class T, int N>
+static inline host::Vector<T, N> copysign(const host::Vector<T, N> size, const host::Vector<T, N> sign) {
+    host::Vector<T, N> result;
+    for (int lane = 0; lane < N; ++lane) result.raw[lane] = copysign(size.raw[lane], sign.raw[lane]);
+    return result;
+}
+template <int N>
+static inline host::Vector<double, N> exp(const host::Vector<double, N> value) { return host::each<double, N>(exp, value); }
+template <int N>
+static inline host::Vector<float, N> exp(const host::Vector<float, N> value) { return host::power_of_e(value); }
+template <int N>
+static inline host::Vector<double, N> tanh(const host::Vector<double, N> value) { return host::each<double, N>(tanh, value); }
+template <int N>
+static inline host::Vector<float, N> tanh(const host::Vector<float, N> value) {
+    typedef host::Vector<float, N> V;
+    const V small = value * value, near = value * (V(1.0f) + small * (V(-0.333333333f) + small * (V(0.133333333f) + small * V(-0.053968254f))));
+    const V far = V(1.0f) - V(2.0f) / (exp(value + value) + V(1.0f));
+    return small.raw < V(0.04f).raw ? near.raw : far.raw;
+}
+template <int N>
+static inline host::Vector<double, N> erf(const host::Vector<double, N> value) { return host::each<double, N>(erf, value); }
+template <int N>
+static inline host::Vector<float, N> erf(const host::Vector<float, N> value) { return host::each<float, N>(erff, value); }
+
+template <class T>
+static inline T min(const T a, const T b) { return b < a ? b : a; }
+template <class T>
+static inline T max(const T a, const T b) { return a < b ? b : a; }
+
+// ---- 16-bit floats, as bits
+
+typedef unsigned short half;
+
+namespace host {
+static inline float of_half(const half bits) { return (float)same_bits<_Float16>(bits); }
+static inline half to_half(const float value) { return same_bits<half>((_Float16)value); }
+
+template <int N>
+struct Halves {
+    static inline Vector<float, N> load(const half* from) {
+        Vector<float, N> result;
+        for (int lane = 0; lane < N; ++lane) result.raw[lane] = of_half(from[lane]);
+        return result;
+    }
+    static inline void store(const Vector<float, N> value, half* to) {
+        for (int lane = 0; lane < N; ++lane) to[lane] = to_half(value.raw[lane]);
+    }
+};
+#ifdef __F16C__
+template <>
+struct Halves<8> {
+    static inline Vector<float, 8> load(const half* from) { return (Vector<float, 8>::Raw)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); }
+    static inline void store(const Vector<float, 8> value, half* to) { _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)value.raw, 0)); }
+};
+#endif
+#ifdef __AVX512F__
+template <>
+struct Halves<16> {
+    static inline Vector<float, 16> load(const half* from) { return (Vector<float, 16>::Raw)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+    static inline void store(const Vector<float, 16> value, half* to) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)value.raw, 0)); }
+};
+#endif
+
+// ---- stores past the caches, piece by piece
+
+template <class V>
+static inline void store_past(const V value, V* to) {
+#if defined(__clang__)
+    __builtin_nontemporal_store(value.raw, &to->raw);
+#elif defined(__SSE2__)
+    char* at = (char*)to;
+    const char* from = (const char*)&value;
+    size_t done = 0;
+#ifdef __AVX512F__
+    for (; done + 64 <= sizeof value; done += 64) _mm512_stream_si512((__m512i*)(at + done), _mm512_loadu_si512(from + done));
+#endif
+#ifdef __AVX__
+    for (; done + 32 <= sizeof value; done += 32) _mm256_stream_si256((__m256i*)(at + done), _mm256_loadu_si256((const __m256i*)(from + done)));
+#endif
+    for (; done + 16 <= sizeof value; done += 16) _mm_stream_si128((__m128i*)(at + done), _mm_loadu_si128((const __m128i*)(from + done)));
+    if (done < sizeof value) memcpy(at + done, from + done, sizeof value - done);
+#else
+    *to = value;
+#endif
+}
+
+// ---- work groups
+
+template <class... A, size_t... I>
+static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, std::index_sequence<I...>) {
+    for (group = first; group < last; ++group) entry((A)arguments[I]...);
+#ifdef __SSE2__
+    _mm_sfence();  // what was stored past the caches is there for all threads
+#endif
+}
+template <class... A>
+static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, const long count) {
+    groups = count;
+    walk(entry, arguments, first, last, std::index_sequence_for<A...>());
+}
+}  // namespace host
+
+#define HOST_WIDTH(N) \
+    typedef host::Vector<float, N> float##N; \
+    typedef host::Vector<double, N> double##N; \
+    typedef host::Vector<unsigned short, N> ushort##N; \
+    typedef host::Vector<unsigned int, N> uint##N; \
+    typedef host::Vector<unsigned long, N> ulong##N; \
+    template <class T> \
+    static inline host::Vector<T, N> vload##N(const long at, const T* from) { \
+        typedef host::Vector<T, N> V; \
+        return V((typename V::Raw) * (const typename V::Loose*)(from + at * N)); \
+    } \
+    template <class T> \
+    static inline void vstore##N(const host::Vector<T, N> value, const long at, T* to) { *(typename host::Vector<T, N>::Loose*)(to + at * N) = value.raw; } \
+    static inline float##N vload_half##N(const long at, const half* from) { return host::Halves<N>::load(from + at * N); } \
+    static inline void vstore_half##N##_rte(const float##N value, const long at, half* to) { host::Halves<N>::store(value, to + at * N); } \
+    static inline float##N as_float##N(const uint##N value) { return host::same_bits<float##N>(value); } \
+    static inline uint##N as_uint##N(const float##N value) { return host::same_bits<uint##N>(value); } \
+    static inline uint##N convert_uint##N(const ushort##N value) { return __builtin_convertvector(value.raw, uint##N::Raw); } \
+    static inline ushort##N convert_ushort##N(const uint##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); }
+HOST_WIDTH(2)
+HOST_WIDTH(4)
+HOST_WIDTH(8)
+HOST_WIDTH(16)
+
+typedef unsigned short ushort;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+static inline float vload_half(const long at, const half* from) { return host::of_half(from[at]); }
+static inline void vstore_half_rte(const float value, const long at, half* to) { to[at] = host::to_half(value); }
+static inline float as_float(const uint bits) { return host::same_bits<float>(bits); }
+static inline uint as_uint(const float value) { return host::same_bits<uint>(value); }
+static inline long get_group_id(int) { return host::group; }
+static inline long get_num_groups(int) { return host::groups; }
+
+// ---- spellings
+
+#define __kernel
+#define __global
+#define restrict __restrict
+#define reqd_work_group_size(...) used
+#define s0 first()
+#define s0101 template repeated<4>()
+#define s01010101 template repeated<8>()
+#define s01230123 template repeated<8>()
+#define s0101010101010101 template repeated<16>()
+#define s0123012301230123 template repeated<16>()
+#define s0123456701234567 template repeated<16>()
+#define HOST_LIST(...) __VA_ARGS__
+#define HOST_LIST_OF(TYPE) HOST_LIST  // (uint4)(0, 1, 2, 3) without its type
+#define shuffle2(A, B, INDICES) lanes(__builtin_shufflevector((A).raw, (B).raw, HOST_LIST_OF INDICES))
+#define __builtin_nontemporal_store(VALUE, TO) host::store_past(VALUE, TO)
+#define HOST_WALK(ENTRY_NAME) \
+    void ENTRY_NAME##__walk(const int64_t* arguments, long first, long last, long groups) { host::walk(ENTRY_NAME, arguments, first, last, groups); }
+

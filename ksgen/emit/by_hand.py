@@ -1,0 +1,66 @@
+"""How an emitted CUDA text is launched by hand: the lines at its head that say so. The family knows the figures; this spells them."""
+
+from typing import Any
+
+from ksgen.families import Family, Geometry
+from ksgen.families.signature import operands_of
+from ksgen.spec import KernelSpec
+
+_BY_HAND = (
+    "Launched by hand: blocks and threads in one dimension, arrays as pointers, the batch in 64 bits. More than 49152 bytes of shared",
+    "memory are allowed first, by the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES.",
+)
+
+
+def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> str:
+    """Entries with their grid, block, shared memory and arguments, in the order of their launches; a fixed batch gives the grid itself."""
+    if family.maps(kernel, constants, kernel.batch or 1):
+        return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
+    launches = (_gradient if kernel.job == "gradient" else _product)(family, kernel, constants, entry)
+    return _comment([*_BY_HAND, *launches])
+
+
+def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
+    packing, packed = family.pack_geometry(kernel, constants), family.packed_bytes(kernel, constants)
+    given = ", ".join("packed" if name == "weights" else name for name in operands_of(family.signature, kernel))
+    geometry, rest = _geometry(family, kernel, constants), ""
+    if kernel.batch is None:
+        grid, rest = f"{geometry.grid} * tiles", f": tiles = batch / {constants.tile_batch}, rounded up"
+    else:
+        grid = str(geometry.grid)
+    first = _launch(f"{entry}_pack", str(packing.grid), packing, "w, packed")
+    return [
+        f"  {first}: w is (A, B, C, D) of {kernel.dtype}, packed has {packed} bytes",
+        f"  {_launch(entry, grid, geometry, f'{given}, batch')}{rest}",
+    ]
+
+
+def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
+    """The kernel itself counts the parts of the batch by the same rules."""
+    given = f"{', '.join(operands_of(family.signature, kernel))}, batch"
+    geometry, adding = _geometry(family, kernel, constants), family.pack_geometry(kernel, constants)
+    second = f"  {_launch(f'{entry}_sum', str(adding.grid), adding, given)}"
+    if kernel.batch is not None:
+        first = f"  {_launch(entry, str(geometry.grid), geometry, given)}: workspace has {geometry.workspace_bytes} bytes"
+        return [first, second] if geometry.after else [first]
+    least = next(each.value for each in family.constexprs(kernel, constants) if each.name == "LEAST_STEPS")
+    part_bytes = family.packed_bytes(kernel, constants) // constants.parts
+    return [
+        f"  steps = batch / {constants.tile_batch}, rounded up; most = min({constants.parts}, steps / {least}), but at least 1;",
+        "  part = steps / most, rounded up; parts = steps / part, rounded up",
+        f"  {_launch(entry, f'{geometry.grid} * parts', geometry, given)}: workspace has {part_bytes} * parts bytes; null for one part",
+        f"{second}: only after several parts",
+    ]
+
+
+def _geometry(family: Family[Any], kernel: KernelSpec, constants: Any) -> Geometry:
+    return family.geometry(kernel, constants, kernel.batch or 1)
+
+
+def _launch(entry: str, grid: str, geometry: Geometry, given: str) -> str:
+    shared = f", {geometry.shared_bytes}" if geometry.shared_bytes else ""
+    return f"{entry}<<<{grid}, {geometry.block}{shared}>>>({given})"
+
+
+def _comment(lines: list[str]) -> str:
+    return "".join(f"// {line}\n" for line in lines) + "\n"

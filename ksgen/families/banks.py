@@ -1,0 +1,77 @@
+"""How many cycles a GPU's shared memory takes for what the lanes of a warp ask of it at once.
+
+128 bytes go in or out in a cycle, and each of 32 banks gives or takes one word of four bytes. So eight lanes are served at a time
+where each wants 16 bytes, and 16 where each wants eight; twice as many in reads where all lanes n and n ^ 1, or all lanes n and
+n ^ 2, have one address.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from ksgen.families.tiles import WARP
+
+CYCLE_BYTES = 128
+WORD = 4  # bytes of a bank
+
+
+def read_cycles(addresses: Sequence[int], size: int) -> int:
+    """For one read by each lane, of `size` bytes at its address, which is a multiple of them."""
+    unit = max(size, WORD)
+    lanes = CYCLE_BYTES // unit
+    is_shared = any(all(addresses[lane] == addresses[lane ^ distance] for lane in range(WARP)) for distance in (1, 2))
+    return _cycles(addresses, unit, min(WARP, 2 * lanes) if is_shared else lanes)
+
+
+def write_cycles(addresses: Sequence[int], size: int) -> int:
+    unit = max(size, WORD)
+    return _cycles(addresses, unit, CYCLE_BYTES // unit)
+
+
+@dataclass(frozen=True)
+class Image:
+    """How a tile lies in shared memory, of lines along which the neighbouring j of a feature alternate: distances in elements."""
+
+    planes: int  # neighbouring j, each with a plane of its own
+    plane: int
+    next_line: int
+    next_run: int  # from one feature, or batch entry, of a line to the next
+    element_bytes: int
+    chunk: int = 0  # elements of one, where feature f has its chunk n at n ^ (f / 2 % 4); 0: where it has them in order
+
+
+@cache
+def image_cycles(
+    access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, first: int = 0, first_line: int = 0
+) -> int:
+    """Of one access by lanes of which `lane_run` stand `vector` elements apart along a line, and the others on the next lines."""
+
+    def at(line: int, run: int) -> int:
+        feature = run // image.planes
+        along = (line * image.next_line) ^ (feature // 2 % 4 * image.chunk)
+        return (run % image.planes * image.plane + along + feature * image.next_run) * image.element_bytes
+
+    return access([at(first_line + lane // lane_run, first + lane % lane_run * vector) for lane in range(WARP)], size)
+
+
+@cache
+def line_cycles(
+    access: Callable[[Sequence[int], int], int], image: Image, lane_run: int, vector: int, size: int, run: int, at_once: int, line: int = 0
+) -> int:
+    """Of the accesses by which such lanes go along whole lines of `run` elements, the first of them `line`, `at_once` elements each."""
+    starts = [first + each for first in range(0, run, lane_run * vector) for each in range(0, vector, at_once)]
+    alike = image.planes * (8 if image.chunk else 1)  # starts that are so far apart meet the same conflicts
+    return sum(image_cycles(access, image, lane_run, vector, size, start % alike, line) for start in starts)
+
+
+def _cycles(addresses: Sequence[int], unit: int, lanes: int) -> int:
+    return sum(_busiest({address // unit for address in addresses[first : first + lanes]}, unit) for first in range(0, WARP, lanes))
+
+
+def _busiest(units: Iterable[int], unit: int) -> int:
+    """The most of these that want the same banks."""
+    places = CYCLE_BYTES // unit
+    wanted = [0] * places
+    for each in units:
+        wanted[each % places] += 1
+    return max(wanted)

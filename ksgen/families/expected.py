@@ -1,0 +1,258 @@
+"""How long a GPU will take for a kernel under given constants: its family's work over what such a GPU does. And which of several
+constants are the fastest by it.
+
+`gpu_us` gives an order, by which constants are chosen. `prediction` gives a figure, with the band in which known times lie. There are
+no terms for barriers or what a compiler makes of a text. Measures nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from typing import Any, TypeVar
+
+from ksgen.families.base import Family, Limits
+from ksgen.families.gpus import Rates, gpu_of
+from ksgen.families.tiles import WARP
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import F16
+
+SHARE_OF_PEAK = 0.9  # of the multiply-adds that a GPU does at most, in a kernel that also loads and stores
+CACHE_RATE = 2.0  # of a GPU's second-level cache, over its memory's, where nobody has looked it up
+GHZ = 1.7  # of multiprocessors, where nobody has looked it up
+SHARED_BYTES = 128  # of one multiprocessor's shared memory, a cycle
+ENOUGH_WARPS = 8  # of a multiprocessor, for one to multiply while another waits
+MANY_WAVES = 8  # beyond, blocks that end late hardly count
+WAIT_S = 1e-6  # from asking for a stage until it is there, on a busy GPU
+LAUNCH_US = 1.2
+MOST_GRID = 2**31 - 1  # blocks of a launch
+EXPOSED = 0.5  # of the shorter of moving and multiplying, in kernels that were measured: the longer one hides the rest
+TAKEN = (0.9, 1.15, 1.8)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
+PARTITIONS = 4  # of a multiprocessor, each with its own registers
+LARGE = 25088  # a batch that fills every GPU
+CLASSES = (256, 2048)  # batches that are alike, up to each of these; above, and where nobody says, a batch is large
+WORTH = 0.02  # of the time, by which other constants are better than those that a rule gives
+WORTH_A_CLASS = 0.1  # the same for constants of smaller batches alone, which have a text, a binary and packed weights of their own
+LEAST_US = 1.0  # that these must save, besides
+REMEMBERED = 4096  # choices
+
+ConstantsT = TypeVar("ConstantsT")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a GPU does at most, in a family's instructions."""
+
+    target: str
+    limits: Limits
+    multiprocessors: int
+    bytes_per_s: float  # copied: read plus written
+    cache_bytes_per_s: float  # of the second-level cache
+    shared_bytes_per_s: float  # of one multiprocessor's shared memory
+    flops_per_s: float  # a multiply-add is two; each of several products that stand for one counts
+
+
+def resident_blocks(target: str, limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that share one multiprocessor; 0: not even one fits."""
+    warps = -(-threads // WARP)
+    gpu = gpu_of(target)
+    blocks = min(gpu.blocks, gpu.threads // threads)
+    if registers:
+        of_a_warp = -(-registers * WARP // 256) * 256  # allocated in units
+        blocks = min(blocks, limits.registers // PARTITIONS // of_a_warp * PARTITIONS // warps)
+    while blocks > 0 and shared_bytes > limits.shared_bytes_for(blocks):
+        blocks -= 1
+    return blocks
+
+
+def unevenness(waves: float) -> float:
+    """How much longer the busiest multiprocessor works than the average one."""
+    return 1 + 0.5 / waves if waves > MANY_WAVES else ceil(waves) / waves
+
+
+def cache_rate(rates: Rates | None) -> float:
+    """Of a GPU's second-level cache, over its memory's."""
+    return rates.cache_gb_s / rates.memory_gb_s if rates else CACHE_RATE
+
+
+def shared_rate(rates: Rates | None) -> float:
+    """Bytes a second of one multiprocessor's shared memory."""
+    return SHARED_BYTES * (rates.ghz if rates else GHZ) * 1e9
+
+
+def memory_rate(rates: Rates, limits: Limits) -> float:
+    """Bytes per second, as many for each multiprocessor as the usual card has."""
+    return rates.memory_gb_s * 1e9 * limits.multiprocessors / rates.multiprocessors
+
+
+def speed_of(family: Family[Any], kernel: KernelSpec, limits: Limits) -> Speed | None:
+    """Of the target's usual card, or of one with more or fewer multiprocessors, and its memory and cache as fast for each of them; None
+    where nobody has looked that up."""
+    rates = gpu_of(limits.target).rates
+    if rates is None:
+        return None
+    a_cycle: float = rates.double if kernel.real_bytes == 8 else rates.plain
+    if family.on_tensor_cores and kernel.arithmetic.operand:
+        a_cycle = (rates.half if kernel.arithmetic.operand.item_bytes == 2 else rates.tf32) * (
+            rates.warpgroup_gain if family.by_warpgroups else 1
+        )
+    flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
+    memory = memory_rate(rates, limits)
+    return Speed(limits.target, limits, limits.multiprocessors, memory, memory * cache_rate(rates), shared_rate(rates), flops)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds that each part of a GPU needs for a kernel, if it waits for no other."""
+
+    moving: float  # memory, or the second-level cache if that takes longer
+    inside: float  # the multiprocessors, all equally busy: multiply-adds, reads of shared memory, waits
+    passed: float  # what is moved before and after, while nothing is multiplied
+    launches: int
+    blocks_each: float  # of a multiprocessor
+    waves: float  # of the blocks that fit at a time, at least one
+
+    @property
+    def apart(self) -> float:
+        """What comes before and after."""
+        return self.passed + self.launches * LAUNCH_US * 1e-6
+
+
+def terms_of(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> Terms | None:
+    """None where the kernel cannot be launched."""
+    geometry = family.geometry(kernel, constants, batch)
+    if geometry.grid > MOST_GRID:
+        return None
+    registers = min(255, family.registers(kernel, constants))
+    resident = resident_blocks(speed.target, speed.limits, geometry.block, registers, geometry.shared_bytes)
+    if not resident or not speed.flops_per_s:  # no place, or no such instructions
+        return None
+    work = family.work(kernel, constants, batch)
+    multiply_s = 2 * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
+    inside_s = max(multiply_s, (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s))
+    warps = resident * -(-geometry.block // WARP)
+    idle = sqrt(max(1.0, ENOUGH_WARPS / warps))
+    waiting_s = work.waits * WAIT_S / resident
+    each = work.blocks / speed.multiprocessors
+    return Terms(
+        moving=max(work.memory_bytes / speed.bytes_per_s, work.cache_bytes / speed.cache_bytes_per_s),
+        inside=max(inside_s * idle, waiting_s / speed.multiprocessors),
+        passed=work.passed_bytes / speed.bytes_per_s,
+        launches=1 + len(geometry.before) + len(geometry.after),
+        blocks_each=each,
+        waves=max(1.0, each / resident),
+    )
+
+
+def gpu_us(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
+    """The longest of the times that memory, cache, shared memory, multiply-adds and waits take, for an order of constants; infinite
+    where the kernel cannot be launched. Hardly any kernel is faster than that."""
+    terms = terms_of(speed, family, kernel, constants, batch)
+    if terms is None:
+        return inf
+    return (max(terms.moving, terms.inside * unevenness(terms.blocks_each)) + terms.passed) * 1e6 + terms.launches * LAUNCH_US
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Microseconds that a kernel is expected to take. Of 2579 times that are known, nine in ten lie from `low` to `high`, and half below
+    `us`: times of one kernel on one kind of GPU, which is not ours and uses no tensor cores."""
+
+    low: float
+    us: float
+    high: float
+
+    def __str__(self) -> str:
+        low, middle, high = (f"{us:.{2 if us < 10 else 1 if us < 100 else 0}f}" for us in (self.low, self.us, self.high))
+        return f"{middle} us ({low} to {high})"
+
+
+def prediction(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
+    """What `gpu_us` bounds, as far as published times tell (`benchmarks/ksmm.py`): the shorter of moving and multiplying is half hidden,
+    and the last wave of blocks leaves multiprocessors idle. None where the kernel cannot be launched."""
+    terms = terms_of(speed, family, kernel, constants, batch)
+    if terms is None:
+        return None
+    inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
+    taken = (max(terms.moving, inside) + EXPOSED * min(terms.moving, inside)) * unevenness(terms.waves)
+    low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
+    return Prediction(low, middle, high)
+
+
+def batch_like(kernel: KernelSpec, batch: int | None) -> int:
+    """What a batch is taken for: few classes, since each may have constants of its own."""
+    known = batch or kernel.batch or LARGE
+    return next((most for most in CLASSES if known <= most), LARGE)
+
+
+def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None) -> float:
+    """What the family's default is expected to take for such a batch; 0 where nobody can say."""
+    speed = speed_of(family, kernel, limits)
+    if speed is None:
+        return 0.0
+    like = batch_like(kernel, batch)
+    return gpu_us(speed, family, kernel, family.default(kernel, limits, batch), like)
+
+
+def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether plain multiply-adds are as fast as the family's products on tensor cores, all that stand for one."""
+    speed, rates = speed_of(family, kernel, limits), gpu_of(limits.target).rates
+    if speed is None or rates is None or not family.on_tensor_cores:
+        return False
+    return speed.flops_per_s <= 2 * rates.plain * kernel.arithmetic.products * rates.ghz * 1e9 * limits.multiprocessors
+
+
+def is_outpaced(kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether the target multiplies such operands on tensor cores that no family here uses: those before sm_80, for float16."""
+    rates, is_float16 = gpu_of(limits.target).rates, kernel.arithmetic.operand == F16 and kernel.item_bytes == 2
+    return bool(rates and rates.half > rates.plain and is_float16 and not limits.tensor_cores)
+
+
+def library_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
+    """What a library's product takes at least on tensor cores that no family here uses: between two permutations where j are interleaved,
+    and with a pass over Y for each step of an epilogue. Infinite where it has no such advantage."""
+    rates = gpu_of(limits.target).rates
+    if rates is None or not is_outpaced(kernel, limits):
+        return inf
+    pattern, like = kernel.pattern, batch_like(kernel, batch)
+    x_bytes, y_bytes = (like * features * kernel.item_bytes for features in (pattern.in_features, pattern.out_features))
+    permuted = 2 * (x_bytes + y_bytes) if kernel.layout == "bsf" and pattern.d > 1 else 0
+    passed = permuted + 2 * len(kernel.epilogue.words) * y_bytes
+    launches = 1 + (2 if permuted else 0) + len(kernel.epilogue.words)
+    bytes_per_s = memory_rate(rates, limits)
+    flops_per_s = 2 * rates.half * rates.ghz * 1e9 * limits.multiprocessors * SHARE_OF_PEAK
+    taken = max(kernel.bytes(like) / bytes_per_s, kernel.flops(like) / flops_per_s) + passed / bytes_per_s
+    return taken * 1e6 + launches * LAUNCH_US
+
+
+def fastest(
+    family: Family[ConstantsT],
+    kernel: KernelSpec,
+    limits: Limits,
+    batch: int | None,
+    options: Callable[[], Iterator[ConstantsT]],
+    worth: float = WORTH,
+) -> ConstantsT:
+    """Those of the options that are expected to be the fastest; the first, which is a rule's, where no others are better by so much,
+    and where nobody knows how fast the target is. A kernel's options are looked at once for each class of batches."""
+    speed = speed_of(family, kernel, limits)
+    if speed is None:
+        return next(options())
+    like = batch_like(kernel, batch)
+    key = (family.name, kernel, limits, like)
+    if key not in _found:
+        if len(_found) >= REMEMBERED:
+            _found.clear()
+        listed = tuple(dict.fromkeys(options()))
+
+        def best(batch: int, first: ConstantsT, worth: float, least_us: float) -> ConstantsT:
+            us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
+            found = min(us, key=us.__getitem__)
+            return found if us[found] < min((1 - worth) * us[first], us[first] - least_us) else first
+
+        chosen = best(LARGE, listed[0], worth, 0.0)
+        _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)
+    found: ConstantsT = _found[key]
+    return found
+
+
+_found: dict[tuple[str, KernelSpec, Limits, int], Any] = {}

@@ -1,0 +1,104 @@
+"""How long launches take, by a device's clock. Checks no result and chooses nothing.
+
+The host needs microseconds for a launch, which is longer than a small kernel runs: a GPU that waits for its host would be timed as
+the host is. So what is timed on a CUDA GPU is queued behind a kernel that keeps the GPU busy until all of it is there. Events tell
+half a microsecond, so short launches are timed many at a time, one behind the other, and each is said to take its share.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from math import ceil
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ksgen.errors import DeviceError, ToolchainError
+
+if TYPE_CHECKING:
+    from ksgen.devices.base import Device
+
+SPAN_S = 1e-4  # between two events, of which they tell half a hundredth
+LEAST_S = 1e-6  # that a launch takes: shorter is what events cannot tell
+MOST_QUEUED = 256  # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
+ROUNDS_A_SECOND = 3e9 / 4  # of the kernel that waits, at most: a multiply-add is done after four cycles, at 3 GHz
+FIRST_QUEUE_S, LEAST_WAIT_S = 2e-5, 1e-4  # of the host: for a launch, until it is known better; for a few of them, with a wake-up
+SPARE = 1.5  # times what the host took last
+TRIES = 3  # to have everything queued in time; others may take the processor meanwhile
+
+Launch = Callable[[], None]
+
+
+def time_launches(device: "Device", launch: Launch, runs: int, warmup: int = 2) -> list[float]:
+    """Seconds of a launch, `runs` times; `DeviceError` if the device's clock is wrong."""
+    if device.kind == "cuda":
+        queue = _Queue.of(device)  # type: ignore[arg-type]  # every device can be hashed
+        seconds = queue.times(launch, runs, warmup)
+    else:
+        seconds = device.time(launch, None, runs, warmup)
+    if not all(second > 0 for second in seconds):
+        raise DeviceError(f"{device.name}: its clock reported {min(seconds)} s for a run; update its driver")
+    return seconds
+
+
+class _Queue:
+    """What is launched on one device in order to be timed, behind a kernel that waits."""
+
+    def __init__(self, device: "Device", wait: Callable[[float], None] | None) -> None:
+        self._device, self._wait = device, wait
+        self._host_s = FIRST_QUEUE_S  # for a launch, with its share of the events
+
+    @staticmethod
+    @cache
+    def of(device: Any) -> "_Queue":
+        """The device's own, made once."""
+        try:
+            return _Queue(device, _waiting(device))
+        except ToolchainError as error:
+            why = str(error).partition(";")[0]
+            warnings.warn(f"{device.name}: launches are timed together with their host, for want of a compiler ({why})", stacklevel=4)
+            return _Queue(device, None)
+
+    def times(self, launch: Launch, runs: int, warmup: int) -> list[float]:
+        for _ in range(warmup):
+            launch()
+        once = self._behind_a_wait(launch, 1, 1)[0]
+        together = min(ceil(SPAN_S / max(once, LEAST_S)), MOST_QUEUED)
+        seconds = [once] if together == 1 else []
+        while len(seconds) < runs:
+            seconds += self._behind_a_wait(launch, together, min(runs - len(seconds), MOST_QUEUED // together))
+        return seconds
+
+    def _behind_a_wait(self, launch: Launch, together: int, runs: int) -> list[float]:
+        """Seconds of a launch in each of `runs` groups of launches. Where the host was held up at every try, those of the last one."""
+        marks: list[float] = []  # on the host's clock
+
+        def begin() -> None:
+            marks[:] = [perf_counter()]
+            if self._wait:
+                self._wait(wait_s)
+
+        def group() -> None:
+            for _ in range(together):
+                launch()
+            marks.append(perf_counter())
+
+        for _ in range(TRIES if self._wait else 1):
+            wait_s = max(SPARE * self._host_s * together * runs, LEAST_WAIT_S)
+            steps = iter([begin, *[group] * runs])
+            _, *seconds = self._device.time(lambda: next(steps)(), None, 1 + runs, 0)  # noqa: B023  (it is over when the next try begins)
+            queued_s = marks[-1] - marks[0]
+            self._host_s = queued_s / (together * runs)
+            if queued_s < wait_s:
+                break
+        return [second / together for second in seconds]
+
+
+def _waiting(device: "Device") -> Callable[[float], None]:
+    """A function that launches what keeps the device busy for at least so many seconds."""
+    from ksgen.build.build import build
+    from ksgen.emit.render import render_wait
+
+    text = render_wait()
+    kernel = device.load(build(text.text, text.entry, device.target), text.entry, 0)
+    unused = device.allocate(4)
+    return lambda seconds: device.launch(kernel, 1, 1, 0, (unused, ceil(seconds * ROUNDS_A_SECOND)), None)

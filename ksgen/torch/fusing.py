@@ -1,0 +1,96 @@
+"""For `torch.compile(model, options=FUSING)`: activations and sums after a layer move into its kernel.
+
+Only where no gradient is recorded: the derivative of an activation needs the value before it, which a kernel does not keep.
+"""
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+try:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+except ImportError as error:
+    raise ImportError(f"ksgen.torch.fusing needs PyTorch 2.6 or later, and {torch.__version__} is installed") from error
+
+_MULTIPLY = torch.ops.ksgen.multiply.default
+_RESIDUAL, _LAYOUT, _ACTIVATION = 3, 4, 6  # places among the operator's arguments
+_VIEWS = {"reshape", "view", "contiguous", torch.reshape, torch.ops.aten._unsafe_view}
+_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+
+
+def _gelu(node: Node) -> str:
+    return {"none": "gelu", "tanh": "gelu_tanh"}[str(node.kwargs.get("approximate", "none"))]
+
+
+_ACTIVATIONS: dict[Any, Callable[[Node], str]] = {
+    functional.gelu: _gelu,
+    **dict.fromkeys((functional.relu, torch.relu, "relu"), lambda _: "relu"),
+    functional.silu: lambda _: "silu",
+}
+
+
+class EpilogueFusion(CustomGraphPass):
+    """A pass of inductor over the graph as it was traced."""
+
+    def __call__(self, graph: Graph) -> None:
+        for node in list(graph.nodes):
+            if node.target is _MULTIPLY and node.args[_RESIDUAL] is None and not _value(node).requires_grad:
+                _fuse(graph, node)
+        graph.eliminate_dead_code()
+
+    def uuid(self) -> Any:
+        return get_hash_for_files((str(Path(__file__)),))
+
+
+FUSING = {"pre_grad_custom_pass": EpilogueFusion()}
+
+
+def _fuse(graph: Graph, product: Node) -> None:
+    """Replace the last of the steps that follow the product by a product that takes them."""
+    end, given, views = product, list(product.args), list[Node]()
+    while given[_RESIDUAL] is None and (step := _only_user(end)) is not None:
+        if step.target in _VIEWS:
+            views.append(step)
+        elif step.target in _ACTIVATIONS and given[_ACTIVATION] == "none":
+            given[_ACTIVATION] = _ACTIVATIONS[step.target](step)
+        elif (added := _added(step, end)) is not None:
+            given[_RESIDUAL] = added
+        else:
+            break
+        end = step
+    if given == list(product.args):
+        return
+    with graph.inserting_before(end):
+        if given[_RESIDUAL] is not None:
+            shape = (-1, _value(product).shape[1]) if given[_LAYOUT] == "bsf" else (_value(product).shape[0], -1)
+            given[_RESIDUAL] = graph.call_method("reshape", (given[_RESIDUAL], *shape))
+        fused = graph.call_function(_MULTIPLY, tuple(given))
+        fused.meta["example_value"] = _value(product)
+        for view in views:
+            fused = graph.node_copy(view, lambda node, before=view.args[0], now=fused: now if node is before else node)
+    end.replace_all_uses_with(fused)
+
+
+def _added(step: Node, end: Node) -> Node | None:
+    """What a step adds to the end so far, if it is of the same shape and type."""
+    if step.target not in _SUMS or len(step.args) != 2 or step.kwargs:
+        return None
+    others = [each for each in step.args if each is not end]
+    if len(others) != 1 or not isinstance(others[0], Node) or not isinstance(value := _value(others[0]), torch.Tensor):
+        return None
+    mine = _value(end)
+    return others[0] if (value.shape, value.dtype, value.device) == (mine.shape, mine.dtype, mine.device) else None
+
+
+def _only_user(node: Node) -> Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and isinstance(_value(users[0]), torch.Tensor) else None
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("example_value")

@@ -1,0 +1,227 @@
+"""Calls of a frozen layer on a processor, at shapes that it met before: checked, packed and chosen once, then little but the product.
+
+The first call at a shape goes the usual way, which refuses what is wrong. The second prepares; the ways are timed beside each other.
+Whatever is not plain, or not as it was, goes the usual way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.launch import checks
+from ksgen.launch.call import Call, Elsewhere
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.weights import look_of
+from ksgen.launcher import Weights
+from ksgen.spec import LAYOUTS
+from ksgen.torch import frozen, products
+from ksgen.torch.checks import dtype_name
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, job_of, launcher, size_of
+from ksgen.torch.epilogue import ACTIVATIONS, finish
+from ksgen.torch.frozen import made_of
+from ksgen.torch.operands import operand
+from ksgen.torch.ops import is_transformed
+
+BACKENDS = ("auto", "ksgen")  # that prepare
+MOST_CALLS = 256  # that a layer keeps
+
+Step = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of x as a matrix, bias and residual
+Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor | None]  # of the layer, which nothing here may keep, x and residual as given
+
+
+class UnfitError(Exception):
+    """No prepared call serves this: the usual way refuses it, or does it."""
+
+
+def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
+    """The layer's output by a call that is prepared; None where it has to go the usual way."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_plain(x) or not (residual is None or _is_plain(residual)):
+        return None
+    calls = frozen.calls_of(layer, layer._modules["weights"]._parameters)
+    if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed():
+        return None
+    if not x.data_ptr() or (residual is not None and not residual.data_ptr()):  # empty, or its memory was given up
+        return None
+    options = (layer.layout, layer.activation, layer.precision, layer.backend)
+    key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
+    run = calls.get(key)
+    if run is None:
+        if len(calls) >= MOST_CALLS:
+            calls.clear()
+        calls[key] = _met
+        return None
+    if run is _met:
+        run = calls[key] = _prepared(layer, x, residual)
+    return run(layer, x, residual)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its values lie in a processor's memory, as they are."""
+    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_neg()
+
+
+def _met(layer: nn.Module, x: Tensor, residual: Tensor | None) -> None:
+    """A shape that was met once."""
+
+
+def _usual(layer: nn.Module, x: Tensor, residual: Tensor | None) -> None:
+    """For what no prepared call serves."""
+
+
+def _prepared(layer: Any, x: Tensor, residual: Tensor | None) -> Run:
+    bias = layer._parameters.get("bias")
+    if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
+        return _usual
+    if layer.layout not in LAYOUTS or layer.activation not in ACTIVATIONS or any(each.dtype != x.dtype for each in layer.weights):
+        return _usual
+    if bias is not None:
+        is_usual = type(bias) is nn.Parameter and bias.is_cpu and bias.is_contiguous() and bias.shape == (layer.out_features,)
+        if not is_usual or bias.dtype != x.dtype:
+            return _usual
+    if not has_kernels(x.device):
+        return _usual
+    y_shape = tuple(layer._y_shape(x))  # which refuses other features
+    if residual is not None and not _is_like(residual, x, y_shape):
+        return _met
+    try:
+        return _Prepared(layer, x, bias, residual, y_shape).run
+    except UnfitError:
+        return _usual
+
+
+def _is_like(residual: Tensor, x: Tensor, y_shape: tuple[int, ...]) -> bool:
+    return residual.dtype == x.dtype and tuple(residual.shape) == y_shape
+
+
+class _Prepared:
+    """activation(X K^T + bias) + residual with the weights of a frozen layer, by the fastest way for X of one shape."""
+
+    def __init__(self, layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, y_shape: tuple[int, ...]) -> None:
+        self._bias, self._look, self._y_shape = bias, None if bias is None else look_of(bias), y_shape
+        rows, added = layer._as_matrix(x.contiguous()), None if residual is None else layer._as_matrix(residual.contiguous())
+        self._x_shape, self._added_shape = rows.shape, None if added is None else added.shape
+        self._step = _Ways(layer.layout, layer.backend == "ksgen", rows).layer(list(layer.weights), rows, bias, added, layer.activation)
+
+    def run(self, layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        """The layer's output; None where bias or residual are not of the kind that it was prepared for."""
+        bias = self._bias
+        if layer._parameters.get("bias") is not bias or (bias is not None and look_of(bias) != self._look):
+            return None
+        if residual is not None:
+            if not _is_like(residual, x, self._y_shape):
+                return None
+            residual = residual.contiguous().view(self._added_shape)
+        return self._step(x.contiguous().view(self._x_shape), bias, residual).view(self._y_shape)
+
+
+class _Ways:
+    """The ways to multiply X of one size, of which the fastest is taken. What they become keeps weights, and no other array."""
+
+    def __init__(self, layout: str, only_kernels: bool, x: Tensor) -> None:
+        self._layout, self._only_kernels, self._batch = layout, only_kernels, x.shape[0 if layout == "bsf" else 1]
+
+    def layer(self, weights: list[Tensor], x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Step:
+        """All factors: in one launch, or one by one."""
+        *first, last = weights
+        steps, between = list[Step](), x
+        for each in first:
+            steps.append(self._factor(each, between, None, None, "none"))
+            between = steps[-1](between, None, None)
+        finishing = self._factor(last, between, bias, residual, activation)
+        if not first:
+            return finishing
+
+        def each_alone(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+            for step in steps:
+                x = step(x, None, None)
+            return finishing(x, bias, residual)
+
+        own = chain_launcher(tuple(tuple(each.shape) for each in weights))
+        ways: dict[str, Step] = {}
+        if call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True):
+            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
+        if not ways or not self._only_kernels:
+            ways["each"] = each_alone
+        return self._fastest(weights, activation, ways, x, bias, residual)
+
+    def _factor(self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Step:
+        (a, b, c, d), layout = weights.shape, self._layout
+        ways: dict[str, Step] = {}
+        given, added, as_given = x, residual, layout
+        if self._batch == 1:  # a single entry lies in memory as in both layouts
+            given, added, as_given = x.view(1, -1), None if residual is None else residual.view(1, -1), "bsf"
+        own = launcher(a, b, c, d)
+        if call := self._call(own.prepare, given, [weights], bias, added, as_given, activation):
+            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.pattern, layout, self._batch))
+        if self._only_kernels:
+            if not ways:
+                raise UnfitError
+            return ways["ksgen"]
+        matrices, blocks = made_of(weights, products.by_matrix), made_of(weights, products.blocks_of)
+
+        def on_views(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+            return finish(products.multiply(x, matrices, layout), bias, activation, residual, layout)
+
+        def permuted(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+            return finish(products.permuted_multiply(x, blocks, layout, a, d), bias, activation, residual, layout)
+
+        ways |= {"strided": on_views, "bmm": permuted}
+        if weights.element_size() == 2:  # as in `ksgen.torch.ops`
+            ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, activation)
+        return self._fastest([weights], activation, ways, x, bias, residual)
+
+    def _call(
+        self, prepare: Callable[..., Call | None], x: Tensor, weights: Sequence[Tensor], bias: Any, residual: Any, layout: str,
+        activation: str, is_chain: bool = False,
+    ) -> Elsewhere | None:  # fmt: skip
+        """A call whose launches take no copies; None where there is none. What launchers refuse, the usual way refuses."""
+        packed = [operand(each, False) for each in weights]
+        if not all(isinstance(each, Weights) for each in packed):  # they thawed meanwhile
+            raise UnfitError
+        extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
+        try:
+            call = prepare(x, packed if is_chain else packed[0], layout=layout, activation=activation, **extras)
+        except (DeviceError, ToolchainError):
+            return None
+        except KsgenError as error:
+            raise UnfitError from error
+        return Elsewhere(call, packed) if call is not None and call.plan.device.shares_host else None
+
+    def _fastest(
+        self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None
+    ) -> Step:
+        if len(ways) == 1:
+            return next(iter(ways.values()))
+        shapes = [each.shape for each in weights]
+        job = job_of("prepared", shapes, x.dtype, self._layout, activation, bias is not None, residual is not None)
+        timed = {name: partial(way, x, bias, residual) for name, way in ways.items()}
+        return ways[faster((job, size_of(self._batch), *ways), timed)]
+
+
+def _by_whole_matrix(matrix: Tensor, layout: str, activation: str) -> Step:
+    def in_rows(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        return finish(functional.linear(x, matrix, bias), None, activation, residual, layout)
+
+    def in_columns(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        return finish(matrix @ x, bias, activation, residual, layout)
+
+    return in_rows if layout == "bsf" else in_columns
+
+
+def _in_a_kernel(call: Elsewhere, shape: tuple[int, int]) -> Step:
+    def step(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        y = x.new_empty(shape)
+        pointers = {"x": x.data_ptr(), "out": y.data_ptr()}
+        if bias is not None:
+            pointers["bias"] = bias.data_ptr()
+        if residual is not None:
+            pointers["residual"] = residual.data_ptr()
+        call(**pointers)
+        return y
+
+    return step

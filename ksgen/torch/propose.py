@@ -1,0 +1,179 @@
+"""`propose`: which Kronecker-sparse chains could take a dense layer's place, with their size, time and error."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import StringIO
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, SpecError
+from ksgen.pattern import Chain, dense
+from ksgen.spec import PRECISIONS
+from ksgen.spec.kernel import check_word, checked_batch
+from ksgen.torch.candidates import candidates
+from ksgen.torch.checks import check_flags, check_tensors
+from ksgen.torch.factorize import Factorization, factorize
+from ksgen.torch.layer import KSLinear
+from ksgen.torch.times import clock_of, measured_us
+from ksgen.values import excerpt, whole_number
+
+GPU_BATCH, CPU_BATCH = 25088, 1568
+LOOKED_AT = 3  # times as many chains of a family as are listed are factorized or measured
+DENSE = "nn.Linear"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A chain, or the dense layer, and what it costs."""
+
+    family: str
+    chain: Chain
+    expected_us: float | None  # by the cost model; of the dense layer, the least it could take. None where nobody can say
+    measured_us: float | None = None
+    factorization: Factorization | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Without a bias."""
+        return self.chain.weight_count
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, per row of x."""
+        return 2 * self.chain.weight_count
+
+    @property
+    def relative_error(self) -> float | None:
+        """Of the given weight's factorisation."""
+        return self.factorization.relative_error if self.factorization else None
+
+    @property
+    def us(self) -> float:
+        """Measured, else expected."""
+        return next((us for us in (self.measured_us, self.expected_us) if us is not None), inf)
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Best first: by error if a weight was given, else by time. `print` shows a table."""
+
+    dense: Proposal
+    chains: tuple[Proposal, ...]
+    batch: int
+    by: str  # whose expected times they are
+
+    def __iter__(self) -> Iterator[Proposal]:
+        return iter(self.chains)
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    def __getitem__(self, index: int) -> Proposal:
+        return self.chains[index]
+
+    def __repr__(self) -> str:
+        first = f", the first of them {self[0].chain}" if self.chains else ""
+        return f"Proposals({len(self)} chains{first}; print it for a table)"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        has_error, is_measured = any(each.factorization for each in self), any(each.measured_us for each in self)
+        titles = ["family", "chain", "parameters", "share", "operations a row", "expected, us"]
+        titles += [*(["measured, us"] if is_measured else []), *(["error"] if has_error else [])]
+        table = Table()
+        for title in titles:
+            table.add_column(title, justify="left" if title in ("family", "chain") else "right", overflow="fold")
+        for each in (self.dense, *self):
+            cells = [
+                each.family,
+                str(each.chain),
+                f"{each.parameters:,}",
+                f"{each.parameters / self.dense.parameters:.1%}",
+                f"{each.flops:,}",
+            ]
+            cells += [_us(each.expected_us, "at least " if each is self.dense else "")]
+            cells += [_us(each.measured_us)] if is_measured else []
+            cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
+            table.add_row(*cells)
+        text = StringIO()
+        Console(file=text, width=140, highlight=False).print(table)
+        return f"{text.getvalue()}Times at batch {self.batch}, expected by {self.by}."
+
+
+def _us(us: float | None, before: str = "") -> str:
+    return "-" if us is None else f"{before}{us:.{0 if us >= 100 else 1}f}"
+
+
+def propose(
+    in_features: int,
+    out_features: int,
+    *,
+    budget: float = 0.3,
+    device: Any = None,
+    batch: int | None = None,
+    precision: str = "float32",
+    weight: Tensor | None = None,
+    measure: bool = False,
+    most: int = 3,
+) -> Proposals:
+    """Chains with at most `budget` of a dense layer's weights: of each family, the `most` that are expected to be the fastest.
+
+    The device is a tensor's, by default a GPU if PyTorch has one; or a CUDA target, such as "sm_90a", whose usual card is meant.
+    `measure` times the chains as `KSLinear` beside `nn.Linear` there. With a `weight` (out_features, in_features) more chains
+    are factorized, and the nearest ones are listed.
+    """
+    whole = dense(in_features, out_features)
+    check_flags(measure=measure)
+    check_word("precision", precision, PRECISIONS)
+    most = _count(most)
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
+        raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
+    if weight is not None:
+        check_tensors("propose", weight=weight)
+        if (shape := tuple(weight.shape)) != (wanted := (whole.out_features, whole.in_features)):
+            raise LaunchError(f"propose: weight has shape {shape}; (out_features, in_features) = {wanted} is needed")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    clock = clock_of(device, precision)
+    if measure and clock.where is None:
+        raise SpecError(f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such as cpu")
+    batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
+    rows = [Proposal(DENSE, whole, clock.dense_us(whole, precision, batch))]
+    for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
+        some = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
+        rows += some[: most if weight is None and not measure else LOOKED_AT * most]
+    if weight is not None:
+        rows[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in rows[1:]]
+    if measure:
+        rows = _measured(rows, batch, precision, clock.where)
+    listed: list[Proposal] = []
+    for each in sorted(rows[1:], key=_rank):
+        if sum(other.family == each.family for other in listed) < most:
+            listed.append(each)
+    return Proposals(rows[0], tuple(listed), batch, clock.by)
+
+
+def _count(most: object) -> int:
+    if (count := whole_number(most)) is None or count < 1:
+        raise SpecError(f"most={excerpt(most)}; accepted: a whole number from 1 up, of chains of a family")
+    return count
+
+
+def _rank(proposal: Proposal) -> tuple[float, float]:
+    """The least comes first: by error if it is known, then by time."""
+    return proposal.relative_error or 0.0, proposal.us
+
+
+def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.device | None) -> list[Proposal]:
+    """The same with measured times. Weights and x are random."""
+    dtype = getattr(torch, PRECISIONS[precision].dtype)
+    options = {"device": where, "dtype": dtype}
+    whole = rows[0].chain
+    layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
+    layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in rows[1:]]
+    us = measured_us(layers, torch.randn(batch, whole.in_features, **options))
+    return [replace(each, measured_us=took) for each, took in zip(rows, us, strict=True)]

@@ -1,0 +1,45 @@
+"""What PyTorch can do: each way of multiplying is right, moves what it says, and says what it lacks."""
+
+import numpy as np
+import pytest
+
+from ksgen.bench.roster import LIBRARIES, PARTS
+from ksgen.pattern import Pattern
+from ksgen.reference import multiply
+from ksgen.spec import LAYOUTS
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+from ksgen.bench.baselines import BASELINES, UnsupportedError, library_version  # noqa: E402
+from tests.support.bench_runs import JOB  # noqa: E402
+
+
+@pytest.mark.filterwarnings("ignore")  # lazylinop's of what it lacks, PyTorch's of its sparse formats
+@pytest.mark.parametrize("name", [name for name in BASELINES if name not in (*PARTS, "compiled")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_baselines_multiply(name: str, layout: str) -> None:
+    computed, missing = 0, False
+    for shape in ((1, 8, 8, 2), (2, 6, 4, 3), (3, 4, 8, 1), (1, 4, 12, 1)):
+        pattern = Pattern(*shape)
+        weights = torch.randn(shape)
+        x = torch.randn((10, pattern.in_features) if layout == "bsf" else (pattern.in_features, 10))
+        try:
+            y = BASELINES[name].prepare(pattern, layout, weights)(x).contiguous()
+        except UnsupportedError as unsupported:
+            missing |= "not installed" in str(unsupported)
+            continue
+        np.testing.assert_allclose(y.numpy(), multiply(pattern, x.numpy(), weights.numpy(), layout), atol=1e-4)
+        computed += 1
+    if missing:
+        pytest.skip(f"{name} is not installed")
+    assert computed or (name, layout) in {("three_passes", "bsl"), ("densified", "bsl"), ("lazylinop", "bsf")}
+
+
+def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.ones(1, 8, 8, 2)
+    monkeypatch.setattr("ksgen.bench.baselines.find_spec", lambda name: None)
+    for name in LIBRARIES:
+        with pytest.raises(UnsupportedError, match=f"{name} is not installed: pip install {name}"):
+            BASELINES[name].prepare(JOB.pattern, "bsl", weights)
+        with pytest.raises(UnsupportedError, match=f"{name} has no bfloat16"):
+            BASELINES[name].prepare(JOB.pattern, "bsl", weights.bfloat16())
+    assert library_version("no_such_library") == "no_such_library is missing"

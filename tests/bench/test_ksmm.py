@@ -1,0 +1,129 @@
+"""The cost model replayed on times that others published: what their kernel asks for is counted, and the model keeps its band."""
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import ksmm, predictions
+from benchmarks.ksmm import BATCH, KSMM, Published, Tiles, band, published, replay, replays
+from ksgen.bench.published import published_patterns, published_us
+from ksgen.families.expected import TAKEN
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+
+
+def known(pattern: Pattern, precision: str, layout: str) -> Published:
+    wanted = KernelSpec(pattern, precision, layout)
+    return next(each for each in published() if each.kernel == wanted)
+
+
+# ---- the data
+
+
+def test_each_published_time_is_there_once() -> None:
+    counts = {(precision, layout): len(found.rows) for precision, layout, found in replays()}
+    assert counts == {("float32", "bsf"): 652, ("float32", "bsl"): 630, ("float16", "bsf"): 622, ("float16", "bsl"): 675}
+    assert len({each.kernel for each in published()}) == len(published()) == sum(counts.values())
+
+
+def test_the_times_are_those_that_the_benchmarks_pages_quote() -> None:
+    quoted = 0
+    for pattern in published_patterns():
+        for precision, layout in (("float32", "bsf"), ("float32", "bsl"), ("float16", "bsl")):
+            us = published_us(str(pattern), precision, layout)
+            assert us is not None
+            assert known(pattern, precision, layout).us == pytest.approx(us, rel=0.01)
+            quoted += 1
+    assert quoted >= 33
+
+
+# ---- their kernel
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layout", "bytes_an_output"),
+    [  # X for a tile's outputs, W for its batch, Y as it is stored; by hand
+        (Pattern(1, 192, 48, 2), "bsf", 2 * 48 * 4 / 64 + 48 * 4 / 16 + 32),
+        (Pattern(6, 64, 64, 1), "bsf", 64 * 4 / 64 + 64 * 4 / 32 + 16),
+        (Pattern(1, 768, 192, 2), "bsf", 2 * 192 * 4 / 64 + 192 * 4 / 32 + 32),
+        (Pattern(1, 192, 48, 2), "bsl", 48 * 4 / 32 + 48 * 4 / 64 + 4),
+        (Pattern(1, 768, 192, 2), "bsl", 192 * 4 / 64 + 192 * 4 / 32 + 4),
+        (Pattern(1, 1024, 1024, 4), "bsl", 1024 * 4 / 64 + 1024 * 4 / 32 + 8),  # two stores of half a sector
+    ],
+)
+def test_bytes_of_the_second_level_cache(pattern: Pattern, layout: str, bytes_an_output: float) -> None:
+    each = known(pattern, "float32", layout)
+    work = KSMM.work(each.kernel, each.tiles, BATCH)
+    assert work.cache_bytes == pytest.approx(BATCH * pattern.out_features * bytes_an_output)
+    assert work.memory_bytes == each.kernel.bytes(BATCH)
+    assert work.multiply_adds == BATCH * pattern.weight_count
+
+
+def test_cycles_of_shared_memory() -> None:
+    """Of 64 x 64 tiles with 8 x 8 sums: 64 threads are two warps, which read 2 times 2 and 2 times 4 cycles an input."""
+    kernel, tiles = KernelSpec(Pattern(1, 64, 64, 1), layout="bsl"), Tiles(64, 16, 64, 8, 8, 4)
+    work = KSMM.work(kernel, tiles, 64)
+    staged, passed = 64 * (64 + 64) * 4, 2 * 64 * 64 * 4
+    assert work.blocks == 1
+    assert work.shared_bytes == 128 * 64 * 2 * (2 * 2 + 2 * 4) + staged + passed
+    geometry = KSMM.geometry(kernel, tiles, 65)
+    assert (geometry.grid, geometry.block, geometry.shared_bytes) == (2, 64, 4 * (2 * 16 * 128 + 64 * 64))
+
+
+# ---- the replay
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "bounded", "ranks"),
+    [("float32", "bsf", 648, 0.88), ("float32", "bsl", 630, 0.78), ("float16", "bsf", 600, 0.91), ("float16", "bsl", 650, 0.7)],
+)
+def test_the_model_orders_their_kernels_and_bounds_their_times(precision: str, layout: str, bounded: int, ranks: float) -> None:
+    found = replay(layout, precision)
+    assert found.bounded >= bounded
+    assert found.correlation >= ranks
+    assert found.correlation >= found.correlation_of("longest") - 0.02
+    assert 0.9 <= found.over_predicted[1] <= 1.12
+    assert found.within >= 0.84
+
+
+def test_what_is_half_hidden_tells_kernels_apart_that_the_longest_term_does_not() -> None:
+    """Batch-size-last is bounded by multiply-adds nearly everywhere: only the shorter term differs."""
+    for precision in ("float32", "float16"):
+        found = replay("bsl", precision)
+        assert found.correlation_of("longest") < 0.2 < 0.7 <= found.correlation
+
+
+def test_the_band_of_predictions_is_that_of_all_known_times() -> None:
+    low, middle, high = band([row.known.us / row.predicted.us for _, _, found in replays() for row in found.rows])
+    assert (low * TAKEN[1], middle * TAKEN[1], high * TAKEN[1]) == pytest.approx(TAKEN, rel=0.02)
+
+
+def test_a_band_leaves_out_the_extreme_twentieths() -> None:
+    assert band([float(each) for each in range(101)]) == (5, 50, 95)
+
+
+# ---- what is printed
+
+
+def test_the_replay_is_printed() -> None:
+    printed = CliRunner().invoke(ksmm.main).output.splitlines()
+    assert [line.split()[:4] for line in printed[1:3]] == [["float32", "bsf", "652", "648"], ["float32", "bsl", "630", "630"]]
+    assert printed[-1].startswith("all")
+
+
+def test_predictions_stand_beside_published_times() -> None:
+    printed = CliRunner().invoke(predictions.main, ["--pattern", "1,192,48,2"]).output.splitlines()
+    assert len(printed) == 1 + 2 * 6  # a time and a median for each of three precisions in two layouts
+    assert printed[1].split()[:4] == ["1,192,48,2", "float32", "bsf", "simt"]
+    assert " 110.3 " in printed[1]
+    assert printed[2].startswith("median of 1 ")
+    assert printed[2].endswith(", a prediction")
+    each = predictions.beside(known(Pattern(1, 192, 48, 2), "float16", "bsl"), "float16")
+    assert each.family == "mma"
+    assert each.predicted.low < each.predicted.us < each.predicted.high
+    assert each.gains == tuple(48.005 / us for us in (each.predicted.high, each.predicted.us, each.predicted.low))
+    assert predictions.medians([each, each]) == each.gains
+
+
+def test_a_pattern_without_published_times_has_no_lines() -> None:
+    printed = CliRunner().invoke(predictions.main, ["--pattern", "1,3,5,7", "--brief"])
+    assert (printed.exit_code, printed.output) == (0, "")

@@ -1,0 +1,48 @@
+"""Rows: the same from a log, from CSV and from Parquet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ksgen.bench.rows import read_rows, write_csv, write_parquet
+from ksgen.errors import KsgenError
+from tests.support.bench_rows import row
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+
+
+def test_rows_are_the_same_from_a_log_and_from_csv(log_text: str, tmp_path: Path) -> None:
+    (tmp_path / "whole.jsonl").write_text(log_text)
+    rows = read_rows(tmp_path / "whole.jsonl")
+    write_csv(rows, tmp_path / "rows.csv")
+    assert read_rows(tmp_path / "rows.csv") == rows
+
+
+def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
+    rows = [row(), row("2,48,192,1", "bmm", median_us=None, status="failed")]
+    if write_parquet(rows, tmp_path / "rows.parquet"):
+        assert read_rows(tmp_path / "rows.parquet") == rows
+    else:
+        (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+        with pytest.raises(KsgenError, match=r"reading Parquet needs pyarrow: pip install pyarrow; or take the CSV beside it"):
+            read_rows(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("median_us", "median", 1), r"rows\.csv: the column median_us is missing; a table of .* has pattern"),
+        (lambda text: text.replace("100.0", "fast", 1), r"rows\.csv:2: median_us='fast'; accepted: a number"),
+        (lambda text: text.replace("1,48,48,2", "1,48,48", 1), r"rows\.csv:2: '1,48,48' is not a pattern"),
+        (lambda text: text.replace(",25088,", ",,", 1), r"rows\.csv:2: batch is empty; accepted: a number"),
+        (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; `ksgen bench paper -o .*` adds some"),
+        (lambda text: "", r"rows\.csv: the column pattern is missing"),
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_named(change: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    write_csv([row()], path)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(KsgenError, match=message):
+        read_rows(path)

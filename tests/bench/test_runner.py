@@ -1,0 +1,227 @@
+"""`ksgen bench paper` on the processor: what it measures, what it writes down, how it goes on, what it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ksgen.bench.log import Log
+from ksgen.bench.roster import OURS
+from ksgen.bench.rows import OK, read_rows
+from ksgen.errors import KsgenError
+from ksgen.measure.roofline import Ceilings
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
+from ksgen.bench.problem import Job  # noqa: E402
+from ksgen.bench.runner import Runner  # noqa: E402
+from ksgen.bench.timing import Protocol, Times  # noqa: E402
+from tests.support.bench_runs import FACTS, FAST, JOB, lines_of, measure  # noqa: E402
+
+
+def measure_into(device: Any, path: Path, jobs: list[Job], deadline: float) -> tuple[int, int]:
+    """Without rows, of which there may be none."""
+    with Log(path) as log:
+        runs = Runner(log, device, Protocol(("ksgen",)), Times(), FACTS | {"device": device.name}, deadline, lambda done, total, now: None)
+        return runs.run(jobs), len(log.content.contenders)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rewriting_moves_what_bmm_moves(layout: str) -> None:
+    pattern = Pattern(2, 6, 4, 3)
+    x = torch.randn((10, pattern.in_features) if layout == "bsf" else (pattern.in_features, 10))
+    weights = torch.randn(pattern.shape)
+    y = BASELINES["bmm"].prepare(pattern, layout, weights)(x)
+    moved = BASELINES["rewriting"].prepare(pattern, layout, weights)(x)
+    assert (moved.shape, moved.stride()) == (y.shape, y.stride())
+
+
+def test_contenders_take_turns_and_every_row_is_complete(cpu: Any, tmp_path: Path) -> None:
+    path = tmp_path / "paper.jsonl"
+    jobs = [JOB, Job(Pattern(2, 4, 8, 1), "float16", "bsl", 40)]
+    complete, rows = measure(cpu, path, jobs, measurements=3, names=("ksgen", "bmm", "strided", "rewriting"))
+    assert complete == 2
+    found = {(each.pattern, each.implementation): each for each in rows}
+    ours, bmm, strided, part = (found["1,8,8,2", name] for name in FAST)
+    for each in (ours, bmm):
+        assert (each.status, each.measurements, each.runs, each.checked) == (OK, 3, 2, 40)
+        assert each.status == OK
+        assert each.is_accurate
+        assert 0 < each.error < 1e-6  # type: ignore[operator]
+        assert each.fastest_us <= each.quartile1_us <= each.median_us <= each.quartile3_us <= each.slowest_us  # type: ignore[operator]
+        assert each.share_of_floor == pytest.approx(each.floor_us / each.median_us)  # type: ignore[operator]
+        assert (each.device, each.date) == (cpu.name, "2026-01-02")
+    assert (ours.family, ours.variant, ours.arithmetic) == ("vector", "default", "float32")
+    assert (strided.status, strided.median_us, strided.counts) == ("unsupported", None, False)
+    assert "no view of X has a stride of 1" in strided.reason
+    assert (part.status, part.error, part.floor_us, part.counts) == (OK, None, None, False)
+    assert found["2,4,8,1", "ksgen"].is_accurate
+    order = [line["key"].split()[4] for line in lines_of(path, "measurement") if line["key"].startswith("1,8,8,2")]
+    assert order == ["ksgen", "bmm", "rewriting"] * 3
+
+
+def test_a_processors_floor_is_measured_for_every_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speed changes with what else runs on the machine: the better of before and after counts. A GPU's is measured once."""
+    rates = iter((1, 2, 4, 3))
+    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(1e9 * next(rates), 1e11))
+    jobs = [JOB, replace(JOB, layout="bsl")]
+    path = tmp_path / "log.jsonl"
+    measure(cpu, path, jobs)
+    found = {row["layout"]: row["ceiling_byte_per_s"] for row in lines_of(path, "contender")}
+    assert found == {"bsf": 2e9, "bsl": 4e9}
+    floors = {row.layout: row.floor_us for row in read_rows(path) if row.implementation == OURS}
+    assert floors["bsf"] == pytest.approx(2 * floors["bsl"])
+
+
+def test_it_goes_on_where_it_was(cpu: Any, tmp_path: Path) -> None:
+    path = tmp_path / "paper.jsonl"
+    measure(cpu, path, [JOB], measurements=2)
+    before = path.read_bytes()
+    measure(cpu, path, [JOB], measurements=2)
+    assert path.read_bytes().startswith(before)
+    assert len(lines_of(path, "measurement")) == 2 * 3  # strided has no form
+    _, rows = measure(cpu, path, [JOB], measurements=5)
+    assert {each.measurements for each in rows if each.status == OK} == {5}
+    assert len(lines_of(path, "measurement")) == 5 * 3
+
+
+def test_measurements_of_another_kernel_text_count_no_more(cpu: Any, tmp_path: Path) -> None:
+    path = tmp_path / "paper.jsonl"
+    measure(cpu, path, [JOB])
+    path.write_text(path.read_text().replace('"identity":"ksgen ', '"identity":"another '))
+    measure(cpu, path, [JOB])
+    counted = [line["key"].split()[4] for line in lines_of(path, "measurement")]
+    assert counted.count("ksgen") == 4
+    assert counted.count("bmm") == 2
+    assert {each.measurements for each in read_rows(path) if each.status == OK} == {2}
+
+
+def test_the_time_limit_leaves_whole_measurements(cpu: Any, tmp_path: Path) -> None:
+    path = tmp_path / "paper.jsonl"
+    measure(cpu, path, [JOB])
+    complete, rows = measure(cpu, path, [JOB, Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)], deadline=0.0)
+    assert complete == 1  # what was there already
+    assert {each.pattern for each in rows} == {"1,8,8,2"}
+
+
+def test_the_time_limit_is_held_within_a_job(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on with what is done: 10 s a check, 3 s a measurement."""
+    now, did = [0.0], []
+    attempt = Runner._attempt
+
+    def check(self: Any, contender: Any, *rest: Any) -> Any:
+        found = attempt(self, contender, *rest)
+        now[0] += 10
+        did.append(contender.implementation)
+        return found
+
+    def measured(self: Any, timed: Any) -> Any:
+        now[0] += 3
+        did.append("us")
+        return {"us": 1.0, "runs": 1}
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Runner, "_attempt", check)
+    monkeypatch.setattr(Times, "measure", measured)
+    other = Job(Pattern(2, 4, 8, 1), "float32", "bsf", 40)
+    complete, _ = measure(cpu, tmp_path / "a.jsonl", [JOB, other], deadline=45.0, names=("ksgen", "bmm"))
+    assert (complete, did, now[0]) == (1, ["ksgen", "bmm", *["us"] * 4, "ksgen"], 42)  # 10 s more for bmm would not fit
+    did.clear()
+    complete, _ = measure(cpu, tmp_path / "b.jsonl", [JOB], deadline=now[0] + 25.0, names=("ksgen", "bmm"))
+    assert (complete, did) == (0, ["ksgen", "bmm", "us", "us"])
+
+
+def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, built = [0.0], []
+
+    def build_many(requests: Any, compiler: Any, on_done: Any) -> None:
+        for request in requests:
+            built.append(request)
+            now[0] += 40
+            on_done(request, None)
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runner, "build_many", build_many)
+    jobs = [Job(Pattern(2, 4, 8, d), "float32", "bsf", 40) for d in (1, 2, 3, 4)]
+    complete, _ = measure_into(cpu, tmp_path / "a.jsonl", jobs, 60.0)
+    assert (complete, len(built)) == (0, 2)
+
+
+def test_what_cannot_be_measured_is_a_row_with_its_reason(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pattern: Pattern, layout: str, weights: Any) -> Any:
+        raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED\nwhen calling")
+
+    def full(pattern: Pattern, layout: str, weights: Any) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate 9 TiB")
+
+    def wrong(pattern: Pattern, layout: str, weights: Any) -> Any:
+        return lambda x: x.new_zeros(len(x), pattern.out_features)
+
+    for name, prepare in (("bmm", broken), ("einsum", full), ("dense", wrong)):
+        monkeypatch.setitem(BASELINES, name, Baseline(name, "", prepare))
+    huge = Baseline("sparse", "", broken, elements=lambda pattern: 10**15)
+    slow = Baseline("bsr", "", broken, multiplications=lambda pattern: 10**15)
+    monkeypatch.setitem(BASELINES, "sparse", huge)
+    monkeypatch.setitem(BASELINES, "bsr", slow)
+    _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm", "einsum", "dense", "sparse", "bsr"))
+    said = {each.implementation: (each.status, each.reason) for each in rows}
+    assert said["bmm"] == ("failed", "RuntimeError: CUBLAS_STATUS_ALLOC_FAILED when calling")
+    assert said["einsum"] == ("out of memory", "tried to allocate 9 TiB")
+    assert said["sparse"][0] == "out of memory"
+    assert said["sparse"][1].startswith("needs 4000000.0 GB more, and ")
+    assert said["bsr"][0] == "too slow"
+    assert said["bsr"][1].startswith("its multiplications alone take ")
+    assert said["dense"] == (OK, "")
+    dense = next(each for each in rows if each.implementation == "dense")
+    assert dense.error == pytest.approx(1.0)  # timed, but it counts nowhere
+    assert not dense.counts
+    told = lines_of(tmp_path / "paper.jsonl", "contender")
+    measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm",))  # what failed is not tried again
+    assert lines_of(tmp_path / "paper.jsonl", "contender") == told
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [(torch.OutOfMemoryError("no more"), "out of memory", "no more"), (RuntimeError("a bug"), "failed", "RuntimeError: a bug")],
+)
+def test_what_fails_later_is_a_row_too(error: Exception, status: str, reason: str, cpu: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    calls = []
+
+    def greedy(pattern: Pattern, layout: str, weights: Any) -> Any:
+        def product(x: Any) -> Any:
+            calls.append(1)
+            if len(calls) > 8:
+                raise error
+            return x @ torch.zeros(pattern.in_features, pattern.out_features)
+
+        return product
+
+    monkeypatch.setitem(BASELINES, "dense", Baseline("dense", "", greedy))
+    complete, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("dense", "bmm"), measurements=9)
+    said = {each.implementation: (each.status, each.reason, each.status == OK and each.is_accurate) for each in rows}  # whatever the load
+    assert said == {"dense": (status, reason, False), "bmm": (OK, "", True)}
+    assert complete == 1
+
+
+def test_a_lost_gpu_ends_the_run_and_says_so(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(where: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with Log(tmp_path / "paper.jsonl") as log:
+        measuring = Runner(log, cpu, Protocol(FAST), Times(), {"device": cpu.name}, 0.0, lambda done, total, now: None)
+        measuring.where = torch.device("cuda")
+        monkeypatch.setattr(torch.cuda, "synchronize", lost)
+        with pytest.raises(KsgenError, match=r"the GPU context is lost \(a bug\); start again: it goes on after this"):
+            measuring._refused(RuntimeError("a bug"))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+        assert measuring._refused(RuntimeError("a bug"))["status"] == "failed"
+
+
+def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_free_memory", lambda: 1000)
+    _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("ksgen", "bmm"))
+    assert {each.status for each in rows} == {"out of memory"}

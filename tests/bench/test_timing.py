@@ -1,0 +1,118 @@
+"""How a time is taken: threads at rest, hopeless contenders left out, slow ones measured less often."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ksgen.bench.log import Log
+from ksgen.bench.roster import OURS
+from ksgen.bench.rows import OK, read_rows
+from ksgen.measure import pause
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+from ksgen.bench import contenders as contenders_module  # noqa: E402
+from ksgen.bench import runner  # noqa: E402
+from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
+from ksgen.bench.contenders import Ready, contenders  # noqa: E402
+from ksgen.bench.runner import Runner  # noqa: E402
+from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
+from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
+
+
+def test_before_a_time_is_taken_the_threads_of_others_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    ready = Ready(lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2], lambda: None,
+                  lambda: order.append("rest"))  # fmt: skip
+    Timed(ready, 1, Protocol(())).seconds()
+    assert order[:3] == ["rest", "clock", "run"]
+    assert order.count("rest") == order.count("clock")
+    awake = [3, 0]  # looks at which a thread still spins
+
+    def nap(seconds: float) -> None:
+        awake[0] -= 1
+        awake[1] += 1
+
+    spent = [0.0]
+
+    def process_time() -> float:
+        spent[0] += pause.NAP_S if awake[0] > 0 else 0.0
+        return spent[0]
+
+    monkeypatch.setattr(pause, "sleep", nap)
+    monkeypatch.setattr(pause, "process_time", process_time)
+    pause.rest()
+    assert awake[1] == 3
+    awake[0] = 10**6
+    pause.rest()  # others never do
+    assert awake[1] == 3 + pause.MOST_NAPS
+
+
+def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours is, whatever its pace; and what is not much slower than another."""
+    monkeypatch.setattr(Runner, "_note_pace", lambda self, contender, once_s: None)
+    with Log(tmp_path / "a.jsonl") as log:
+        protocol = Protocol((OURS, "bmm"), measurements=1, runs=1, most_seconds=1.0)
+        measuring = Runner(log, cpu, protocol, Times(), FACTS | {"device": cpu.name}, float("inf"), lambda done, total, now: None)
+        ours, bmm = contenders(JOB, cpu, (OURS, "bmm"))
+        work = JOB.pattern.weight_count * JOB.batch
+        for pace, fastest_s, verdict in ((10.1, 0.1, True), (9.9, 0.1, False), (10.1, 0.4, False), (12.1, 0.4, True)):
+            measuring._paces = {(each.implementation, "float32", "bsf"): pace / work for each in (ours, bmm)}
+            assert bool(measuring._hopeless(bmm, fastest_s)) == verdict
+            assert measuring._hopeless(ours, fastest_s) == ""
+        assert measuring._hopeless(bmm, 0.1) == "1.2 s per run at 10 times its pace in other patterns, and the fastest takes 0.10 s"
+        measuring.run([JOB])
+        assert {each.implementation: each.status for each in read_rows(log.path)} == {OURS: OK, "bmm": "too slow"}
+
+
+@pytest.mark.parametrize(
+    ("once_s", "runs", "most_measurements"),
+    [(0.001, 10, 200), (0.04, 5, 10), (0.15, 1, 13), (0.9, 1, 2), (7.0, 1, 1)],
+)
+def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_measurements: int) -> None:
+    ran: list[int] = []
+
+    def clock(call: Any) -> float:
+        before = len(ran)
+        call()
+        return (len(ran) - before) * once_s
+
+    timed = Timed(Ready(ran.append, lambda y: y, clock, lambda: None), 3, Protocol((), most_seconds=2.0))
+    assert (timed.runs, timed.most_measurements) == (runs, most_measurements)
+    assert timed.seconds() == pytest.approx(once_s)
+    assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns
+
+
+@pytest.mark.parametrize(
+    ("name", "first_s", "then_s", "runs", "reason"),
+    [
+        ("bmm", 11.0, 11.0, 1, "a run takes 11.0 s, and a contender may take 2 s in all"),
+        ("bmm", 9.0, 3.0, 2, "a run takes 3.0 s, and a contender may take 2 s in all"),
+        ("bmm", 9.0, 0.5, 4, ""),
+        ("compiled", 60.0, 0.5, 4, ""),
+    ],
+)
+def test_a_contender_that_takes_too_long_is_not_measured(
+    name: str, first_s: float, then_s: float, runs: int, reason: str, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, ran = [0.0], []
+
+    def prepare(pattern: Any, layout: str, weights: Any) -> Any:
+        def product(x: Any) -> Any:
+            now[0] += then_s if ran else first_s
+            ran.append(1)
+            return x
+
+        return product
+
+    def clock(call: Any) -> float:
+        begin = now[0]
+        call()
+        return now[0] - begin
+
+    monkeypatch.setattr(contenders_module, "host_clock", clock)
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setitem(BASELINES, name, Baseline(name, "", prepare))
+    _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=(name,), runs=1, measurements=2)
+    assert (row.status, row.reason) == (("too slow", reason) if reason else (OK, ""))
+    assert len(ran) == runs

@@ -1,0 +1,160 @@
+"""The host's C++ compiler: which one is taken, what it makes, and what it says."""
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from ksgen.build import host
+from ksgen.build.build import build
+from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
+from ksgen.build.request import Request
+from ksgen.emit.render import render
+from ksgen.errors import ToolchainError
+from ksgen.families import family_named
+from ksgen.families.base import Limits
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+
+CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=16, multiprocessors=2, async_copies=False)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> HostCompiler:
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    try:
+        return find_host_compiler()
+    except ToolchainError as absent:
+        pytest.skip(str(absent))
+
+
+def text() -> tuple[str, str]:
+    kernel = KernelSpec(Pattern(1, 3, 2, 2))
+    source = render(kernel, family_named("vector").default(kernel, CPU, 8), family="vector", dialect="opencl")
+    return source.text, source.entry
+
+
+def program(folder: Path, name: str, said: str) -> Path:
+    """A program that says this when it is asked for its version."""
+    made = folder / name
+    made.write_text(f"#!/bin/sh\necho '{said}'\n")
+    made.chmod(made.stat().st_mode | stat.S_IXUSR)
+    return made
+
+
+def test_which_compiler_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `KSGEN_CXX` names, with its options; else the first on PATH."""
+    own, usual = program(tmp_path, "own", "own 1.0"), program(tmp_path, "clang++", "clang version 15")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KSGEN_CXX", f"{own} -m64")
+    assert find_host_compiler().command == (str(own), "-m64")
+    assert find_host_compiler().version.startswith("own 1.0, words ")
+    monkeypatch.delenv("KSGEN_CXX")
+    assert find_host_compiler().command == (str(usual),)
+    assert "-mprefer-vector-width=512" not in find_host_compiler().options(host_target())
+    (first := tmp_path / "first").mkdir()
+    usual = program(first, "c++", "c++ 12.2")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{first}")
+    assert find_host_compiler().command == (str(usual),)
+
+
+def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: name == "ziglang")
+    assert find_host_compiler().command == (sys.executable, "-m", "ziglang", "c++")
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("gone++", r"KSGEN_CXX=gone\+\+ names nothing that runs; give a C\+\+ compiler's path, or unset it"),
+        (" ", r"KSGEN_CXX=  names nothing that runs"),
+        (
+            None,
+            r"no C\+\+ compiler found \(c\+\+, g\+\+, clang\+\+ on PATH, ziglang\); install g\+\+ or clang, or pip install ziglang",
+        ),
+    ],
+)
+def test_why_there_is_none(named: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    if named:
+        monkeypatch.setenv("KSGEN_CXX", named)
+    with pytest.raises(ToolchainError, match=says):
+        find_host_compiler()
+
+
+def test_what_is_no_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\nexit 3\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("KSGEN_CXX", str(failing))
+    with pytest.raises(ToolchainError, match=r"failing --version ends with 3 and says nothing"):
+        _ = find_host_compiler().version
+
+
+def test_a_text_becomes_a_library(compiler: HostCompiler) -> None:
+    source, entry = text()
+    binary = compiler.compile(source, entry, host_target())
+    assert binary.data[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+    assert f"{entry}{host.WALKS}".encode() in binary.data
+    assert f"{entry}_pack{host.WALKS}".encode() in binary.data
+
+
+def test_every_loop_that_a_text_unrolls_is_unrolled_by_gcc_too() -> None:
+    source, entry = text()
+    assert '_Pragma("unroll")' in source
+    assert '_Pragma("unroll")' not in source_of(source, [entry])
+
+
+def test_a_text_that_is_refused_is_kept_with_the_command(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    source, entry = text()
+    with pytest.raises(ToolchainError) as refused:
+        compiler.compile(source.replace("fma(", "fna("), entry, host_target())
+    told = str(refused.value)
+    assert "fna" in told
+    assert "repeat: " in told
+    kept = told.split("source: ")[1].splitlines()[0]
+    assert "fna(" in Path(kept).read_text()
+
+
+def test_a_text_without_such_a_kernel_is_refused(compiler: HostCompiler) -> None:
+    source, _ = text()
+    with pytest.raises(
+        ToolchainError,
+        match=r"ks_gone: its groups have several work items; only an OpenCL driver runs such kernels",
+    ):
+        compiler.compile(source, "ks_gone", host_target())
+    with pytest.raises(ToolchainError, match=r"cannot build for host Linux m68k"):
+        compiler.compile(source, "ks_gone", "host Linux m68k")
+
+
+def test_it_is_compiled_once_and_then_found(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    source, entry = text()
+    made = build(source, entry, host_target(), compiler)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    assert build(source, entry, host_target(), compiler).data == made.data
+    with pytest.raises(ToolchainError, match=r"KSGEN_NO_COMPILE forbids compiling it"):
+        build(source + " ", entry, host_target(), compiler)
+
+
+def test_other_words_are_another_key(compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(*text(), host_target())
+    before = request.key(compiler)
+    monkeypatch.setattr(host, "_digest_of_words", lambda: "words of tomorrow")
+    assert request.key(compiler) != before
+
+
+@pytest.mark.parametrize("name", ["clang++", "g++"])
+def test_both_kinds_of_compilers_take_texts(name: str) -> None:
+    if not (found := shutil.which(name)):
+        pytest.skip(f"no {name}")
+    source, entry = text()
+    assert HostCompiler((os.path.abspath(found),)).compile(source, entry, host_target()).data

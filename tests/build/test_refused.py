@@ -1,0 +1,38 @@
+"""What is told of a refused source: the first complaint, the place where it was kept, the command to repeat."""
+
+from pathlib import Path
+
+import pytest
+
+from ksgen.build.refused import first_error, refusal
+
+TEXT, LOG = "kernel void k() {", "k.cl:1: note: here\nk.cl:1: error: expected '}'\n"
+
+
+def test_a_source_is_kept_with_its_log_and_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    told = str(refusal("k: it was refused", "k.cl", TEXT, LOG, lambda kept: ("build it", "-O3", kept)))
+    kept = next((tmp_path / "failed").glob("k-*.cl"))
+    assert told == f"k: it was refused: k.cl:1: error: expected '}}'\n  source: {kept}\n  repeat: 'build it' -O3 {kept}"
+    assert (kept.read_text(), kept.with_suffix(".log").read_text()) == (TEXT, LOG)
+    assert str(refusal("k: it was refused", "k.cl", TEXT, LOG)) == told.partition("\n  repeat")[0]
+    refusal("another", "k.cl", TEXT + " ", LOG)
+    assert len(list((tmp_path / "failed").glob("k-*.cl"))) == 2
+
+
+def test_it_is_kept_elsewhere_where_the_cache_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (kept,) = [Path(line.split()[-1]) for line in str(refusal("k", "k.cl", TEXT, LOG)).splitlines()[1:]]
+    assert (kept.parent, kept.read_text()) == (tmp_path, TEXT)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache" / "none"))
+    assert str(refusal("k", "k.cl", TEXT, LOG, lambda kept: (kept,))) == "k: k.cl:1: error: expected '}'"
+
+
+def test_first_error_of_a_log() -> None:
+    assert first_error("In file included from a.h\nptxas x.ptx, line 28; error   : Unknown modifier\n") == (
+        "ptxas x.ptx, line 28; error   : Unknown modifier"
+    )
+    assert first_error("\n something else \n") == "something else"
+    assert first_error("") == "no output"

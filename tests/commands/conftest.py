@@ -1,0 +1,14 @@
+"""What tests of commands share: a small spec."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.program import SMALL
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path

@@ -1,0 +1,44 @@
+"""What the commands of `ksgen bench` share: durations, and which patterns."""
+
+import pytest
+
+from ksgen.commands.bench_common import patterns_named
+from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+
+
+def test_large_patterns_can_be_left_out() -> None:
+    few = patterns_named(None, 5, most_weights=9000)
+    assert len(few) == 5
+    assert all(pattern.weight_count <= 9000 for pattern in few)
+    assert patterns_named("1,8,8,2 2,4,8,1", None, most_weights=100) == [Pattern(2, 4, 8, 1)]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("1h30m", 5400), (".5s", 0.5)])
+def test_durations(text: str, seconds: float) -> None:
+    from ksgen.commands.bench_common import duration
+
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "8 m", "8m9", "-1s", "1d", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    from ksgen.commands.bench_common import duration
+
+    with pytest.raises(KsgenError, match=r"time '.*'; accepted: 90s, 8m, 1h30m"):
+        duration(text)
+
+
+def test_which_patterns() -> None:
+    from ksgen.commands.bench_common import patterns_named
+    from ksgen.spec import paper_patterns, stratified
+
+    assert patterns_named(None, 7) == stratified(7)
+    assert patterns_named(None, 60) == stratified(60)
+    assert max(pattern.d for pattern in patterns_named(None, None, most_d=64)) == 64
+    assert set(patterns_named("paper", None)) == set(paper_patterns())
+    assert patterns_named("published", None)[0] == Pattern(1, 48, 48, 16)
+    assert len(patterns_named("specs/vit.yaml", None)) == 6
+    assert patterns_named("1,2,3,4  4,3,2,1", 1) == [Pattern(1, 2, 3, 4)]

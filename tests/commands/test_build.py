@@ -1,0 +1,16 @@
+"""`ksgen build` fills the cache, and says what it made."""
+
+import json
+from pathlib import Path
+
+from tests.support.program import ksgen, needs_compiler
+
+
+@needs_compiler
+def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
+    done = ksgen("build", spec.name, "--arch", "sm_80,sm_90a", "--json", cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"))
+    rows = json.loads(done.stdout)
+    kernels = {(row["kernel"], row["target"]) for row in rows}
+    assert kernels == {(f"ks_2x9x5x3_{precision}_bsf", target) for precision in ("float32", "float16") for target in ("sm_80", "sm_90a")}
+    again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
+    assert again.stdout.startswith("5 binaries of small for sm_80,sm_90a in the cache, 0 with spilled registers")

@@ -1,0 +1,150 @@
+"""`ksgen doctor`: what is there, what installs the rest, and why a machine cannot build or run kernels as it is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ksgen import install
+from ksgen.build import toolchain
+from ksgen.commands import doctor
+from ksgen.commands.doctor import Finding
+from tests.support.commands import run
+from tests.support.compilers import MAKE, NEW_HOST, fake_nvcc, says
+
+WORKS = MAKE.replace("scale", "trial")
+NVRTC = r"pip install -e '.[cuda]' in ksgen's checkout brings NVRTC"
+NVRTC_12 = NVRTC.replace("cuda]", "cuda12]")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[pytest.MonkeyPatch, Path]:
+    """With gcc on PATH, without NVRTC."""
+    (tmp_path / "gcc").symlink_to("/bin/true")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/usr/bin", "/bin"]))
+    for variable in ("KSGEN_NVCC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", (str(tmp_path / "cuda-*"),))
+    monkeypatch.setattr(toolchain, "_packaged_toolkits", list)
+    monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: False)
+    toolchain._find.cache_clear()
+    return monkeypatch, tmp_path
+
+
+def with_driver(monkeypatch: pytest.MonkeyPatch, served: int) -> None:
+    for module in (install, doctor):
+        monkeypatch.setattr(module, "served_cuda", lambda: served)
+
+
+def found(target: str = "sm_90a") -> dict[str, Finding]:
+    return {each.what: each for each in doctor._compilers(target)}
+
+
+def test_a_machine_as_it_should_be(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, folder = machine
+    with_driver(monkeypatch, 13000)
+    nvcc = fake_nvcc(folder / "cuda-13" / "bin", WORKS)
+    told = found()
+    assert told["nvcc"] == Finding("nvcc", f"13.0.88 {nvcc}")
+    assert told["kernels are built by"] == Finding("kernels are built by", f"{nvcc}, 13.0.88, for sm_90a")
+    assert told["nvrtc"].remedy == "pip install -e '.[cuda]' in ksgen's checkout"
+
+
+def test_a_compiler_that_does_not_know_the_gpu(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, folder = machine
+    with_driver(monkeypatch, 13000)
+    nvcc = fake_nvcc(folder / "cuda-11" / "bin", WORKS, "11.5", "sm_75\\nsm_86\\n")
+    told = found()
+    why = f"{nvcc} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
+    assert told["nvcc"] == Finding("nvcc", "", why, f"{NVRTC}, or install a newer toolkit")
+    assert told["kernels are built by"].why == "no compiler makes binaries that this GPU and its driver take"
+    assert told["kernels are built by"].remedy == "pip install -e '.[cuda]' in ksgen's checkout"
+
+
+def test_a_compiler_at_odds_with_its_host_compiler(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    _, folder = machine
+    nvcc = fake_nvcc(folder / "cuda-11" / "bin", says(NEW_HOST), "11.5")
+    told = found()["nvcc"]
+    assert told.why.startswith(f"{nvcc} trial: nvcc 11.5.88 refused it for sm_90a: ")
+    assert "unsupported GNU version" in told.why
+    assert told.remedy == f"NVCC_CCBIN=g++-12 names a host compiler that it accepts, or: {NVRTC}, which needs none"
+
+
+def test_a_compiler_newer_than_the_driver(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, folder = machine
+    with_driver(monkeypatch, 12020)
+    new = fake_nvcc(folder / "cuda-13" / "bin", WORKS)
+    told = found()
+    assert told["nvcc"].why.startswith(f"{new} 13.0.88 is newer than the driver (")
+    assert told["nvcc"].why.endswith("CUDA 12.2), which loads none of its binaries")
+    assert told["nvcc"].remedy == f"update the driver, or: {NVRTC_12}"
+    assert told["kernels are built by"].remedy == "pip install -e '.[cuda12]' in ksgen's checkout"
+    old = fake_nvcc(folder / "cuda-12" / "bin", WORKS, "12.8")
+    both = [each for each in doctor._compilers("sm_90a") if each.what == "nvcc"]
+    assert [bool(each.found) for each in both] == [True, False]
+    assert found()["kernels are built by"].found == f"{old}, 12.8.88, for sm_90a"
+
+
+@pytest.mark.parametrize(("served", "said"), [(0, []), (13000, [True]), (12020, [True]), (11040, [False])])
+def test_the_driver(served: int, said: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch, served)
+    told = doctor._driver()
+    assert [bool(each.found) for each in told] == said
+    if said == [False]:
+        assert "CUDA 11.4: it loads no binary of CUDA 12 or later" in told[0].why
+        assert told[0].remedy == "update it to 525 or later"
+
+
+@pytest.mark.parametrize(
+    ("version", "served", "why", "remedy"),
+    [
+        ("2.9.0+cu128", 13000, "", ""),
+        ("2.9.0+cu128", 12040, "", ""),
+        ("2.9.0", 12040, "", ""),
+        ("2.9.0+cpu", 0, "", ""),
+        ("2.9.0+cpu", 12040, "built without CUDA, so its tensors cannot lie on the GPU", "install torch's build for CUDA"),
+        ("2.9.0+cu130", 12040, "built for CUDA 13, and the driver serves 12.4", "update the driver, or install torch's build for CUDA 12"),
+    ],
+)
+def test_pytorchs_build_beside_the_driver(version: str, served: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_driver(monkeypatch, served)
+    expected = Finding("torch", "", f"{version}: {why}", remedy) if why else Finding("torch", version)
+    assert doctor._of_its_cuda("torch", version) == expected
+
+
+# ---- this machine
+
+
+def test_doctor_names_what_is_there_and_what_installs_the_rest() -> None:
+    rows = {row["what"]: row for row in json.loads(run("doctor", "--json").stdout)}
+    assert {"ksgen", "Python", "launchers take", "nvcc", "nvrtc", "cache", "wisdom"} <= set(rows)
+    for row in rows.values():
+        assert bool(row["found"]) != bool(row["why"])
+    assert "launchers take" in run("doctor").stdout
+
+
+def test_a_cache_folder_that_cannot_be_is_no_traceback() -> None:
+    for command in (["cache", "ls"], ["doctor", "--json"]):
+        done = run(*command, KSGEN_CACHE_DIR="x" * 300)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert "0 entries, 0.0 MB in " in done.stdout
+
+
+def test_doctor_without_any_device_says_so_and_exits_1() -> None:
+    done = run("doctor", "--json", KSGEN_DEVICE="abacus")
+    chosen = next(row for row in json.loads(done.stdout) if row["what"] == "launchers take")
+    assert done.exit_code == 1
+    assert "none is called that" in chosen["why"]
+
+
+def test_doctor_without_pycuda_is_one_line_and_no_traceback() -> None:
+    program = "import sys; sys.modules['pycuda'] = None; from ksgen.cli import cli; cli.main(['doctor', '--json'], standalone_mode=False)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    row = next(row for row in json.loads(done.stdout) if row["what"] == "GPU by PyCUDA")
+    assert row["found"] == ""
+    assert "pip install pycuda" in row["remedy"]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,29 @@
+"""`ksgen emit`: where it writes, and the texts of one family."""
+
+import json
+from pathlib import Path
+
+from tests.support.program import ksgen
+
+
+def test_emit_goes_to_generated_here_unless_told(spec: Path) -> None:
+    done = ksgen("emit", spec.name, cwd=spec.parent)
+    assert done.stdout == "2 kernels of small in generated/small\n"
+    assert (spec.parent / "generated" / "small" / "ks_2x9x5x3_float32_bsf.cu").is_file()
+    told = ksgen("emit", spec.name, "--dialect", "opencl", "-o", "elsewhere", "--json", cwd=spec.parent)
+    assert json.loads(told.stdout)["folder"] == "elsewhere"
+    assert (spec.parent / "elsewhere" / "ks_2x9x5x3_float32_bsf.cl").is_file()
+
+
+def test_emit_writes_the_texts_of_a_family_asked_for(spec: Path, tmp_path: Path) -> None:
+    done = ksgen("emit", str(spec), "--family", "simt", "-o", str(tmp_path / "plain"))
+    assert done.returncode == 0, done.stderr
+    assert all("simt.cu.j2" in path.read_text() for path in (tmp_path / "plain").glob("*.cu"))
+    assert done.stderr == ""
+    cores = ksgen("emit", str(spec), "--family", "mma", "-o", str(tmp_path / "cores"), "--json")
+    assert cores.stderr == "left out, as mma does not serve them: 1 of 2 kernels (ks_2x9x5x3_float32_bsf)\n"
+    assert json.loads(cores.stdout)["left_out"] == ["ks_2x9x5x3_float32_bsf"]
+    refused = ksgen("emit", str(spec), "--family", "gradient", "-o", str(tmp_path / "none"))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "gradient serves none of its kernels (the weights' gradient" in refused.stderr
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,22 @@
+"""`ksgen run` checks and times one kernel."""
+
+import json
+
+import pytest
+
+from tests.support.program import ksgen, needs_device
+
+
+@needs_device
+def test_run_checks_and_times_one_kernel() -> None:
+    done = ksgen("run", "2,9,5,3", "--batch", "70", "--layout", "bsl", "--bias", "--activation", "silu", "--runs", "2", "--json")
+    figures = json.loads(done.stdout)
+    assert figures["passed"]
+    assert figures["checked_batch_entries"] == 70
+    assert 0 < figures["error"] <= figures["tolerance"]
+    assert figures["median_us"] > 0
+    share = None if figures["doubt"] else pytest.approx(figures["floor_us"] / figures["median_us"], rel=1e-2)
+    assert figures["share_of_floor"] == share
+    table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
+    assert "of the floor" in table.stdout or "cannot be trusted" in table.stdout
+    assert "passed" in table.stdout

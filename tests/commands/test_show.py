@@ -1,0 +1,60 @@
+"""`ksgen show`: sizes and costs of patterns, chains and specs, at any width."""
+
+import json
+import re
+
+import pytest
+
+from ksgen.errors import KsgenError
+from tests.support.commands import run
+
+
+def test_show_gives_sizes_and_costs() -> None:
+    (facts,) = json.loads(run("show", "2,48,192,1", "--batch", "1000", "--json").stdout)["patterns"]
+    assert (facts["rows"], facts["columns"], facts["weights"], facts["density"]) == (96, 384, 18432, 0.5)
+    assert facts["gflop"] == pytest.approx(2 * 1000 * 18432 / 1e9)
+    assert facts["mbyte"] == pytest.approx(4 * (1000 * 480 + 18432) / 1e6, rel=1e-5)
+    assert facts["threads"] % 32 == 0
+
+
+def test_show_of_a_chain_and_of_a_spec() -> None:
+    chain = run("show", "2,48,192,1", "1,192,48,2")
+    assert "chain: 2,48,192,1 then 1,192,48,2, 384 -> 384, 25.0% of dense" in chain.stdout
+    spec = run("show", "--spec", "specs/vit.yaml")
+    assert "attention: 2,48,192,1 then 1,192,48,2" in spec.stdout
+    assert spec.stdout.count("weights in") == 6
+
+
+def test_patterns_are_arguments_or_options() -> None:
+    once, again = "2,48,192,1", "1,192,48,2"
+    usual = run("show", once, again).stdout
+    assert run("show", once, "--pattern", again).stdout == usual
+    assert run("show", "--pattern", once, "--pattern", again).stdout == usual
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "", "3", "39", "80", "9" * 5000, "²", "x"])
+@pytest.mark.parametrize("command", [("show", "1,192,48,2"), ("doctor",)])
+def test_any_width_shows_all_that_there_is(command: tuple[str, ...], columns: str) -> None:
+    usual, done = (run(*command, COLUMNS=width, LINES=width) for width in ("80", columns))
+    assert done.exit_code == usual.exit_code, done.exception
+    if columns in ("3", "39"):
+        assert max(map(len, done.stdout.splitlines())) <= 40
+        assert re.sub(r"\W", "", done.stdout)[:40] == re.sub(r"\W", "", run(*command, COLUMNS="40").stdout)[:40]
+    else:
+        assert done.stdout == usual.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give patterns such as 1,192,48,2, or --spec FILE: one of the two"),
+        (["1,2,3,1", "9,9,9,1"], "1,2,3,1 gives 2 features and 9,9,9,1"),
+        (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
+        (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),
+        (["1,2"], "'1,2' is not a pattern"),
+    ],
+)
+def test_mistakes_of_show(arguments: list[str], message: str) -> None:
+    caught = run("show", *arguments).exception
+    assert isinstance(caught, KsgenError)
+    assert str(caught).startswith(message)

@@ -1,0 +1,62 @@
+"""The table of a search: its winner, its order, its reasons and its digits."""
+
+from dataclasses import replace
+
+from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
+from ksgen.tuning.sections import sections_of
+from tests.support.tuning_trials import some_trials
+
+
+def test_a_search_decides_who_won() -> None:
+    trials = some_trials()
+    decided = trials[3]
+    first, second = sections_of(trials, [decided])
+    assert first.winner == decided
+    assert second.winner == sections_of(trials)[1].winner
+    assert first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+    assert first.summary[4] == f"{decided.family}: {decided.constants}"
+
+
+def test_a_note_about_the_winners_time_is_said() -> None:
+    noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
+    assert "Of its time: clocks moved." in sections_of(noted)[0].said
+
+
+def test_the_table_lists_what_was_measured_first() -> None:
+    trials = some_trials()[12:24]
+    space = replace(trials[1], state="wrong", median_us=None, reason="off\n by 1")
+    table = table_of([trials[0], space, *trials[2:]], trials[5])
+    assert [row.state for row in table.rows] == ["measured"] * 9 + ["wrong"] + ["pruned"] * 2
+    assert [row.is_winner for row in table.rows].count(True) == 1
+    times = [float(row.cells[table.titles.index("µs")]) for row in table.rows[:9]]
+    assert times == sorted(times)
+    assert table.rows[9].cells[-1] == "wrong: off by 1"
+    assert all(len(row.cells) == len(table.titles) for row in table.rows)
+    shared = [part.partition("=")[0] for part in table.throughout.split(", ") if part]
+    assert sorted([*shared, *table.titles]) == sorted([*table_titles(), *vars(trials[0].constants)])
+    many = table_of([trials[0]] * (MOST_ROWS + 5), None)
+    assert (len(many.rows), many.left_out) == (MOST_ROWS, 5)
+
+
+def table_titles() -> list[str]:
+    return ["#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes", "fate"]
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    bare = [replace(each, registers=None, predicted_us=None) for each in some_trials()[:5]]
+    assert not {"registers", "predicted µs"} & set(table_of(bare, None).titles)
+
+
+def test_reasons_are_counted_and_short() -> None:
+    first = some_trials(4)[0]
+    pruned = [replace(first, state="pruned", median_us=None, reason=f"reason {number % 10}") for number in range(23)]
+    assert reasons(pruned)[0] == "3 pruned: reason 0"
+    assert reasons(pruned)[-1] == "4 for other reasons"
+    assert len(reasons(pruned)) == 9
+    (long,) = reasons([replace(pruned[0], reason="word " * 1000)])
+    assert len(long) < 320
+    assert by_state(pruned) == "23 pruned"
+
+
+def test_figures_have_three_digits() -> None:
+    assert [microseconds(time) for time in (0.12345, 8.062, 23.0, 99.96, 100.4, 41445.3)] == ["0.123", "8.06", "23", "100", "100", "41445"]

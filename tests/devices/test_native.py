@@ -1,0 +1,247 @@
+"""Kernels as functions of shared libraries: right in every type, on any number of threads, in children, and refused in words."""
+
+import ctypes
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.build.request import Binary
+from ksgen.devices import find_device, native
+from ksgen.devices.base import Device, UnavailableError
+from ksgen.errors import DeviceError, LaunchError, ToolchainError
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import compare, make_problem, measure, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
+from tests.families import test_vector as vector
+
+FE_INVALID = 1  # on x86 and ARM
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    try:
+        found = find_device("native")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
+    monkeypatch.setenv("KSGEN_DEVICE", "native")
+    return found
+
+
+# ---- right
+
+
+@pytest.mark.parametrize("along", vector.WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "precision", ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))]
+)
+def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
+    """With ragged edges, a panel or none, and every number of lanes that a vector of some processor has."""
+    for lanes, shape, batch in ((2, (2, 3, 5, 2), 9), (4, (1, 9, 5, 4), 33), (8, (1, 6, 7, 24), 17), (16, (2, 24, 5, 16), 50)):
+        kernel = vector.kernel_of(shape, precision, layout, Epilogue(True, "none", True))
+        if vector.allows(kernel, along, lanes):
+            vector.agrees(kernel, vector.constants_of(kernel, along, lanes), batch)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
+def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it subnormal, sums that nobody reads would take eight times as long. Signalling NaNs tell: they raise a flag."""
+    monkeypatch.setenv("KSGEN_THREADS", "1")
+    flags = ctypes.CDLL("libm.so.6" if sys.platform == "linux" else None)
+    launcher = Launcher(*shape)
+    for batch in (1, 2, 3, 5, 17, 33, 50):
+        problem = make_problem(vector.kernel_of(shape, layout=layout), batch)
+        call = launcher.prepare(problem.x, launcher.pack(problem.weights), layout=layout)
+        if call.plan.workspace_bytes:
+            at = call.plan.workspace(None).pointer
+            np.ctypeslib.as_array((ctypes.c_uint32 * (call.plan.workspace_bytes // 4)).from_address(at))[:] = 0x7FA00000
+        flags.feclearexcept(FE_INVALID)
+        call()
+        assert not flags.fetestexcept(FE_INVALID), (call.plan.choice.constants, batch)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_activations_are_right_everywhere(precision: str, activation: str) -> None:
+    values = np.concatenate([np.linspace(-12, 12, 20001), [0.0, -0.0, 1e-30, 90, -90, 1e30, -1e30, np.nan, np.inf]]).astype(precision)
+    got = np.asarray(Launcher(1, 1, 1, 1)(values[:, None], np.ones((1, 1, 1, 1), precision), activation=activation))[:, 0]
+    wide = values.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = {
+            "none": lambda x: x,
+            "relu": lambda x: np.where(x < 0, 0, x),
+            "gelu": lambda x: 0.5 * x * np.array([math.erfc(-each * math.sqrt(0.5)) for each in x.tolist()]),
+            "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+            "silu": lambda x: x / (1 + np.exp(-x)),
+        }[activation](wide)
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    size = np.maximum(np.abs(wanted[finite]), 1)
+    assert (np.abs(got[finite] - wanted[finite]) / size).max() < (1e-6 if precision == "float32" else 1e-14)
+
+
+def test_all_halves_are_themselves() -> None:
+    """Each of the 65536, in vectors of sixteen lanes and one by one."""
+    bits = np.arange(65536, dtype=np.uint16)
+    values = bits.view(np.float16)
+    for shape in ((len(bits), 1), (16, len(bits) // 16)):
+        got = np.asarray(Launcher(1, 1, 1, 1)(values.reshape(-1, 1), np.ones((1, 1, 1, 1), np.float16))).reshape(-1)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(values))
+        kept = ~np.isnan(values)
+        np.testing.assert_array_equal(got.view(np.uint16)[kept] & 0x7FFF, bits[kept] & 0x7FFF, err_msg=str(shape))
+
+
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    code = "from tests.families.test_vector import run_fenced; run_fenced()"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, ""), finished
+
+
+# ---- threads
+
+KERNEL = KernelSpec(Pattern(2, 48, 32, 4))
+BATCH = 700
+
+
+def product() -> np.ndarray:
+    problem = make_problem(KERNEL, BATCH)
+    return np.asarray(Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights))
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "7"])
+def test_any_number_of_threads_gives_the_same_bits(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = product()
+    error, _ = compare(make_problem(KERNEL, BATCH), wanted)
+    assert error <= tolerance("float32", 32)
+    monkeypatch.setenv("KSGEN_THREADS", threads)
+    np.testing.assert_array_equal(product(), wanted)
+
+
+def wrong_at_once(calls: Sequence[Callable[[], Any]], wanted: np.ndarray) -> int:
+    """How many results differ from what is wanted, where each call runs again and again in a thread of its own."""
+    wrong: list[int] = []
+
+    def again(call: Callable[[], Any]) -> None:
+        wrong.extend(1 for _ in range(40) if not np.array_equal(call(), wanted))
+
+    crew = [threading.Thread(target=again, args=(call,)) for call in calls]
+    for each in crew:
+        each.start()
+    for each in crew:
+        each.join(60)
+    assert not any(each.is_alive() for each in crew)
+    return len(wrong)
+
+
+@pytest.mark.parametrize("has_openmp", [True, False])
+def test_many_threads_of_python_at_once(has_openmp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On OpenMP's threads, and on a crew that serves one of them at a time."""
+    if not has_openmp:
+        monkeypatch.setattr(native, "_openmp", lambda: None)
+    monkeypatch.setenv("KSGEN_THREADS", "3")
+    assert wrong_at_once([product] * 5, product()) == 0
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_calls_prepared_by_one_thread_run_in_several_at_once(layout: str) -> None:
+    """Each works in memory of the thread that runs it."""
+    problem = make_problem(replace(KERNEL, layout=layout), BATCH)
+    calls = [Launcher(*KERNEL.pattern.shape).prepare(problem.x, problem.weights, layout=layout) for _ in range(4)]
+    assert wrong_at_once(calls, np.array(calls[0]())) == 0
+
+
+def test_a_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its parent's it has none: to wait for them would be for ever."""
+    code = """
+import os, signal
+from tests.devices.test_native import product
+wanted = product().tobytes()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    os._exit(product().tobytes() != wanted or product().tobytes() != wanted)
+assert os.waitpid(child, 0)[1] == 0
+assert product().tobytes() == wanted
+"""
+    monkeypatch.setenv("KSGEN_THREADS", "3")
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.backends.openmp.is_available():
+        pytest.skip("this PyTorch has no OpenMP")
+    assert native._openmp()
+    assert native._parallel_of(None) is None
+
+
+# ---- refused in words
+
+
+def test_what_needs_a_driver_is_refused(device: Device) -> None:
+    with pytest.raises(ToolchainError, match=r"only an OpenCL driver runs such kernels"):
+        measure(device, KERNEL, 64, family="simt")
+
+
+def test_there_are_no_streams(device: Device) -> None:
+    problem = make_problem(KERNEL, 5)
+    with pytest.raises(LaunchError, match=r"has no streams: a call returns when it is done; leave stream= out"):
+        Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights, stream=7)
+
+
+def test_another_processor_s_library_is_not_loaded(device: Device) -> None:
+    plan = measure(device, KERNEL, 9, runs=0).plan
+    with pytest.raises(DeviceError, match=r"a binary for host Linux m68k does not run on host "):
+        device.load(replace(plan.binary, target="host Linux m68k"), plan.source.entry, 0)
+    with pytest.raises(DeviceError, match=r"loading ks_gone: .*TMPDIR names a folder whose files may be run"):
+        device.load(Binary(b"no library", "ks_gone", device.target), "ks_gone", 0)
+    with pytest.raises(DeviceError, match=r"ks_gone: the library holds no such kernel; build it again"):
+        device.load(plan.binary, "ks_gone", 0)
+
+
+def test_where_files_may_not_be_run_libraries_come_from_memory(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = measure(device, KERNEL, 9, runs=0).plan.binary
+    opened, real = [], ctypes.CDLL
+
+    def no_files(name: str, *given: object, **named: object) -> ctypes.CDLL:
+        opened.append(name)
+        if name and "ksgen-native-" in name:
+            raise OSError(f"{name}: failed to map segment from shared object")
+        return real(name, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native.ctypes, "CDLL", no_files)
+    assert device.load(binary, binary.entry, 0).entry == binary.entry
+    assert any(str(name).startswith("/proc/self/fd/") for name in opened)
+
+
+def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    binary = measure(device, KERNEL, 9, runs=0).plan.binary
+    device.load(binary, binary.entry, 0)
+    assert os.listdir(str(tmp_path)) == []
+
+
+# ---- chosen
+
+
+def test_a_machine_without_a_compiler_takes_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("KSGEN_CXX", raising=False)
+    monkeypatch.setattr("ksgen.build.host.importlib.util.find_spec", lambda name: None)
+    native.open_device.cache_clear()
+    with pytest.raises(UnavailableError, match=r"native: no C\+\+ compiler found .*install g\+\+ or clang, or pip install ziglang"):
+        native.open_device(0)
+    native.open_device.cache_clear()

@@ -1,0 +1,154 @@
+"""Emission: the same input gives the same bytes, every field counts, and the manifest lists every file."""
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ksgen.build.request import Request
+from ksgen.emit.render import emit, render, template_digest
+from ksgen.errors import ConstantsError, KsgenError
+from ksgen.families.simt import SimtConstants
+from ksgen.pattern import Pattern
+from ksgen.spec import PRECISIONS, Epilogue, KernelSpec, load, parse
+
+ROOT = Path(__file__).parents[2]
+KERNEL = KernelSpec(Pattern(2, 64, 48, 4), "float32", "bsf")
+CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
+SPEC = """
+kernels: ["2,8,8,2"]
+layers: {square: [[2,8,8,2], [1,4,8,4]]}
+"""
+
+
+def test_the_committed_folder_is_what_emit_writes(tmp_path: Path) -> None:
+    emit(load(ROOT / "specs" / "vit.yaml"), tmp_path / "vit")
+    written = {path.name: path.read_bytes() for path in (tmp_path / "vit").iterdir()}
+    committed = {path.name: path.read_bytes() for path in (ROOT / "generated" / "vit").iterdir() if path.name != "__pycache__"}
+    assert committed == written
+
+
+def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    program = "from ksgen.emit.render import *; from tests.emit.test_render import *; print(render(KERNEL, CONSTANTS).digest)"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert outputs == {render(KERNEL, CONSTANTS).digest}
+
+
+def variants() -> list[tuple[str, KernelSpec, Any]]:
+    """A kernel per field of a specification, and per constant, that differs in it alone."""
+    found = [("itself", KERNEL, CONSTANTS)]
+    for letter in "abcd":
+        found.append((letter, replace(KERNEL, pattern=replace(KERNEL.pattern, **{letter: getattr(KERNEL.pattern, letter) + 1})), CONSTANTS))
+    found.append(("precision", replace(KERNEL, precision="float64"), CONSTANTS))
+    found.append(("layout", replace(KERNEL, layout="bsl"), replace(CONSTANTS, tile_d=1)))
+    found.append(("layout too", KERNEL, replace(CONSTANTS, tile_d=1)))
+    for change in ({"bias": True}, {"activation": "relu"}, {"residual": True}):
+        found.append((str(change), replace(KERNEL, epilogue=Epilogue(**change)), CONSTANTS))
+    found.append(("batch", replace(KERNEL, batch=7), CONSTANTS))
+    other = SimtConstants(128, 64, 16, 4, 4, 4, 4, 2, "registers")
+    for name in (field.name for field in fields(SimtConstants) if field.name not in ("copy", "tile_d")):
+        found.append((name, KERNEL, replace(CONSTANTS, **{name: getattr(other, name)})))
+    found.append(("copy", KERNEL, replace(CONSTANTS, copy="registers", stages=2)))
+    found.append(("job", replace(KERNEL, job="gradient"), None))
+    return found
+
+
+def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
+    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch", "job", "before"}
+    digests = {}
+    for name, kernel, constants in variants():
+        source = render(kernel, constants)
+        digest = Request(source.text, source.entry, "sm_90a").digest
+        assert digest not in digests, (name, digests[digest])
+        digests[digest] = name
+        assert kernel == KERNEL or kernel.digest != KERNEL.digest
+        assert render(kernel, constants, dialect="opencl").digest != source.digest
+
+
+def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
+    chains = [KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=before) for before in ((Pattern(2, 16, 6, 1),), (Pattern(1, 32, 6, 1),))]
+    sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
+    assert (
+        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 2
+    )
+    alone = KernelSpec(Pattern(2, 8, 8, 2))
+    assert alone.digest not in {each.digest for each in chains}
+
+
+def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
+    for dialect in ("cuda", "opencl"):
+        for precision in PRECISIONS:
+            for activation in ("none", "relu", "gelu", "gelu_tanh", "silu"):
+                source = render(replace(KERNEL, precision=precision, epilogue=Epilogue(True, activation, True)), dialect=dialect)
+                assert "{{" not in source.text
+                assert "{%" not in source.text
+                assert source.text.endswith("}\n")
+
+
+def test_a_text_says_what_it_is_and_nothing_of_where_it_was_made() -> None:
+    source = render(KERNEL)
+    first, second, *_ = source.text.splitlines()
+    assert first == f"// ks_2x64x48x4_float32_bsf   ksgen 0.1.0, simt.cu.j2 {template_digest('simt')}, spec {KERNEL.digest}"
+    assert second == "// Y = X K^T, support I_2 ⊗ 1_{64x48} ⊗ I_4, float32, batch-size-first."
+    for private in (str(ROOT), str(Path.home()), "202"):
+        assert private not in source.text
+
+
+def test_the_entry_carries_a_hash_where_the_constants_are_not_the_default() -> None:
+    assert render(KERNEL).entry == "ks_2x64x48x4_float32_bsf"
+    tuned = render(KERNEL, CONSTANTS).entry
+    assert tuned.startswith("ks_2x64x48x4_float32_bsf_")
+    assert len(tuned) == len("ks_2x64x48x4_float32_bsf_") + 8
+
+
+def test_bad_constants_and_dialects_are_refused() -> None:
+    with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d=8 must be at most d=4; try 4"):
+        render(KERNEL, replace(CONSTANTS, tile_d=8))
+    with pytest.raises(KsgenError, match="vector_chain has no CUDA text; accepted: dialect=opencl"):
+        render(KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=(Pattern(2, 16, 6, 1),)), family="vector_chain")
+    with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):
+        render(KERNEL, dialect="metal")
+    with pytest.raises(ConstantsError, match="unknown kernel family 'fast'"):
+        render(KERNEL, family="fast")
+
+
+def test_emitted_launchers_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse(SPEC, "small.yaml")
+    emit(spec, tmp_path / "made" / spec.name)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"made.{spec.name}")
+    assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "layer_square"]
+    assert repr(module.ks_2_8_8_2) == "Launcher(2, 8, 8, 2)"
+    assert repr(module.layer_square) == "ChainLauncher(Launcher(2, 8, 8, 2), Launcher(1, 4, 8, 4))"
+
+
+def test_the_manifest_lists_every_kernel_with_its_hash(tmp_path: Path) -> None:
+    spec = parse(SPEC, "small.yaml")
+    sources = emit(spec, tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [row["sha256"] for row in manifest["kernels"]] == [source.digest for source in sources]
+    assert manifest["layers"] == {"square": [[2, 8, 8, 2], [1, 4, 8, 4]]}
+    written = {path.name: sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()}
+    del written["manifest.json"]
+    assert manifest["files"] == written
+    assert {row["file"]: row["sha256"] for row in manifest["kernels"]}.items() <= written.items()
+
+
+def test_a_second_emit_replaces_the_first_and_leaves_no_stale_file(tmp_path: Path) -> None:
+    emit(parse(SPEC), tmp_path / "out")
+    emit(parse('kernels: ["1,4,4,1"]'), tmp_path / "out", dialect="opencl")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "__init__.py", "ks_1x4x4x1_float32_bsf.cl", "launchers.py", "manifest.json",
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

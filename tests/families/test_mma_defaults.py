@@ -1,0 +1,47 @@
+"""The tensor-core family's constants before any search."""
+
+import pytest
+
+from ksgen.families import check, cuda_limits, family_named
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, paper_patterns
+from tests.support.mma_kernels import kernel
+
+MMA = family_named("mma")
+GPU = cuda_limits("sm_90a")
+PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+TARGETS = ("sm_80", "sm_86", "sm_90a")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_defaults_hold_for_the_paper(precision: str, target: str) -> None:
+    limits = cuda_limits(target)
+    odd = [Pattern(1, 1, 1, 1), Pattern(3, 997, 5, 97), Pattern(1, 17, 33, 13), Pattern(2, 5, 1009, 1), Pattern(1, 3, 3, 9)]
+    own = paper_patterns()[9 * TARGETS.index(target) :: 9 * len(TARGETS)]  # each target has others
+    for pattern in [*own, *odd]:
+        for layout in LAYOUTS:
+            each = kernel(precision, layout, pattern)
+            constants = MMA.default(each, limits)
+            check(MMA, each, constants, limits)
+            assert MMA.registers(each, constants) <= 255 or pattern in odd
+            assert MMA.shared_bytes(each, constants) <= limits.shared_bytes_for(constants.min_blocks)
+
+
+def test_float32_grade_sums_are_promoted() -> None:
+    for layout in LAYOUTS:
+        assert MMA.default(kernel("tf32x3", layout), GPU).promote == 32
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 47, 4)), GPU).promote == 16
+        assert MMA.default(kernel("tf32x3", layout, Pattern(1, 48, 16, 4)), GPU).promote == 0
+        assert [MMA.default(kernel("fp16x3", layout, Pattern(1, 48, c, 4)), GPU).promote for c in (32, 33, 64, 65)] == [0, 32, 0, 64]
+        assert MMA.default(kernel("tf32", layout), GPU).promote == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_space_holds_to_the_rules_and_the_default_lies_near(layout: str) -> None:
+    each = kernel("tf32x3", layout)
+    found = list(MMA.space(each, GPU))
+    assert len(found) > 200
+    for constants in found[:: len(found) // 20]:
+        check(MMA, each, constants, GPU)
+    assert {constants.promote for constants in found} == {32}  # a search buys no speed with accuracy

@@ -1,0 +1,42 @@
+"""SIMT's constants before any search hold all rules, fit every device, and pad little."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ksgen.families import Limits, check, cuda_limits
+from ksgen.families.simt import Simt
+from ksgen.spec import LAYOUTS
+from tests.support.kernels import SERVED
+from tests.support.simt_kernels import kernel
+
+SIMT = Simt()
+GPU = cuda_limits("sm_90a")
+NAMES = list(dict.fromkeys(precision for family, precision, _ in SERVED if family == "simt"))
+
+
+@settings(max_examples=500)
+@example((2, 39, 31, 8), "float16", "bsf", "large cpu")  # three warps of outputs for each of eight j
+@given(
+    st.tuples(*[st.integers(1, 64) | st.integers(1, 2000)] * 4),
+    st.sampled_from(NAMES),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from(["sm_75", "sm_80", "sm_90a", "small cpu", "large cpu"]),
+)
+def test_defaults_keep_their_own_rules_and_fit_every_device(shape: tuple[int, ...], precision: str, layout: str, target: str) -> None:
+    try:
+        spec = kernel(shape, precision, layout)
+    except Exception:
+        return  # more features than a kernel counts
+    cpus = {
+        "small cpu": Limits(32 * 1024, 256, 0, is_cpu=True, async_copies=False),
+        "large cpu": Limits(2**18, 8192, 0, is_cpu=True, async_copies=False),
+    }
+    limits = cpus.get(target) or cuda_limits(target)
+    check(SIMT, spec, SIMT.default(spec, limits), limits)
+
+
+def test_defaults_take_little_padding() -> None:
+    for b in (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024):
+        for layout in LAYOUTS:
+            constants = SIMT.default(kernel((1, b, 64, 4), layout=layout), GPU)
+            assert b % constants.tile_out == 0, constants

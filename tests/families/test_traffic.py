@@ -1,0 +1,43 @@
+"""Bytes of whole sectors, against a count of the sectors themselves."""
+
+from itertools import product
+
+import pytest
+
+from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes, line_bytes, run_bytes
+from tests.support.kernels import kernel_of
+
+
+def sectors(starts: range, size: int) -> float:
+    return SECTOR * sum(len({byte // SECTOR for byte in range(start, start + size)}) for start in starts) / len(starts)
+
+
+@pytest.mark.parametrize(("size", "step"), list(product((2, 16, 31, 32, 33, 96, 100), (2, 4, 8, 16, 32, 48, 64))))
+def test_runs_take_whole_sectors(size: int, step: int) -> None:
+    assert run_bytes(size, step) == sectors(range(0, 32 * step, step), size)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((64, 32, 64, 32), 64 * 32 * 2),  # features, j, tile, tile_d: all neighbours
+        ((64, 32, 64, 8), 2 * 64 * 32 * 2),  # 16 bytes of each sector at a time
+        ((64, 32, 64, 16), 64 * 32 * 2),
+        ((64, 4, 16, 4), 64 * 4 * 2),
+        ((48, 4, 32, 4), 48 * 4 * 2),  # the last tile is half a one
+        ((64, 4, 64, 2), 2 * 64 * 4 * 2),  # all of each row, for either half of the j
+    ],
+)
+def test_a_row_by_tiles(shape: tuple[int, int, int, int], expected: int) -> None:
+    assert entry_bytes(*shape, 2) == expected
+
+
+def test_a_line_of_the_batch_by_tiles() -> None:
+    assert line_bytes(256, 64, 2) == 512
+    assert line_bytes(200, 64, 2) == 3 * (128 + 160) / 2 + 32  # every other line begins in the middle of a sector
+
+
+def test_an_array_is_all_of_them() -> None:
+    bsf, bsl = (kernel_of((3, 48, 64, 4), "float16", layout) for layout in ("bsf", "bsl"))
+    assert array_bytes(bsf, 64, 64, 4, 100, 32) == 3 * 100 * entry_bytes(64, 4, 64, 4, 2)
+    assert array_bytes(bsl, 64, 64, 1, 256, 64) == 3 * 64 * 4 * 256 * 2

@@ -1,0 +1,50 @@
+"""Which clusters a search tries, and how a launch is whole clusters."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ksgen.families import FAMILIES
+from ksgen.families.wgmma import SharedConstants
+from tests.support.kernels import kernel_of
+from tests.support.wgmma_clusters import GPU, source_of
+
+pytestmark = pytest.mark.slow
+CLUSTERS = [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]  # blocks along the batch, and along the outputs
+
+
+def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
+    alone, source = source_of("registers flat", (1, 1)), source_of("registers flat", (4, 1))
+    family = FAMILIES[source.family]
+    grids = [[family.geometry(each.kernel, each.constants, batch).grid for batch in (1, 256, 257)] for each in (alone, source)]
+    assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 batch entries
+    many = family.geometry(source.kernel, source.constants, 25088)
+    assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [132, 128, 4, 4]
+    assert family.geometry(source.kernel, source.constants, 1).launched(132) == 16
+
+
+def test_what_is_shared_is_read_once_a_cluster() -> None:
+    family = FAMILIES["wgmma_registers"]
+    alone = source_of("registers flat", (1, 1))
+    before = family.work(alone.kernel, alone.constants, 256)
+    of_w = 16 * 5 * 64 * 16 * 2  # tiles, j, inputs, outputs, bytes
+    of_x = 16 * 64 * 8 * 32  # tiles, batch entries, sectors in which 24 inputs of 5 j lie, bytes
+    for along_batch, along_out in CLUSTERS:
+        source = source_of("registers flat", (along_batch, along_out))
+        work = family.work(source.kernel, source.constants, 256)
+        assert before.cache_bytes - work.cache_bytes == of_w - of_w // along_batch + of_x - of_x // along_out
+        assert replace(work, cache_bytes=0) == replace(before, cache_bytes=0)
+
+
+def test_a_search_tries_clusters_where_what_they_share_is_much_of_a_stage() -> None:
+    family, kernel = FAMILIES["wgmma_shared"], kernel_of((1, 192, 64, 2), "float16", "bsl")
+    found: dict[Any, set[tuple[int, int]]] = {}
+    for each in family.space(kernel, GPU):
+        found.setdefault(replace(each, cluster_batch=1, cluster_out=1), set()).add((each.cluster_batch, each.cluster_out))
+    along_out = {(1, 1), (1, 2), (1, 4)}
+    assert found[SharedConstants(256, 48, 64, 2, 3)] == along_out  # four tiles along the outputs, weights are little
+    assert found[SharedConstants(256, 64, 64, 2, 3)] == {(batch, 1) for batch in (1, 2, 4, 8)}  # three; weights are a fifth
+    assert found[SharedConstants(256, 48, 16, 2, 3)] == {(1, 1), (1, 2)}  # boxes of 16 rows
+    default = family.default(kernel, GPU)
+    assert (default.cluster_batch, default.cluster_out) == (1, 1)

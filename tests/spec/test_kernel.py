@@ -1,0 +1,87 @@
+"""One kernel: its name, digest, counts, and what it refuses."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from ksgen.errors import SpecError
+from ksgen.pattern import Pattern
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+
+SMALL = Pattern(6, 64, 64, 1)
+
+
+def test_a_kernel_is_named_by_everything_that_is_set() -> None:
+    assert KernelSpec(SMALL).name == "ks_6x64x64x1_float32_bsf"
+    full = KernelSpec(SMALL, "bfloat16", "bsl", Epilogue(True, "gelu_tanh", True), 25088)
+    assert full.name == "ks_6x64x64x1_bfloat16_bsl_bias_gelu_tanh_residual_batch25088"
+    assert full.epilogue.words == ("bias", "gelu_tanh", "residual")
+
+
+def test_different_kernels_have_different_names_and_digests() -> None:
+    epilogues = [Epilogue(*values) for values in product([False, True], ACTIVATIONS, [False, True])]
+    axes = ([SMALL, SMALL.transpose, Pattern(1, 6, 64, 64)], PRECISIONS, LAYOUTS, epilogues, [None, 1, 25088])
+    kernels = {KernelSpec(*values) for values in product(*axes)}
+    assert len(kernels) == len({kernel.name for kernel in kernels}) == len({kernel.digest for kernel in kernels})
+
+
+def test_the_digest_stays_what_it_was() -> None:
+    assert KernelSpec(SMALL).digest == "d9de890d"
+
+
+def test_flops_and_bytes() -> None:
+    kernel = KernelSpec(Pattern(1, 768, 192, 2), "float16")
+    assert kernel.flops(10) == 2 * 10 * 768 * 192 * 2
+    assert kernel.bytes(10) == 2 * (10 * (384 + 1536) + 768 * 192 * 2)
+    with_residual = KernelSpec(kernel.pattern, "float16", epilogue=Epilogue(residual=True))
+    assert with_residual.bytes(10) - kernel.bytes(10) == 2 * 10 * 1536
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pattern": (6, 64, 64, 1)}, "pattern=(6, 64, 64, 1); accepted: a Pattern"),
+        ({"precision": "flot32"}, "precision='flot32'; did you mean float32? accepted: float32, float64, float16"),
+        ({"precision": 32}, "precision=32; did you mean tf32? accepted: float32"),
+        ({"layout": "nhwc"}, "layout='nhwc'; accepted: bsf, bsl"),
+        ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
+        ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),
+        ({"batch": True}, "batch=True; accepted: a whole number from 1 up"),
+        ({"batch": 2**64}, "batch=a number of 65 bits; accepted: a whole number from 1 up"),
+    ],
+)
+def test_a_kernel_refuses_what_it_does_not_know(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        KernelSpec(**({"pattern": SMALL} | arguments))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bias": 1}, "bias=1; accepted: True or False"),
+        ({"residual": None}, "residual=None; accepted: True or False"),
+        ({"activation": "gelo"}, "activation='gelo'; did you mean gelu? accepted: none, relu, gelu, gelu_tanh, silu"),
+        ({"activation": []}, "activation=[]; accepted: none"),
+    ],
+)
+def test_an_epilogue_refuses_what_it_does_not_know(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Epilogue(**arguments)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "batch", "what"),
+    [
+        (Pattern(1, 1, 2, 1), 2**60, "x (batch 1152921504606846976)"),
+        (Pattern(1, 2, 1, 1), 2**60, "y (batch 1152921504606846976)"),
+        (Pattern(1, 2**31 - 1, 2**31 - 1, 1), None, "weights"),
+    ],
+)
+def test_arrays_stay_under_2_to_the_63_bytes(pattern: Pattern, batch: int | None, what: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        KernelSpec(pattern, batch=batch)
+    assert str(caught.value) == f"float32 {what} of {pattern} is too large; accepted: under 2^63 bytes"
+    KernelSpec(pattern, "float16", batch=batch and batch - 1)

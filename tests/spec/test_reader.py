@@ -1,0 +1,426 @@
+"""Specs: what a YAML text stands for, and the one line that says what is wrong with it."""
+
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ksgen.errors import SpecError
+from ksgen.paths import resource
+from ksgen.pattern import Chain, Pattern, monarch
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, paper_patterns, parse, reader
+
+SMALL = Pattern(6, 64, 64, 1)
+
+
+# --- YAML that is right
+
+
+def names(text: str) -> list[str]:
+    return [kernel.name.removeprefix("ks_") for kernel in parse(text).kernels]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["6,64,64,1", "'6, 64, 64, 1'", "[6,64,64,1]", "{pattern: [6,64,64,1]}", "pattern: 6,64,64,1"],
+)
+def test_a_pattern_can_be_written_in_each_of_these_ways(entry: str) -> None:
+    assert parse(f"kernels:\n  - {entry}").kernels == (KernelSpec(SMALL),)
+
+
+def test_options_multiply_out_in_the_order_of_the_file() -> None:
+    text = """
+        kernels:
+          - pattern: 6,64,64,1
+            layout: [bsl, bsf]
+            precision: [float16, float32]
+            batch: [any, 7]
+          - 1,2,3,4
+    """
+    assert names(text) == [
+        "6x64x64x1_float16_bsl",
+        "6x64x64x1_float16_bsl_batch7",
+        "6x64x64x1_float16_bsf",
+        "6x64x64x1_float16_bsf_batch7",
+        "6x64x64x1_float32_bsl",
+        "6x64x64x1_float32_bsl_batch7",
+        "6x64x64x1_float32_bsf",
+        "6x64x64x1_float32_bsf_batch7",
+        "1x2x3x4_float32_bsf",
+    ]
+
+
+def test_defaults_hold_for_the_whole_file_and_an_entry_overrides_them() -> None:
+    text = """
+        kernels:
+          - 1,2,3,4
+          - {pattern: [1,2,3,5], bias: false, layout: bsf}
+        defaults: {layout: bsl, bias: true, activation: [none, relu]}
+    """
+    assert names(text) == [
+        "1x2x3x4_float32_bsl_bias",
+        "1x2x3x4_float32_bsl_bias_relu",
+        "1x2x3x5_float32_bsf",
+        "1x2x3x5_float32_bsf_relu",
+    ]
+
+
+def test_the_epilogue_of_a_layer_belongs_to_its_last_factor() -> None:
+    text = """
+        layers:
+          up:
+            chain: [[6,64,64,1], [1,768,192,2]]
+            bias: [false, true]
+            activation: gelu
+            residual: true
+            batch: 5
+    """
+    spec = parse(text)
+    assert names(text) == [
+        "6x64x64x1_float32_bsf_batch5",
+        "1x768x192x2_float32_bsf_gelu_residual_batch5",
+        "1x768x192x2_float32_bsf_bias_gelu_residual_batch5",
+    ]
+    assert spec.layers == {"up": Chain((SMALL, Pattern(1, 768, 192, 2)))}
+    assert spec.layers["up"].name == "up"
+
+
+def test_layers_kernels_and_pattern_sets_share_kernels() -> None:
+    text = """
+        layers:
+          q: [[2,48,192,1], [1,192,48,2]]
+          k: [[2,48,192,1], [1,192,48,2]]
+        kernels: ["1,192,48,2", "1,48,48,1"]
+        patterns: paper
+    """
+    spec = parse(text)
+    listed = [str(kernel.pattern) for kernel in spec.kernels]
+    assert listed[:4] == ["2,48,192,1", "1,192,48,2", "1,48,48,1", "1,48,48,2"]
+    assert len(spec.kernels) == 627 + 1  # 2,48,192,1 is no pattern of the paper's benchmark
+    assert list(spec.layers) == ["q", "k"]
+
+
+def test_a_chain_can_be_a_named_family() -> None:
+    text = """
+        layers:
+          mix: {chain: {family: monarch, in_features: 6, out_features: 20, split_in: 3, split_out: 4}, bias: true}
+          fly:
+            chain: {family: deformable_butterfly, in_features: 12, blocks: [[2,3], [5,2]]}
+    """
+    assert parse(text).layers["mix"] == monarch(6, 20, 3, 4)
+    assert names(text) == [
+        "3x5x2x1_float32_bsf",
+        "1x4x3x5_float32_bsf_bias",
+        "4x2x3x1_float32_bsf",
+        "2x5x2x2_float32_bsf",
+    ]
+
+
+def test_gradients_add_what_training_needs_once() -> None:
+    text = """
+        defaults: {layout: bsl, gradients: true}
+        kernels:
+          - {pattern: [1,6,4,2], precision: [float32, float16]}
+          - 1,4,6,2
+          - {pattern: [1,9,9,1], gradients: false}
+        layers:
+          up: {chain: [[1,6,4,2]], bias: true, batch: 5}
+        """
+    assert names(text) == [
+        "1x6x4x2_float32_bsl",
+        "1x6x4x2_float16_bsl",
+        "1x6x4x2_float32_bsl_gradient",
+        "1x4x6x2_float32_bsl",
+        "1x6x4x2_float16_bsl_gradient",
+        "1x4x6x2_float16_bsl",
+        "1x4x6x2_float32_bsl_gradient",
+        "1x9x9x1_float32_bsl",
+        "1x6x4x2_float32_bsl_bias_batch5",
+        "1x6x4x2_float32_bsl_batch5_gradient",
+        "1x4x6x2_float32_bsl_batch5",
+    ]
+
+
+option_values = {
+    "precision": st.sampled_from(list(PRECISIONS)),
+    "layout": st.sampled_from(LAYOUTS),
+    "batch": st.none() | st.integers(1, 2**20),
+    "bias": st.booleans(),
+    "activation": st.sampled_from(ACTIVATIONS),
+    "residual": st.booleans(),
+}
+option_lists = {key: st.lists(value, min_size=1, max_size=3, unique=True) for key, value in option_values.items()}
+options = st.fixed_dictionaries({}, optional=option_lists)
+NO_OPTIONS: dict[str, list[Any]] = {
+    "precision": ["float32"],
+    "layout": ["bsf"],
+    "batch": [None],
+    "bias": [False],
+    "activation": ["none"],
+    "residual": [False],
+}
+patterns = st.builds(Pattern, *[st.integers(1, 1000)] * 4)
+
+
+def written(values: dict[str, list[Any]]) -> dict[str, Any]:
+    """Options as a user writes them: a list of one as its item, no batch as `any`."""
+    shown = {key: ["any" if value is None else value for value in listed] for key, listed in values.items()}
+    return {key: listed[0] if len(listed) == 1 else listed for key, listed in shown.items()}
+
+
+entries_of_kernels = st.lists(st.tuples(patterns, options), min_size=1, max_size=4, unique_by=lambda entry: entry[0])
+
+
+@given(entries_of_kernels, options, st.booleans())
+def test_what_is_written_is_what_is_read(
+    entries: list[tuple[Pattern, dict[str, Any]]],
+    defaults: dict[str, Any],
+    flow: bool,
+) -> None:
+    document = {
+        "defaults": written(defaults) or {"layout": "bsf"},
+        "kernels": [{"pattern": list(pattern.shape)} | written(values) for pattern, values in entries],
+    }
+    expected = [
+        KernelSpec(pattern, precision, layout, Epilogue(*epilogue), batch)
+        for pattern, values in entries
+        for precision, layout, batch, *epilogue in product(*(NO_OPTIONS | defaults | values).values())
+    ]
+    text = yaml.safe_dump(document, default_flow_style=flow)
+    assert parse(text).kernels == tuple(expected)
+    assert parse(json.dumps(document)).kernels == tuple(expected)  # JSON is YAML
+
+
+# --- the paper, and the specs that ksgen ships
+
+
+def test_the_patterns_of_the_paper() -> None:
+    listed = paper_patterns()
+    assert len(listed) == len(set(listed)) == 627
+    assert [pattern.shape for pattern in listed[:2]] == [(1, 48, 48, 1), (1, 48, 48, 2)]
+    assert listed[-1].a > 1
+    assert sum(pattern.a == 1 for pattern in listed) == 627 - 328
+    assert [sum(pattern.d == d for pattern in listed) for d in (1, 4, 16, 64, 96, 128)] == [22, 191, 133, 70, 19, 16]
+    assert {pattern.d for pattern in listed if pattern.a > 1} == {4, 16, 64}
+    assert Pattern(1, 64, 256, 4) in listed
+    assert Pattern(2, 64, 256, 4) not in listed
+
+
+def test_a_smaller_batch_leaves_room_for_more_patterns() -> None:
+    assert len(paper_patterns(batch=1)) > 627
+    assert paper_patterns(batch=2**31) == []
+
+
+def test_the_spec_of_the_paper() -> None:
+    spec = load(resource("specs") / "paper.yaml")
+    assert (spec.name, len(spec.kernels), len(spec.layers)) == ("paper", 2508, 0)
+    assert [kernel.pattern for kernel in spec.kernels[::4]] == paper_patterns()
+    variants = list(product(["float32", "float16"], LAYOUTS))
+    assert [(kernel.precision, kernel.layout) for kernel in spec.kernels] == 627 * variants
+
+
+def test_the_spec_of_vit() -> None:
+    spec = load(resource("specs") / "vit.yaml")
+    assert {name: (chain.in_features, chain.out_features) for name, chain in spec.layers.items()} == {
+        "attention": (384, 384),
+        "up": (384, 1536),
+        "down": (1536, 384),
+    }
+    assert [name for name, chain in spec.layers.items() if chain.is_chainable] == ["attention", "up"]
+    assert len(spec.kernels) == 6 * 3 * 2
+
+
+def test_the_spec_of_gpt2() -> None:
+    spec = load(resource("specs") / "gpt2.yaml")
+    assert {name: (chain.in_features, chain.out_features) for name, chain in spec.layers.items()} == {
+        "qkv": (1024, 3072),
+        "projection": (1024, 1024),
+        "up": (1024, 4096),
+        "down": (4096, 1024),
+    }
+    assert all(chain.is_chainable for chain in spec.layers.values())
+
+
+# --- YAML that is wrong
+
+
+DEEP = "[" * 20 + "]" * 20
+WRONG = [
+    ("", "1: spec: got nothing; accepted: a mapping with defaults, kernels, layers, patterns"),
+    ("# only a comment", "1: spec: got nothing; accepted: a mapping with"),
+    ("- 6,64,64,1", "1: spec: got a list; accepted: a mapping with"),
+    ("\n\n6,64,64,1", "3: spec: got '6,64,64,1'; accepted: a mapping with"),
+    ("{}", "1: spec: got an empty mapping; accepted: a mapping with"),
+    ("defaults: {bias: true}", "1: spec: asks for no kernel; accepted: kernels, layers or patterns"),
+    (
+        "\nkernel:\n  - 1,2,3,4",
+        "2: spec: unknown key 'kernel'; did you mean kernels? accepted: defaults, kernels, layers, patterns",
+    ),
+    ("kernels:", "1: kernels: got nothing; accepted: a list of patterns"),
+    ("kernels: []", "1: kernels: got an empty list; accepted: a list of patterns"),
+    ("kernels: {a: b}", "1: kernels: got a mapping; accepted: a list of patterns"),
+    ("kernels: 6,64,64,1", "1: kernels: got '6,64,64,1'; accepted: a list of patterns"),
+    (
+        "kernels:\n- 1,2,3,4\n- 1,2,3",
+        "3: kernels[1]: '1,2,3' is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2",
+    ),
+    ("kernels:\n- 1:2:3:4", "2: kernels[0]: '1:2:3:4' is not a pattern; accepted"),
+    ("kernels:\n- [1,2,3]", "2: kernels[0]: got a list; accepted: a pattern a,b,c,d or [a,b,c,d]"),
+    ("kernels:\n- [1,2,3,x]", "2: kernels[0][3]: got 'x'; accepted: a whole number"),
+    ("kernels:\n- [1,2,3,'4']", "2: kernels[0][3]: got '4'; accepted: a whole number"),
+    ("kernels:\n- [1,2,3,0x4]", "2: kernels[0][3]: got '0x4'; accepted: a whole number"),
+    ("kernels:\n- [1,2,\n   0,4]", "2: kernels[0]: c=0; accepted: a whole number from 1 to 2147483647"),
+    ("kernels:\n- [1,2,3,[4]]", "2: kernels[0][3]: got a list; accepted: a whole number"),
+    ("kernels:\n-", "2: kernels[0]: '' is not a pattern; accepted"),
+    (
+        "kernels:\n- {layout: bsf}",
+        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, gradients",
+    ),
+    ("kernels:\n- {pattern: {a: 1}}", "2: kernels[0].pattern: got a mapping; accepted: a pattern"),
+    (
+        "kernels:\n- {pattern: 6,64,64,1}",
+        "2: kernels[0]: the number '64' as a key; accepted: a word, and patterns inside braces as [a,b,c,d]",
+    ),
+    (
+        "kernels:\n- pattern: 1,2,3,4\n  presicion: float32",
+        "3: kernels[0]: unknown key 'presicion'; did you mean precision? accepted",
+    ),
+    (
+        "kernels:\n- pattern: 1,2,3,4\n  precision:\n  - float32\n  - 16",
+        "5: kernels[0].precision[1]: got '16'; accepted: float32",
+    ),
+    (
+        "kernels:\n- pattern: 1,2,3,4\n  precision:\n  - bfloat16\n  - bfloat16",
+        "5: kernels[0].precision[1]: lists 'bfloat16' again; accepted: each value once",
+    ),
+    (
+        "kernels:\n- pattern: 1,2,3,4\n  batch: 999999999999999999",
+        "2: kernels[0]: float32 x (batch 999999999999999999) of 1,2,3,4 is too large",
+    ),
+    (
+        "kernels:\n- 1,2,3,4\n- 1,2,3,5\n- [1,2,3,4]",
+        "4: kernels[2]: asks for ks_1x2x3x4_float32_bsf again, after line 2; accepted: once",
+    ),
+    (
+        "kernels:\n- 1,2,3,4\n- {pattern: [1,2,3,4], layout: [bsl, bsf]}",
+        "3: kernels[1]: asks for ks_1x2x3x4_float32_bsf again, after line 2",
+    ),
+    (
+        "kernels: [[1,2,3,4]]\nkernels: [[1,2,3,5]]",
+        "2: spec: key 'kernels' again, after line 1; accepted: each key once",
+    ),
+    (
+        "layers:\n  q: [[1,2,3,4]]\n  q: [[1,2,3,5]]",
+        "3: layers: key 'q' again, after line 2; accepted: each key once",
+    ),
+    ("defaults: 3\nkernels: [[1,2,3,4]]", "1: defaults: got '3'; accepted: a mapping with precision, layout"),
+    ("defaults: {pattern: [1,2,3,4]}", "1: defaults: unknown key 'pattern'; accepted: precision, layout, batch"),
+    ("layers: [[1,2,3,4]]", "1: layers: got a list; accepted: a mapping of layer names to chains"),
+    ("layers: {}", "1: layers: got an empty mapping; accepted: a mapping of layer names to chains"),
+    ("layers:\n  q:", "2: layers.q: got nothing; accepted: a list of patterns, or a mapping with a family"),
+    ("layers:\n  q: []", "2: layers.q: got an empty list; accepted: a list of patterns"),
+    ("layers:\n  q: [1,64,64,1]", "2: layers.q[0]: '1' is not a pattern; accepted"),
+    (
+        "layers:\n  q-k: [[1,2,3,4]]",
+        "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
+    ),
+    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, precision"),
+    (
+        "layers:\n  q:\n    chain:\n    - 1,192,48,2\n    - 2,48,192,2",
+        "3: layers.q.chain: 1,192,48,2 gives 384 features and 2,48,192,2, next in the chain, takes 768",
+    ),
+    ("layers:\n  q: {chain: {in_features: 3}}", "2: layers.q.chain: needs family; accepted: dense, low_rank"),
+    (
+        "layers:\n  q: {chain: {family: monarc}}",
+        "2: layers.q.chain.family: got 'monarc'; did you mean monarch? accepted: dense",
+    ),
+    (
+        "layers:\n  q: {chain: {family: dense, in_features: 3}}",
+        "2: layers.q.chain: needs out_features; accepted: family, in_features, out_features",
+    ),
+    (
+        "layers:\n  q: {chain: {family: dense, infeatures: 3}}",
+        "2: layers.q.chain: unknown key 'infeatures'; did you mean in_features?",
+    ),
+    (
+        "layers:\n  q: {chain: {family: square_dyadic, features: 12}}",
+        "2: layers.q.chain: features=12; accepted: a power of two from 2 up",
+    ),
+    (
+        "layers:\n  q: {chain: {family: square_dyadic, features: [8]}}",
+        "2: layers.q.chain: features=[8]; accepted: a whole number",
+    ),
+    (
+        "layers:\n  q: {chain: {family: deformable_butterfly, in_features: 4, blocks: 4}}",
+        "2: layers.q.chain: blocks=4; accepted: a list",
+    ),
+    ("patterns: papre", "1: patterns: got 'papre'; did you mean paper? accepted: paper"),
+    ("patterns:\n- paper", "1: patterns: got a list; accepted: paper"),
+    ("kernels: [", "1: YAML: "),
+    (
+        "kernels:\n\t- 1,2,3,4",
+        "2: YAML: found character '\\t' that cannot start any token; accepted: well-formed YAML",
+    ),
+    ("kernels:\n- 'open", "2: YAML: found unexpected end of stream"),
+    ("a: b: c", "1: YAML: mapping values are not allowed here"),
+    (
+        "kernels:\n- &x [1,2,3,4]\n- *x",
+        "2: kernels[0]: YAML anchors and aliases are not read; accepted: what is shared goes into defaults",
+    ),
+    ("kernels:\n- *x", "2: kernels[0]: YAML anchors and aliases are not read"),
+    (
+        "kernels:\n- !!python/object/apply:os.system [ls]",
+        "2: kernels[0]: the YAML tag 'tag:yaml.org,2002:python/object/apply:os.system'; accepted: values without a tag",
+    ),
+    ("kernels: [[1,2,3,4]]\n---\nkernels: [[1,2,3,4]]", "2: spec: another YAML document starts; accepted: one"),
+    ("? [a, b]\n: c", "1: spec: a list as a key; accepted: a word"),
+    (f"kernels: {DEEP}", "1: kernels[0][0][0][0][0][0][0]: nested more than 8 deep; accepted: the keys of a spec"),
+    ('kernels:\n- "\x07"', "2: YAML: character '\\x07'; accepted: printable ones"),
+    ('kernels: ["\\UFFFFFFFF"]', "1: YAML: an escape or a directive out of range; accepted: Unicode"),
+]
+WRONG_OPTIONS = [
+    ("precision: flaot16", "precision: got 'flaot16'; did you mean float16? accepted: float32"),
+    ("layout: {bsf: true}", "layout: got a mapping; accepted: bsf, bsl"),
+    ("layout: [[bsf]]", "layout[0]: got a list; accepted: bsf, bsl"),
+    ("layout: []", "layout: got an empty list; accepted: a value, or a list of them"),
+    ("batch: 0", "batch: got 0; accepted: any, or a whole number from 1 up"),
+    ("batch: 1e3", "batch: got '1e3'; accepted: any, or a whole number from 1 up"),
+    ("batch: all", "batch: got 'all'; accepted: any, or a whole number"),
+    ("bias: yes", "bias: got 'yes'; accepted: true, false"),
+    ("bias: 'true'", "bias: got 'true'; accepted: true, false"),
+    ("residual:", "residual: got nothing; accepted: true, false"),
+    ("gradients: 1", "gradients: got '1'; accepted: true, false"),
+    ("activation: gelu_than", "activation: got 'gelu_than'; did you mean gelu_tanh? accepted"),
+]
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse(text, "models/my.yaml")
+    message = str(caught.value)
+    assert message.startswith("models/my.yaml:")
+    assert "; " in message  # what is wrong; what is accepted
+    assert "\n" not in message
+    return message.removeprefix("models/my.yaml:")
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=range(len(WRONG)))
+def test_a_mistake_is_named_in_one_line_with_its_place(text: str, message: str) -> None:
+    assert complaint(text).startswith(message)
+
+
+@pytest.mark.parametrize(("option", "message"), WRONG_OPTIONS, ids=range(len(WRONG_OPTIONS)))
+def test_a_wrong_option_is_named_with_its_key(option: str, message: str) -> None:
+    assert complaint(f"kernels:\n- pattern: 1,2,3,4\n  {option}").startswith(f"3: kernels[0].{message}")
+    assert complaint(f"defaults:\n\n  {option}").startswith(f"3: defaults.{message}")
+
+
+def test_a_spec_that_multiplies_out_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_KERNELS", 3)
+    parse("kernels: [{pattern: [1,2,3,4], batch: [1,2,3]}]")
+    with pytest.raises(SpecError, match=r"3: kernels\[1\]: multiplies out to too many kernels; accepted: 3 in"):
+        parse("kernels:\n- {pattern: [1,2,3,4], batch: [1,2,3]}\n- 1,2,3,5")

@@ -1,0 +1,46 @@
+"""A program that plays nvcc, and a search for compilers that finds nothing known before."""
+
+import shlex
+import stat
+from pathlib import Path
+
+SOURCE = """
+extern "C" __global__ void scale(float* y, const float* x) {
+    __shared__ float tile[32];
+    tile[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = 2.0f * tile[31 - threadIdx.x];
+}
+extern "C" __global__ void scale_pack(float* y) { y[0] = 0.0f; }
+"""
+# Stands in for nvcc: says what nvcc says, keeps a journal of its calls and does what its last line is told to do.
+FAKE_NVCC = """#!/bin/sh
+echo "$*" >> {journal}
+case "$1" in
+--version) echo "Cuda compilation tools, release {release}, V{release}.88"; exit 0;;
+--list-gpu-code) printf '{targets}'; exit 0;;
+esac
+{action}
+"""
+# What nvcc says where it, and not the source, is to blame.
+NEW_HOST = (
+    "In file included from <command-line>:\n"
+    "/usr/include/crt/host_config.h:139:2: error: #error -- unsupported GNU version! gcc versions later than 11 are not supported!"
+)
+OLD_LIBRARY = "/usr/include/c++/11/bits/std_function.h:435:145: error: parameter packs not expanded with '...'"
+NO_GPP = "gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory"
+NO_OPTION = "nvcc fatal   : Unknown option '-Werror'"
+OF_THE_MACHINE = [NEW_HOST, OLD_LIBRARY, NO_GPP, NO_OPTION]
+MAKE = 'while [ "$1" != -o ]; do shift; done; printf "\\0.text.scale\\0" > "$2"'  # what passes for a binary
+
+
+def fake_nvcc(folder: Path, action: str = "exit 0", release: str = "13.0", targets: str = "sm_75\\nsm_90\\nsm_100\\ncompute_90\\n") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "nvcc"
+    program.write_text(FAKE_NVCC.format(journal=folder / "journal", action=action, release=release, targets=targets))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def says(text: str) -> str:
+    return f"echo {shlex.quote(text)}; exit 1"

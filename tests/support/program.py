@@ -1,0 +1,36 @@
+"""`ksgen` as a program of its own, a small spec, and what this machine lacks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ksgen.build.toolchain import find_compiler
+from ksgen.devices import Found, list_devices
+from ksgen.errors import ToolchainError
+
+SMALL = 'defaults: {precision: [float32, float16]}\nkernels: ["2,9,5,3"]\n'
+
+
+def ksgen(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ksgen", *arguments], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240
+    )
+
+
+def has_device() -> bool:
+    return any(isinstance(line, Found) for line in list_devices())
+
+
+def has_compiler() -> bool:
+    try:
+        find_compiler()
+    except ToolchainError:
+        return False
+    return True
+
+
+needs_device = pytest.mark.skipif(not has_device(), reason="no GPU and no OpenCL device")
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="neither nvcc nor NVRTC")

@@ -1,0 +1,19 @@
+"""Kernels of warpgroups, with constants that hold all rules."""
+
+from typing import Any
+
+from ksgen.families import check, cuda_limits
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from tests.support.kernels import source_of
+
+GPU = cuda_limits("sm_90a")
+
+
+def kernel(precision: str = "float16", layout: str = "bsf", pattern: tuple[int, ...] = (2, 48, 64, 4)) -> KernelSpec:
+    return KernelSpec(Pattern(*pattern), precision, layout)
+
+
+def text_of(family: Any, each: KernelSpec, constants: Any) -> Any:
+    check(family, each, constants, GPU)
+    return source_of(family.name, each, constants)

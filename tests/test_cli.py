@@ -1,0 +1,92 @@
+"""The command line: what a user's mistakes print, and emit, build, bundle, run and demo end to end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.program import SMALL, ksgen
+
+ROOT = Path(__file__).parents[1]
+MISTAKES = [
+    (["frobnicate"], "ksgen: no command 'frobnicate'; commands: emit, build,"),
+    (["emti"], "ksgen: no command 'emti'; did you mean emit?"),
+    (["emit"], "ksgen: Missing argument 'SPEC'. (ksgen emit --help)"),
+    (["emit", "none.yaml"], "ksgen: none.yaml: cannot be read"),
+    (["emit", "bad.yaml"], "ksgen: bad.yaml:1: spec: unknown key 'kernel'; did you mean kernels?"),
+    (["build", "small.yaml", "--arch", "sm_42"], "ksgen: "),
+    (["build", "bad.yaml"], "ksgen: bad.yaml:1"),
+    (["bundle", "none.yaml"], "ksgen: none.yaml: cannot be read"),
+    (["run"], "ksgen: got 0 patterns; accepted: one, such as ksgen run 1,192,48,2"),
+    (["run", "1,2,3,1", "--pattern", "1,2,3,1"], "ksgen: got 2 patterns; accepted: one, such as"),
+    (["x" * 5000], "ksgen: no command 'xxx"),
+    (["run", "1,2,3,1", "--device", "x" * 5000], "ksgen: device 'xxx"),
+    (["wisdom", "merge"], "ksgen: Missing argument 'FIRST'. (ksgen wisdom merge --help)"),
+    (["run", "--pattern", "1,2,3"], "ksgen: '1,2,3' is not a pattern"),
+    (["run", "--pattern", "1,0,3,1"], "ksgen: "),
+    (["run", "--pattern", "1,2,3,1", "--batch", "0"], "ksgen: --batch 0: a batch is a whole number of at least 1"),
+    (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
+    (
+        ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "cuda"],
+        "ksgen: unknown kernel family 'cuda'; known: vector, vec",
+    ),
+    (
+        ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "mma"],
+        "ksgen: ks_1x2x3x1_float32_bsf at batch 1568: mma does",
+    ),
+    (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "ksgen: device 'abacus': none is called that; found: "),
+    (["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12], "ksgen: --batch 1000000000000: checking ks_1x2x3x1_float32_bsf takes"),
+    (["demo", "none.yaml"], "ksgen: none.yaml: cannot be read"),
+    (["emit", "x" * 300], "ksgen: xxx"),
+    (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),
+    (["emit", "\udcff.yaml"], "ksgen: \\udcff.yaml: cannot be read"),
+    (["emit", "small.yaml", "-o", "small.yaml"], "ksgen: small.yaml is no folder; name another folder with -o"),
+    (["emit", "small.yaml", "-o", "x" * 300], "ksgen: [Errno 36] File name too long"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "bad.yaml").write_text('kernel: ["2,9,5,3"]\n')
+    done = ksgen(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith(message), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr) < 600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "small.yaml"]  # nothing half-written
+
+
+@pytest.mark.parametrize("command", ["emit", "build", "bundle", "run", "demo"])
+def test_help_has_examples(command: str) -> None:
+    done = ksgen(command, "--help")
+    assert done.returncode == 0
+    assert f"ksgen {command}" in done.stdout.split("Examples:")[1]
+
+
+def test_the_script_at_the_top_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == ksgen("--version").stdout
+
+
+def test_completion_offers_the_commands() -> None:
+    done = ksgen("--version", _KSGEN_COMPLETE="bash_source")
+    assert "_ksgen_completion" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("bench",), ("wisdom",), ("cache",)])
+def test_a_command_without_its_words_shows_its_help(arguments: tuple[str, ...]) -> None:
+    done = ksgen(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Usage: {' '.join(('ksgen', *arguments))} ")
+    assert "\nCommands:\n" in done.stderr
+
+
+def test_output_that_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    plain = ksgen("show", "2,2,2,2", PYTHONIOENCODING="ascii")
+    assert plain.returncode == 0, plain.stderr
+    assert "b = 2 | . ##. ##" in plain.stdout
+    assert "\\u" not in plain.stdout
+    assert ksgen("cache", "path", "--folder", "\udcff", cwd=tmp_path, PYTHONIOENCODING="utf-8").stdout == "\\udcff\n"

@@ -1,0 +1,72 @@
+"""The programs in examples/ run in their shortest form, and print what they promise."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.program import needs_device
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = EXAMPLES.parent
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="pip install -e '.[torch]'")
+needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+
+
+def run(program: str, *arguments: str, cwd: Path, **environment: str) -> str:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_program_is_run_here() -> None:
+    tests = Path(__file__).read_text(encoding="utf-8")
+    programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert programs == ["digits.py", "fine_tune.py", "propose_vit.py", "serve.py"]
+    assert [name for name in programs if f'run("{name}"' not in tests] == []
+
+
+@needs_torch
+def test_digits(tmp_path: Path) -> None:
+    lines = run("digits.py", "--short", cwd=tmp_path).splitlines()
+    found = [re.match(r" *(\w+): accuracy ([\d.]+)% after [\d.]+ s of training, ([\d.]+) MB", line).groups() for line in lines]  # type: ignore[union-attr]
+    assert [name for name, *_ in found] == ["dense", "masked", "KSLinear"]
+    assert all(float(accuracy) > 20 for _, accuracy, _ in found)  # a guess is right in 10
+    dense, masked, sparse = (float(memory) for *_, memory in found)
+    assert sparse < dense < masked
+
+
+@needs_torch
+@needs_transformers
+def test_fine_tune(tmp_path: Path) -> None:
+    out = run("fine_tune.py", "--short", cwd=tmp_path)
+    losses = [float(each) for each in re.findall(r"loss ([\d.]+), [\d,]+ parameters", out)]
+    sizes = [int(each.replace(",", "")) for each in re.findall(r"loss [\d.]+, ([\d,]+) parameters", out)]
+    assert losses[1] < losses[0]
+    assert losses[3] < losses[2]
+    assert sizes[0] == sizes[1] > sizes[2] == sizes[3]
+    assert "2 layers replaced" in out
+
+
+@needs_device
+def test_serve(tmp_path: Path) -> None:
+    packed = run("serve.py", "pack", "up.ksb", cwd=tmp_path)
+    assert "up.ksb: 2 kernels for " in packed
+    out = run("serve.py", "serve", "up.ksb", "--short", cwd=tmp_path, KSGEN_CACHE_DIR=str(tmp_path / "empty"))
+    assert "5 answers of 16 x 1536 numbers" in out
+
+
+@needs_torch
+def test_propose_vit(tmp_path: Path) -> None:
+    out = run("propose_vit.py", "--short", "--device", "sm_80", "--most", "1", cwd=tmp_path)
+    assert "12 layers of 384 to 1152 features, such as blocks.0.attention.qkv" in out
+    before, after = (int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0]))
+    assert after < before == 22_050_664

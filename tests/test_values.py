@@ -1,0 +1,52 @@
+"""Users' values: which are numbers and lists, and how messages quote them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.values import MOST_SHOWN, excerpt, listed, shown, whole_number
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise ValueError("says nothing")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(3, 3), (np.int64(-2), -2), (True, None), (np.bool_(True), None), (3.0, None), ("3", None), (np.array([1, 2]), None), (None, None)],
+)
+def test_integers_of_any_library_are_numbers_and_truth_values_are_not(value: Any, number: int | None) -> None:
+    assert whole_number(value) == number
+    assert type(whole_number(value)) in (int, type(None))
+
+
+def test_what_can_be_gone_through_is_a_tuple() -> None:
+    assert listed([1, 2]) == listed(iter((1, 2))) == (1, 2)
+    assert listed(3) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "'a'"),
+        ("a\nb", r"'a\nb'"),
+        (np.eye(2), "array([[1., 0.], [0., 1.]])"),
+        (2**64, "a number of 65 bits"),
+        (2**64 - 1, "18446744073709551615"),
+        ("x" * 58, f"'{'x' * 58}'"),
+        ("x" * 59, f"'{'x' * 56}..."),
+        (Mute(), "<Mute>"),
+    ],
+)
+def test_a_value_is_quoted_in_one_short_line(value: Any, text: str) -> None:
+    assert excerpt(value) == text
+
+
+def test_a_path_is_shown_whole_unless_it_leads_beyond_any_folder() -> None:
+    assert shown(Path("a b/ü")) == "a b/ü"
+    assert shown("a\nb") == r"a\nb"
+    assert shown("x" * MOST_SHOWN) == "x" * MOST_SHOWN
+    assert shown("a" + "x" * MOST_SHOWN + "z") == f"a{'x' * 56}...{'x' * 56}z"

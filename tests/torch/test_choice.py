@@ -1,0 +1,89 @@
+"""Who multiplies under backend="auto": the heuristic, what was measured, and the faster of two ways."""
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from ksgen.devices.base import Limits as DeviceLimits  # noqa: E402
+from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
+from ksgen.pattern import Pattern  # noqa: E402
+from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
+from ksgen.torch import choice  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("kernel", "backend", "why"),
+    [
+        (KernelSpec(Pattern(1, 64, 64, 16)), "ksgen", r"most to win: .*; \(b \+ c\)/\(bc\) = 0.0312"),
+        (KernelSpec(Pattern(1, 192, 192, 4)), "ksgen", "something to win"),
+        (KernelSpec(Pattern(1, 1024, 1024, 4)), "strided", "little to win"),
+        (KernelSpec(Pattern(6, 64, 64, 1)), "strided", "nothing to win: d = 1"),
+        (KernelSpec(Pattern(6, 64, 64, 4), layout="bsl"), "strided", "nothing to permute in bsl"),
+        (KernelSpec(Pattern(6, 64, 64, 1), epilogue=Epilogue(bias=True, activation="gelu")), "ksgen", "but bias, gelu inside the kernel"),
+        (KernelSpec(Pattern(6, 64, 64, 1), "tf32x3"), "ksgen", "PyTorch has no tf32x3 of its own"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_heuristic(kernel: KernelSpec, backend: str, why: str) -> None:
+    found = choice.by_heuristic(kernel)
+    assert found.backend == backend
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(found.why)
+
+
+def test_what_was_measured_and_what_cannot_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, cuda = KernelSpec(Pattern(6, 64, 64, 1)), torch.device("cuda:0")
+    device = SimpleNamespace(kind="cuda", name="Tesla T4", target="sm_75", limits=DeviceLimits(64 * 1024, 1024, 40))
+    monkeypatch.setattr(choice, "device_for", lambda place: device)
+    known = SimpleNamespace(choice=lambda *given: SimpleNamespace(is_measured=True, why="wisdom, measured at batch 5"), generation=-1)
+    monkeypatch.setattr(choice, "PLANNER", known)
+    assert choice.choose(kernel, 5, cuda) == choice.Choice("ksgen", "wisdom, measured at batch 5")
+    known.choice, known.generation = lambda *given: SimpleNamespace(is_measured=False, family="simt"), -2
+    assert choice.choose(kernel, 5, cuda).backend == "strided"
+    large = KernelSpec(Pattern(1, 192, 192, 4))
+    assert choice.choose(large, 25088, cuda).backend == "ksgen"
+    told = choice.choose(replace(large, precision="float16"), 25088, cuda)
+    assert told == choice.Choice("strided", "no family uses the tensor cores of Tesla T4, and they are expected to be the faster way")
+    assert choice.choose(KernelSpec(Pattern(1, 64, 64, 16), "float16"), 25088, cuda).backend == "ksgen"
+
+    def nothing(place: Any) -> Any:
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(choice, "device_for", nothing)
+    known.generation = -3
+    assert choice.choose(kernel, 5, cuda) == choice.Choice("strided", "no kernel can be launched: no driver")
+
+
+def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def way(name: str, seconds: float) -> Any:
+        def call() -> Any:
+            calls.append(name)
+            now[0] += seconds + (5.0 if len(calls) <= 2 else 0.0)  # the first turn builds
+
+        return call
+
+    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
+    ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
+    assert choice.faster("a job of this test", ways) == "strided"
+    assert calls == ["ksgen", "strided"] * choice.TURNS
+    assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
+    assert choice.faster("a job of this test", ways) == "strided"
+    assert len(calls) == 2 * choice.TURNS
+
+
+def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
+    def refused() -> Any:
+        raise ToolchainError("no compiler, says this test")
+
+    with pytest.warns(UserWarning, match="PyTorch multiplies, as no kernel can be had: no compiler, says this test"):
+        assert choice.faster("a refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.faster("another refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"

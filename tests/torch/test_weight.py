@@ -1,0 +1,153 @@
+"""The weight of a KSLinear: known without its values, dense where they are asked for, drawn, and refused to be written."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+
+from torch import nn  # noqa: E402  (after the skip)
+
+from ksgen.errors import LaunchError  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
+
+CHAIN = [(2, 16, 8, 3), (4, 12, 24, 1)]  # 48 -> 96 -> 48
+
+
+def make(**options: Any) -> KSLinear:
+    torch.manual_seed(0)
+    return KSLinear(CHAIN, **options)
+
+
+def test_what_is_known_without_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make(dtype=torch.float64)
+    monkeypatch.setattr(KSLinear, "to_dense", lambda _: pytest.fail("the values were asked for"))
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    assert (weight.shape, weight.dtype, weight.device.type, weight.requires_grad) == ((48, 48), torch.float64, "cpu", True)
+    assert (weight.dim(), weight.size(1), weight.numel(), len(weight), weight.is_floating_point()) == (2, 48, 48 * 48, 48, True)
+    assert weight.data.dtype == torch.float64
+    assert repr(weight) == "weight of KSLinear(2,16,8,3 then 4,12,24,1), as (48, 48) of torch.float64 on cpu; its values: to_dense()"
+    weight.requires_grad_(False)
+    assert not any(each.requires_grad for each in layer.weights)
+    weight.requires_grad = True
+    assert all(each.requires_grad for each in layer.weights)
+
+
+def test_its_values_are_the_factors_product() -> None:
+    layer, x = make(dtype=torch.float64), torch.randn(5, 48, dtype=torch.float64)
+    expected = layer(x)
+    for y in (nn.functional.linear(x, layer.weight, layer.bias), x @ layer.weight.T + layer.bias):
+        torch.testing.assert_close(y, expected)
+    gradients = torch.autograd.grad((x @ layer.weight.T).square().sum(), list(layer.weights))
+    for one, other in zip(gradients, torch.autograd.grad((layer(x) - layer.bias).square().sum(), list(layer.weights)), strict=True):
+        torch.testing.assert_close(one, other)
+    for apart in (copy.deepcopy(layer.weight), pickle.loads(pickle.dumps(layer.weight)), layer.weight.detach().clone()):
+        assert type(apart) is torch.Tensor
+        torch.testing.assert_close(apart, layer.to_dense())
+    assert layer.weight.to(torch.float16).dtype == torch.float16
+    assert torch.empty(48, 48, dtype=torch.float64).copy_(layer.weight).equal(layer.to_dense())
+
+
+@pytest.mark.parametrize(
+    ("draw", "deviation"),
+    [
+        (lambda weight: nn.init.normal_(weight, 0, 0.05), 0.05),
+        (lambda weight: nn.init.uniform_(weight, -0.3, 0.3), 0.3 / 3**0.5),
+        (lambda weight: nn.init.trunc_normal_(weight, std=0.02), 0.02),
+        (nn.init.xavier_uniform_, (2 / 96) ** 0.5),
+        (nn.init.xavier_normal_, (2 / 96) ** 0.5),
+        (lambda weight: nn.init.kaiming_uniform_(weight, a=5**0.5), (1 / 3 / 48) ** 0.5),
+        (nn.init.kaiming_normal_, (2 / 48) ** 0.5),
+        (lambda weight: weight.data.normal_(std=0.1), 0.1),
+        (lambda weight: weight.data.uniform_(-1, 1), 1 / 3**0.5),
+    ],
+    ids=range(9),
+)
+def test_a_draw_reaches_the_factors(draw: Callable[[Any], Any], deviation: float) -> None:
+    """Outputs vary as with a dense weight of that deviation: the mean square of a row of K says how much."""
+    layer = make()
+    before = [each.clone() for each in layer.weights]
+    found = []
+    for _ in range(20):
+        draw(layer.weight)
+        found.append(layer.to_dense().detach().square().sum() / 48 / 48)
+    assert float(torch.stack(found).mean().sqrt()) == pytest.approx(deviation, rel=0.05)
+    assert not any(each.equal(old) for each, old in zip(layer.weights, before, strict=True))
+
+
+def test_zeros_leave_gradients() -> None:
+    layer = make(bias=False)
+    nn.init.zeros_(layer.weight)
+    assert not layer.to_dense().any()
+    layer(torch.randn(5, 48)).sum().backward()
+    assert layer.weights[-1].grad.any()
+
+
+def add_to_data(layer: KSLinear) -> None:
+    layer.weight.data += 1
+
+
+def set_parameter(layer: KSLinear) -> None:
+    layer.weight = nn.Parameter(torch.zeros(48, 48))
+
+
+def set_data(layer: KSLinear) -> None:
+    layer.weight.data = torch.zeros(48, 48)
+
+
+def set_an_entry(layer: KSLinear) -> None:
+    layer.weight[0, 0] = 1
+
+
+@pytest.mark.parametrize(
+    ("write", "what"),
+    [
+        (lambda layer: layer.weight.add_(1), "add_"),
+        (lambda layer: layer.weight.copy_(torch.zeros(48, 48)), "copy_"),
+        (lambda layer: torch.add(layer.weight, 1, out=layer.weight), r"add\(out=...\)"),
+        (lambda layer: nn.init.ones_(layer.weight), "a fill with other values than zero"),
+        (lambda layer: nn.init.normal_(layer.weight, 1), "a draw around 1"),
+        (lambda layer: nn.init.uniform_(layer.weight), "a draw from 0.0 to 1.0"),
+        (lambda layer: nn.init.orthogonal_(layer.weight), ""),
+        (add_to_data, "add_"),
+        (set_data, "__set__"),
+        (set_an_entry, "__setitem__"),
+    ],
+    ids=range(10),
+)
+def test_other_writes_are_refused_and_change_nothing(write: Callable[[KSLinear], Any], what: str) -> None:
+    layer = make()
+    before = layer.to_dense()
+    with pytest.raises(LaunchError, match=rf"KSLinear\(.*\): {what}.* would write to weight, which is the product of the factors"):
+        write(layer)
+    assert layer.to_dense().equal(before)
+
+
+@pytest.mark.parametrize("write", [set_parameter, lambda layer: setattr(layer, "weight", torch.zeros(48, 48))])
+def test_it_cannot_be_set(write: Callable[[KSLinear], Any]) -> None:
+    with pytest.raises(LaunchError, match=r"weight is the product of the factors in `weights`, and cannot be set; accepted: KSL"):
+        write(make())
+
+
+def test_compilers_see_a_plain_tensor_and_leave_it_out_where_only_its_type_is_read() -> None:
+    layer, x = make(), torch.randn(5, 48, dtype=torch.float64)
+    graphs: list[Any] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def product(x: Any) -> Any:
+        return layer(x.to(layer.weight.dtype))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), product(x))
+    torch._dynamo.reset()
+    torch.compile(product, fullgraph=True, backend=noted)(x)
+    graphs[0].graph.eliminate_dead_code()
+    assert not [node for node in graphs[0].graph.nodes if "diag_embed" in str(node.target)]

@@ -1,0 +1,153 @@
+"""How a search keeps a GPU's compilers and device busy: on an engine whose binaries and times are made up, for a GPU that is not there."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ksgen import __version__
+from ksgen.build.request import Binary, Resources
+from ksgen.devices.base import Limits
+from ksgen.emit.render import template_digest
+from ksgen.errors import DeviceError, ToolchainError
+from ksgen.families import FAMILIES
+from ksgen.measure.roofline import Ceilings
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+from ksgen.tuning.engine import Engine, Entries
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.tuning.search import Budget, Tuned
+from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import Options, Tuner
+from ksgen.wisdom.store import load_wisdom
+
+FACTS = Facts(
+    "NVIDIA Imagined", "sm_90a", "cuda", "cuda", "580", Limits(227 * 1024, 1024, 132), __version__, tuple(map(template_digest, FAMILIES))
+)
+JOBS = [Job(KernelSpec(Pattern(1, 192, 48, 2), "float16", layout), 25088) for layout in ("bsf", "bsl")]
+
+
+@dataclass
+class Busy:
+    """How many calls run at once, and how many at most so far."""
+
+    now: int = 0
+    most: int = 0
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> None:
+        with self.guard:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self.guard:
+            self.now -= 1
+
+
+class ImaginedEngine(Engine):
+    """Tensor cores take as long as their tile is far from 96 outputs; what has 5 stages spills, 4 is refused."""
+
+    measuring_s = 0.002
+
+    def __init__(self, devices: int = 1) -> None:
+        self.facts = FACTS
+        self.compiles, self.measures = Busy(), Busy()
+        self.measured: list[Candidate] = []
+        self.overlapped = 0
+        self.lost = False
+        super().__init__(compilers=8, devices=devices)
+
+    def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
+        with self.compiles:
+            time.sleep(0.02)
+        if candidate.constants.stages == 4:
+            raise ToolchainError("no")
+        return Binary(b"", "", "sm_90a", Resources(64, 0, 16 if candidate.constants.stages == 5 else 0, 0))
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        with self.measures:
+            time.sleep(self.measuring_s)
+            self.overlapped += self.compiles.now > 0
+        if self.lost:
+            raise DeviceError("it is gone")
+        self.measured += [candidate for candidate, _ in entries]
+        return [Outcome("measured", "", (self.time_of(candidate),) * max(5, runs.least)) for candidate, _ in entries]
+
+    def time_of(self, candidate: Candidate) -> float:
+        return 1000.0 if candidate.family == "simt" else 10.0 + abs(candidate.constants.tile_out - 96)
+
+    def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        return Ceilings(4.3e12, 60e12 if operand is None else 790e12)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialStore:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    return TrialStore(tmp_path / "trials.sqlite")
+
+
+def tune(engine: Engine, store: TrialStore, jobs: Sequence[Job] = JOBS, **options: object) -> list[Tuned]:
+    found = Tuner(engine, store, Options(**options)).run(jobs)
+    assert all(isinstance(each, Tuned) for each in found), found
+    return [each for each in found if isinstance(each, Tuned)]
+
+
+def test_all_cores_compile_while_the_device_measures_one_at_a_time(store: TrialStore) -> None:
+    engine = ImaginedEngine()
+    for found in tune(engine, store):
+        assert found.best.family != "simt"
+        assert found.best.median_us < 50
+    assert 3 <= engine.compiles.most <= 8
+    assert engine.measures.most == 1
+    assert engine.overlapped
+
+
+def test_several_devices_measure_at_once(store: TrialStore) -> None:
+    engine = ImaginedEngine(devices=3)
+    engine.measuring_s = 0.05  # long beside what else a busy machine does
+    tune(engine, store, budget=Budget(candidates=40))
+    assert engine.measures.most == 3
+
+
+def test_what_spills_or_is_refused_is_kept_with_the_reason_and_never_measured(store: TrialStore) -> None:
+    engine = ImaginedEngine()
+    tune(engine, store, JOBS[:1], strategy="random", budget=Budget(candidates=60))
+    states = {stages: {trial.state for trial in store.trials() if trial.constants.stages == stages} for stages in (2, 3, 4, 5)}
+    assert states == {2: {"measured"}, 3: {"measured"}, 4: {"failed"}, 5: {"pruned"}}
+    assert {trial.reason for trial in store.trials() if trial.state != "measured"} == {"compiling: no", "spills 16 bytes per thread"}
+    assert not any(candidate.constants.stages in (4, 5) for candidate in engine.measured)
+    assert all(trial.registers == 64 for trial in store.trials() if trial.state in ("measured", "pruned"))
+
+
+def test_one_family_alone(store: TrialStore) -> None:
+    (found,) = tune(ImaginedEngine(), store, JOBS[:1], family="simt")
+    assert found.best.family == "simt"
+    assert {trial.family for trial in store.trials()} == {"simt"}
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "families"),
+    [
+        ("multiply", 25088, {"wgmma_shared", "mma", "simt"}),
+        ("multiply", 25087, {"mma", "simt"}),  # rows that no tensor map describes
+        ("gradient", 25088, {"gradient_mma", "gradient"}),
+    ],
+)
+def test_only_families_of_the_job_that_take_its_batch_are_looked_at(store: TrialStore, job: str, batch: int, families: set[str]) -> None:
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl", job=job)
+    (found,) = tune(ImaginedEngine(), store, [Job(kernel, batch)], budget=Budget(candidates=4))
+    assert {trial.family for trial in store.trials()} == families
+    assert found.entry().kernel == kernel
+    assert [entry.kernel for entry in load_wisdom(FACTS.name).entries()] == [kernel]
+
+
+def test_an_engine_that_is_lost_ends_the_search_with_its_own_words(store: TrialStore) -> None:
+    engine = ImaginedEngine()
+    engine.lost = True
+    results = Tuner(engine, store).run(JOBS)
+    assert [str(each) for each in results] == ["it is gone", "it is gone"]
+    assert store.trials() == [trial for trial in store.trials() if trial.state in ("failed", "pruned")]

@@ -1,0 +1,50 @@
+"""A worker in a process of its own: how it ends, and that it ends with its parent."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ksgen.devices import Found, list_devices
+from ksgen.errors import DeviceError
+from ksgen.tuning.process import Worker
+
+HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+
+
+@needs_opencl
+def test_a_worker_that_is_stopped_answers_no_more(worker: Worker) -> None:
+    stopped = Worker("opencl:0")
+    stopped.stop()
+    with pytest.raises(DeviceError, match="it was stopped"):
+        stopped.facts()
+
+
+ORPHAN = """
+from ksgen.tuning.process import Worker
+from tests.tuning.test_worker import JOB, broken, candidate
+worker = Worker("opencl:0", ["tests.support.broken_kernels"], limit_s=3)
+facts = worker.facts()
+print(worker._child.pid, flush=True)
+worker.compile(JOB.kernel, candidate(broken.HANGS_COMPILER), facts)
+"""
+
+
+@needs_opencl
+def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment)
+    assert parent.stdout is not None
+    child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(600):
+        if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{child} still runs")

@@ -1,0 +1,64 @@
+"""`tune` from Python: budgets, and mistakes that are named before anything is measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ksgen
+from ksgen import reference
+from ksgen.errors import KsgenError, SpecError
+from ksgen.families.simt import Simt, SimtConstants
+from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Pattern
+from ksgen.tuning.search import Budget
+from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import parse_budget
+from tests.support.tuning_search import space_of
+from tests.tuning.test_worker import HAS_OPENCL
+
+needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
+CONSTANTS = SimtConstants(32, 16, 8, 1, 4, 4, 2, 1, "registers")
+
+
+@needs_opencl
+def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
+    chosen = replace(CONSTANTS, tile_in=4)
+    space_of(monkeypatch, chosen)
+    monkeypatch.setattr(Simt, "default", lambda self, kernel, limits, batch=None: chosen)
+    PLANNER.forget()  # the wisdom of other tests
+    launcher = ksgen.Launcher(2, 24, 9, 3)
+    assert "the family's default: no search has been run" in launcher.explain(70)
+    generation, told = PLANNER.generation, []
+    found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
+    assert isinstance(found, ksgen.tuning.Tuned)
+    assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
+    assert found.best.constants == chosen
+    assert told[-1].phase == "done"
+    assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")
+    assert PLANNER.generation > generation
+    assert "wisdom, measured at batch 70" in launcher.explain(70)
+    x, weights = np.ones((70, 54), np.float32), np.ones((2, 24, 9, 3), np.float32)
+    np.testing.assert_allclose(launcher(x, weights), reference.multiply(Pattern(2, 24, 9, 3), x, weights, "bsf"), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [(None, Budget()), ("60s", Budget(seconds=60)), ("1.5m", Budget(seconds=90)), ("2h", Budget(seconds=7200)), ("200", Budget(None, 200))],
+)
+def test_budgets(text: str | None, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@needs_opencl
+@pytest.mark.parametrize("batch", [0, -1, 1.5, "64"])
+def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
+    with pytest.raises(SpecError, match=r"batch=.*; accepted: a whole number from 1 up"):
+        ksgen.tune(Pattern(2, 24, 9, 3), batch=batch, budget=1, device="opencl:0")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])
+def test_mistakes_of_budgets(text: str) -> None:
+    with pytest.raises(KsgenError, match="accepted: a time such as 60s, 5m or 1h, or a number of candidates such as 200"):
+        parse_budget(text)

@@ -1,0 +1,252 @@
+"""Wisdom and the choice it makes: order of look-up, files that merge, and what happens to a damaged one."""
+
+import json
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ksgen.build.bundle import write_bundle
+from ksgen.build.request import Binary, Request, Resources
+from ksgen.emit.render import render, template_digest
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families.simt import SimtConstants
+from ksgen.launch.choice import choose, limits_of
+from ksgen.launch.planner import Planner
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.wisdom import store as wisdoms
+from ksgen.wisdom.store import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
+from tests.support.fake_gpu import FakeGpu
+
+KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
+GPU = cuda_limits("sm_90a")
+CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
+PRESENT = template_digest("simt")
+
+
+def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT) -> Entry:
+    measured = {"median_us": 1.5, "date": "a day", "template": template}
+    return Entry(kernel, batch, "simt", replace(CONSTANTS, stages=stages), measured)
+
+
+def test_a_file_reads_back_as_it_was_written_one_line_an_entry() -> None:
+    special = entry(25088, kernel=replace(KERNEL, layout="bsf", epilogue=Epilogue(True, "gelu", False), batch=25088))
+    text = dump("NVIDIA H200", Wisdom([entry(512, 4), special, entry(64)]))
+    assert dump("NVIDIA H200", Wisdom(parse(text, "file"))) == text
+    assert len(text.splitlines()) == 5
+    assert json.loads(text)["device"] == "NVIDIA H200"
+    assert file_name("NVIDIA H200 (SXM)") == "nvidia-h200-sxm.json"
+
+
+def test_look_up_is_exact_then_nearest_in_ratio() -> None:
+    known = Wisdom([entry(64, 2), entry(1000, 3), entry(25088, 4)])
+    assert [known.lookup(KERNEL, batch).batch for batch in (1, 64, 250, 260, 1000, 5500, 10**6)] == [64, 64, 64, 1000, 1000, 25088, 25088]
+    assert known.lookup(replace(KERNEL, layout="bsl"), 64) is None
+    assert known.batches(KERNEL) == [64, 1000, 25088]
+
+
+def test_the_choice_says_who_made_it() -> None:
+    known = Wisdom([entry(1000, 4)])
+    assert choose(KERNEL, 1000, GPU, known).why == "wisdom, measured at batch 1000"
+    assert choose(KERNEL, 900, GPU, known).why == "wisdom, measured at batch 1000, the nearest to 900"
+    assert choose(KERNEL, 900, GPU, known).constants.stages == 4
+    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (249, 250, 1000, 4000, 4001)] == [False, True, True, True, False]
+    default = choose(KERNEL, 900, GPU, Wisdom())
+    assert default.constants == FAMILIES["simt"].default(KERNEL, GPU, 900)
+    assert default.why.startswith("the family's default: no search")
+
+
+def test_a_stale_entry_is_a_first_guess() -> None:
+    stale = Wisdom([entry(1000, 4, template="0a0b0c0d")])
+    guess = choose(KERNEL, 900, GPU, stale)
+    assert guess.constants.stages == 4
+    first_guess = "wisdom of another template version, a first guess: tune again; "
+    assert guess.why == f"{first_guess}measured at batch 1000, the nearest to 900"
+    assert not guess.is_measured
+    unnamed = Wisdom([Entry(KERNEL, 64, "simt", CONSTANTS, {"median_us": 1.5})])
+    assert choose(KERNEL, 64, GPU, unnamed).why.startswith(first_guess)
+
+
+def test_a_stale_entry_wins_over_no_fresh_one() -> None:
+    fresh, stale = entry(64, 3), entry(64, 4, template="0a0b0c0d")
+    later = entry(64, 2, template="0e0f0001")
+    for entries, stages in (([stale, fresh], 3), ([fresh, stale], 3), ([stale, later], 2), ([fresh, entry(64, 2)], 2)):
+        assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
+
+
+def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
+    kernel = replace(KERNEL, precision="float16", layout="bsl")
+    found = {name: FAMILIES[name].default(kernel, GPU) for name in ("wgmma_shared", "mma")}
+    hopper = Entry(kernel, 1024, "wgmma_shared", found["wgmma_shared"], {"template": template_digest("wgmma_shared")})
+    known = Wisdom([hopper, Entry(kernel, 64, "mma", found["mma"], {"template": template_digest("mma")})])
+    assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
+    for batch, aligned in ((1001, True), (1000, False)):  # rows of 2002 bytes; arrays off their 16 bytes
+        assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 64, the nearest to {batch}"
+    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: no search")
+    assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
+
+
+def test_wisdom_that_does_not_fit_the_device_is_passed_over_and_said() -> None:
+    small = Limits(16 * 1024)
+    chosen = choose(KERNEL, 1000, small, Wisdom([entry(1000, 4)]))
+    assert "what wisdom has does not fit this device" in chosen.why
+    assert FAMILIES["simt"].shared_bytes(KERNEL, chosen.constants) <= small.shared_bytes
+
+
+def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    for folder, stages in ((shipped, 2), (own, 4)):
+        folder.mkdir()
+        (folder / "gpu.json").write_text(dump("gpu", Wisdom([entry(64, stages)])))
+    monkeypatch.setattr(wisdoms, "resource", lambda name: shipped)
+    monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: own)
+    packed = dump("gpu", Wisdom([entry(64, 3), entry(128, 3)]))
+    known = load_wisdom("GPU", [packed])
+    assert known.lookup(KERNEL, 64).constants.stages == 4
+    assert known.lookup(KERNEL, 128).constants.stages == 3
+    (own / "gpu.json").unlink()
+    assert load_wisdom("GPU", [packed]).lookup(KERNEL, 64).constants.stages == 3
+    assert load_wisdom("GPU").lookup(KERNEL, 64).constants.stages == 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:40], "file: not a wisdom file"),
+        (lambda text: "[]", "file: not a wisdom file (entries is None, not a list)"),
+        (lambda text: "5", "file: not a wisdom file (entries is None, not a list)"),
+        (lambda text: '{"device": "gpu", "entries": [5]}', "file: entry 1: 5 is not an entry; delete that line and tune again"),
+        (
+            lambda text: text.replace('"simt"', '"magic"'),
+            f"file: entry 1: unknown kernel family 'magic'; known: {', '.join(FAMILIES)}; delete",
+        ),
+        (
+            lambda text: text.replace('"stages": 3', '"stages": 1'),
+            "file: entry 1: ks_1x64x48x2_float32_bsf: stages=1 must be at least 2; try 2",
+        ),
+        (lambda text: text.replace('"stages": 3, ', ""), "file: entry 1: simt constants are tile_batch"),
+        (lambda text: text.replace("[1, 64, 48, 2]", "[1, 64, 48]"), "file: entry 1: "),
+        (lambda text: text.replace('"float32"', '"float8"'), "file: entry 1: "),
+        (
+            lambda text: text.replace('"batch": 64', '"batch": 1' + "0" * 400),
+            "file: entry 1: batch=a number of 1329 bits is no whole number",
+        ),
+        (lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400), "file: entry 1: a constant above 2147483647"),
+        (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
+        (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
+        (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
+        (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
+        (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(damage: object, message: str) -> None:
+    text = dump("gpu", Wisdom([entry(64)]))
+    with pytest.raises(KsgenError) as caught:
+        parse(damage(text), "file")
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_entry_from_before_a_constant_with_a_default_means_that_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all of them, so that a file that was written then can still be read, and added to."""
+    monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: tmp_path)
+    kernel = replace(KERNEL, precision="float16")
+    constants = FAMILIES["wgmma_registers"].default(kernel, GPU)
+    text = dump("gpu", Wisdom([Entry(kernel, 64, "wgmma_registers", constants, {"template": "0a0b0c0d"})]))
+    (tmp_path / "gpu.json").write_text(text.replace('"cluster_batch": 1, "cluster_out": 1, ', ""))
+    assert "cluster" not in (tmp_path / "gpu.json").read_text()
+    save("gpu", [entry(64)])
+    (found,) = (each for each in load_wisdom("gpu", strict=True).entries() if each.kernel == kernel)
+    assert found.constants == constants
+    assert "a first guess" in choose(kernel, 64, GPU, Wisdom([found])).why
+    with pytest.raises(KsgenError, match=r"wgmma_registers constants are tile_batch, .*, cluster_out; got"):
+        parse(text.replace('"stages"', '"steps"'), "file")
+
+
+def test_damage_costs_launchers_only_the_damaged_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    for folder in (shipped, own):
+        folder.mkdir()
+    (shipped / "gpu.json").write_text(dump("gpu", Wisdom([entry(64, 2)])))
+    (own / "gpu.json").write_text(dump("gpu", Wisdom([entry(1, 3), entry(128, 3), entry(1000, 4)])).replace('"stages": 3', '"stages": 1'))
+    monkeypatch.setattr(wisdoms, "resource", lambda name: shipped)
+    monkeypatch.setattr(wisdoms, "wisdom_dir", lambda: own)
+    known = load_wisdom("gpu")
+    assert [(each.batch, each.constants.stages) for each in known.entries()] == [(64, 2), (1000, 4)]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"wisdom that cannot be read is passed over: {own}/gpu.json: entry 1: ")
+    assert warning.endswith(" (and 1 more like it)")
+    with pytest.raises(KsgenError, match=r"own/gpu\.json: entry 1: .*; delete that line and tune again"):
+        load_wisdom("gpu", strict=True)
+    (own / "gpu.json").unlink()
+    (own / "gpu.json").mkdir()
+    assert [each.batch for each in load_wisdom("gpu", ["no JSON"]).entries()] == [64]
+    assert len(caplog.messages) == 3
+    assert "the bundle: not a wisdom file" in caplog.messages[1]
+    assert "own/gpu.json: cannot be read" in caplog.messages[2]
+
+
+def test_limits_of_a_gpu_are_those_of_its_target() -> None:
+    assert limits_of(FakeGpu()) == cuda_limits("sm_90a")
+    assert not limits_of(FakeGpu(target="sm_75")).async_copies
+    assert limits_of(FakeGpu(target="sm_75")).shared_bytes == 64 * 1024
+
+
+def test_a_bundle_serves_a_machine_that_may_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    gpu, planner = FakeGpu(), Planner()
+    with pytest.raises(ToolchainError, match=r"ks_1x64x48x2_float32_bsf.*sm_90a"):
+        planner.plan(gpu, KERNEL, 100)
+    tuned = render(KERNEL, CONSTANTS)
+    packed = Binary(
+        tuned.text.encode(), tuned.entry, "sm_90a", Resources(), {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
+    )
+    known = Wisdom([entry(100)])
+    write_bundle(
+        tmp_path / "b.ksb", [(Request(tuned.text, tuned.entry, "sm_90a"), packed)], {file_name(gpu.name): dump(gpu.name, known).encode()}
+    )
+    planner.use_bundle(tmp_path / "b.ksb")
+    plan = planner.plan(gpu, KERNEL, 100)
+    assert plan.choice.why == "wisdom, measured at batch 100"
+    assert plan.binary.data == packed.data
+    assert planner.plan(gpu, KERNEL, 100) is plan
+
+
+def _save(folder: Path, first: int) -> None:
+    os.environ["KSGEN_WISDOM_DIR"] = str(folder)
+    for batch in range(first, 40, 2):
+        save("GPU 1", [entry(batch)])
+
+
+def test_processes_that_save_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    savers = [spawn.Process(target=_save, args=(tmp_path, first)) for first in (1, 2)]
+    for saver in savers:
+        saver.start()
+    for saver in savers:
+        saver.join()
+    assert [each.batch for each in parse((tmp_path / "gpu-1.json").read_text(), "file")] == list(range(1, 40))
+
+
+def test_saving_replaces_the_same_job_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "new"))
+    assert save("gpu", [entry(64, 2), entry(128, 2)]) == tmp_path / "new" / "gpu.json"
+    save("gpu", [entry(64, 4)])
+    assert [(each.batch, each.constants.stages) for each in load_wisdom("gpu").entries()] == [(64, 4), (128, 2)]
+
+
+def test_saving_into_a_damaged_file_or_folder_is_refused_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    (tmp_path / "gpu.json").write_text("my own notes")
+    with pytest.raises(KsgenError, match=r"gpu\.json: not a wisdom file"):
+        save("gpu", [entry(64)])
+    assert (tmp_path / "gpu.json").read_text() == "my own notes"
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "gpu.json"))
+    with pytest.raises(KsgenError, match=r"gpu\.json/gpu\.json: cannot be written"):
+        save("gpu", [entry(64)])
