@@ -101,7 +101,7 @@ def test_each_family_has_its_template() -> None:
         ("include/text.j2", set(FAMILIES)),
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
         ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),
-        ("include/vector/multiply.j2", {"vector", "vector_chain", "vector_gradient"}),
+        ("include/vector/tile.j2", {"vector", "vector_chain", "vector_gradient"}),
         ("include/words/cuda.j2", set(FAMILIES) - {"vector", "vector_chain", "vector_gradient"}),
         ("include/words/opencl.j2", {"vector", "vector_chain", "vector_gradient", "simt", "gradient"}),
         ("include/words/vector.j2", {"vector", "vector_chain", "vector_gradient"}),
@@ -116,16 +116,22 @@ def test_a_template_changes_the_digests_of_the_families_that_use_it_and_no_other
     assert {name for name in FAMILIES if templates.template_digest.__wrapped__(name) != before[name]} == families
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: set[str] = set()
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The templates that are read from now on."""
+    found: set[str] = set()
     read = jinja2.FileSystemLoader.get_source
 
     def noted(self: jinja2.FileSystemLoader, environment: jinja2.Environment, template: str) -> Any:
-        opened.add(template)
+        found.add(template)
         return read(self, environment, template)
 
     monkeypatch.setattr(jinja2.FileSystemLoader, "get_source", noted)
+    return found
+
+
+def rendered(family: str) -> Iterator[str]:
+    """Texts of a family for every job, layout and dialect, with all that may follow the product."""
     limits = [cuda_limits("sm_90a"), replace(cuda_limits("sm_70"), is_cpu=True)]
     kernels = [
         KernelSpec(Pattern(2, 64, 64, d), precision, layout, Epilogue(bias=True, activation="gelu", residual=True))
@@ -133,12 +139,14 @@ def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path,
     ]  # fmt: skip
     gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
     kernels += [*gradients, replace(kernels[0], job="chain", before=(Pattern(1, 128, 128, 1),))]
-    texts = 0
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].serves(kernel, limit):
-            render(kernel, FAMILIES[family].default(kernel, limit), dialect="opencl" if limit.is_cpu else "cuda")
-            texts += 1
-    assert texts
+            yield render(kernel, FAMILIES[family].default(kernel, limit), family=family, dialect="opencl" if limit.is_cpu else "cuda").text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path, opened: set[str]) -> None:
+    assert list(rendered(family))
     before = templates.template_digest.__wrapped__(family)
     for template in sorted(opened):
         path = copied / template
@@ -146,3 +154,21 @@ def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path,
         path.write_bytes(whole + b"// more\n")
         assert templates.template_digest.__wrapped__(family) != before, template
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_who_reads_a_text_opens_few_files(family: str, copied: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = templates._lines
+    used: set[str] = set()
+
+    def noted(entries: list[tuple[str, str]], words: Any) -> str:
+        used.update(f"include/words/{name}.j2" for name, _ in entries)
+        return lines(entries, words)
+
+    monkeypatch.setattr(templates, "_lines", noted)
+    for _ in rendered(family):
+        files = {each for each in opened if not each.startswith("include/words/")} | used
+        assert len(files) <= 12, sorted(files)
+        opened.clear()
+        used.clear()
+        templates.environment.cache_clear()
