@@ -51,14 +51,14 @@ def words(block: Block, image: str) -> dict[str, Any]:
     own = block.constants
     if block.cluster == 1:
         return {
-            "cluster_dims": "", "find_tile": "find_tile",
+            "blocks": "alone", "find_tile": "find_tile",
             "copy_weights": "copy_bulk", "load_x": "load_box",
             "variants": (image, "wgmma"),
         }  # fmt: skip
     shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
     return {
         "variants": (image, "cluster", "wgmma"),
-        "cluster_dims": " __cluster_dims__(CLUSTER, 1, 1)",
+        "blocks": "clustered",
         "find_tile": "find_tile_in_cluster",
         "copy_weights": "copy_part" if shares_w else "copy_bulk",
         "load_x": "load_part" if shares_x else "load_box",

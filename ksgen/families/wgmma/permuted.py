@@ -79,8 +79,6 @@ class WgmmaPermuted(WgmmaShared):
             **common,
             "variants": ("later", "permuted", *common["variants"]),
             "store": "workspace",
-            "y_parameter": "stored*, stored* RESTRICT workspace",
-            "to": "workspace + y_in_workspace(batch)",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:

@@ -151,16 +151,12 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
 
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
         along_batch = "true" if kernel.layout == "bsl" else "false"
-        by_boxes = kernel.layout == "bsl"
         common = self.common_words(kernel, constants)
         return common | {
             "variants": ("plain_order", *common["variants"]),
             "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
             "schedule": "streaming",
-            "store": "rows" if not by_boxes else "boxes_residual" if kernel.epilogue.residual else "boxes",
-            "y_map": "const __grid_constant__ TensorMap y_map, " if by_boxes else "",
-            "y_parameter": "stored* RESTRICT y",
-            "to": "y_map" if by_boxes else "y",
+            "store": "rows" if kernel.layout == "bsf" else "boxes_residual" if kernel.epilogue.residual else "boxes",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: SharedConstants) -> list[Constexpr]:
