@@ -3,6 +3,7 @@
 On a machine without a GPU it runs over the stand-in driver (tests/driver), whose launches are checked and then dropped.
 """
 
+import ctypes
 import json
 import os
 import subprocess
@@ -33,6 +34,7 @@ from tests.driver.machine import RUNTIMES
 from tests.support.device_arrays import CudaArray
 
 BATCH = 64
+PROCESSORS = ("native", "opencl")
 
 
 def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float:
@@ -49,7 +51,7 @@ def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float
 def measure(rounds: int) -> dict[str, float]:
     """The parts, in microseconds, on the device that KSGEN_DEVICE names."""
     device, ks = find_device(), Launcher(1, 192, 48, 2)
-    if device.kind == "opencl":
+    if device.runtime in PROCESSORS:
         return _measure_processor(device, ks, rounds)
     arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
     x, weights, out = (CudaArray(device, array) for array in arrays)
@@ -82,16 +84,10 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     call = ks.prepare(x, kept, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
-    enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel
-    call()  # which leaves its arguments in the kernel
-
-    def alone() -> None:
-        enqueue(queue, kernel, (plan.grid * plan.block,), (plan.block,))
-        queue.finish()
-
+    call()  # which leaves its arguments in an OpenCL kernel, and starts native threads
     parts = {
         "a prepared call": call,
-        "  the kernel, and what its binding takes": alone,
+        "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
         "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
@@ -102,6 +98,21 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
+
+
+def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+    """The kernel on a processor, with everything ready for it."""
+    if device.runtime == "native":
+        values = (ctypes.c_int64 * len(arguments))(*(each if isinstance(each, int) else each.pointer if each else 0 for each in arguments))
+        launch, walk = device._launcher, plan.multiply.walk
+        return lambda: launch(walk, values, plan.grid, device.limits.multiprocessors, None)
+    enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel
+
+    def alone() -> None:
+        enqueue(queue, kernel, (plan.grid * plan.block,), (plan.block,))
+        queue.finish()
+
+    return alone
 
 
 def _driver_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:
@@ -144,19 +155,19 @@ def measure_apart(runtime: str, rounds: int) -> dict[str, float] | str:
 
 
 def _variables(runtime: str) -> dict[str, str]:
-    if runtime == "opencl":
-        return dict(os.environ) | {"KSGEN_DEVICE": _processor()}
+    if runtime in PROCESSORS:
+        return dict(os.environ) | {"KSGEN_DEVICE": _processor(runtime)}
     if is_on_machine():
         return dict(os.environ) | {"KSGEN_DEVICE": runtime}
     return environment(runtime) | {"KSGEN_DRIVER_IDLE": "1"}
 
 
-def _processor() -> str:
-    """The first OpenCL device that takes the host's memory where it lies."""
-    listed = [each.selector for each in list_devices() if isinstance(each, Found) and each.runtime == "opencl"]
+def _processor(runtime: str) -> str:
+    """Its first device that takes the host's memory where it lies."""
+    listed = [each.selector for each in list_devices() if isinstance(each, Found) and each.runtime == runtime]
     found = next((each for each in listed if find_device(each).shares_host), None)
     if found is None:
-        raise DeviceError("no OpenCL device takes the host's memory where it lies")
+        raise DeviceError("no such device takes the host's memory where it lies")
     return found
 
 
@@ -169,7 +180,7 @@ def main(as_json: bool, rounds: int, apart: bool) -> None:
     if apart:
         click.echo(json.dumps(measure(rounds)))
         return
-    found = {runtime: measure_apart(runtime, rounds) for runtime in (*RUNTIMES, "opencl")}
+    found = {runtime: measure_apart(runtime, rounds) for runtime in (*RUNTIMES, *PROCESSORS)}
     if as_json:
         click.echo(json.dumps(found, indent=1))
         return

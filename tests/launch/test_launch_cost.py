@@ -12,9 +12,10 @@ def test_every_part_is_measured() -> None:
     told = CliRunner().invoke(main, ["--json", "--rounds", "1"])
     assert told.exit_code == 0, told.output
     told_by = json.loads(told.output)
-    if isinstance(processor := told_by.pop("opencl"), dict):
-        assert len(processor) == 10
-        assert all(microseconds > 0 for microseconds in processor.values())
+    for runtime in ("native", "opencl"):
+        if isinstance(processor := told_by.pop(runtime), dict):
+            assert len(processor) == 10
+            assert all(microseconds > 0 for microseconds in processor.values())
     measured = {runtime: parts for runtime, parts in told_by.items() if isinstance(parts, dict)}
     if not measured:
         pytest.skip(f"no CUDA runtime here, nor the stand-in: {told.output}")
