@@ -28,6 +28,8 @@ KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multip
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
 
+KINDS = {"prepared": "frozen", "chain": "all factors", "trained": "trained", "trained first": "trained, x without a gradient"}
+
 Way = Callable[[], Tensor]
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
 _unbuilt: dict[KernelSpec, str] = {}  # what no compiler here could build, and why; not tried again
@@ -124,14 +126,14 @@ def measured(job: Hashable) -> Mapping[str, float]:
 def job_of(
     kind: str, patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool
 ) -> Hashable:
-    """What the ways of one or several factors are timed as. `kind`: "chain", or "prepared" for a frozen layer's."""
+    """What the ways of one or several factors are timed as. `kind`: one of `KINDS`."""
     return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual)
 
 
 def told_of(patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int) -> list[str]:
     """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
     found, words = [], {"each": "one after the other"}
-    for (kind, name), residual in product((("prepared", "frozen"), ("chain", "all factors")), (False, True)):
+    for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual), size_of(batch)
         for seconds in [each for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
             times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]

@@ -30,6 +30,7 @@ from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
 
 Product = Callable[..., Tensor]
+FEW_ENTRIES = 256  # of a batch: up to there, PyTorch's own operators may take a step of training faster, which start sooner
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
 
 
@@ -54,13 +55,27 @@ def multiply(
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
-    if _is_traced() or (backend != "strided" and not _is_watched(x, weights, bias, residual) and not has_kernels(x.device)):
+    given = x, weights, bias, residual
+
+    def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
+            before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
+            return finish(before, None, activation, residual, layout)
+        return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+
+    def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
         return finish(y, bias, activation, residual, layout)
-    if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
-        before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
-        return finish(before, None, activation, residual, layout)
-    return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+
+    if _is_traced() or (backend != "strided" and not _is_watched(*given) and not has_kernels(x.device)):
+        return by_pytorch(*given)
+    if backend == "auto" and _is_small_step(*given, layout, precision):
+        ways = {"ksgen": by_functions, "bmm": by_pytorch}
+        kind = "trained" if x.requires_grad else "trained first"
+        job = job_of(kind, [weights.shape], x.dtype, layout, activation, bias is not None, residual is not None)
+        steps = {name: partial(_step, way, given) for name, way in ways.items()}
+        return ways[faster((job, size_of(x.shape[0 if layout == "bsf" else 1]), *ways), steps)](*given)
+    return by_functions(*given)
 
 
 def multiply_chain(
@@ -97,6 +112,23 @@ def multiply_chain(
     job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout, activation, bias is not None, residual is not None)
     ways = {"ksgen": in_one_launch, "each": one_by_one}
     return ways[faster((job, size_of(cast_x.shape[0 if layout == "bsf" else 1]), *ways), ways)]()
+
+
+def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:
+    """Whether it is part of training, with so few entries that what a function of ours costs on the host counts."""
+    if x.device.type != "cpu" or x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or not _needs_gradient(weights):
+        return False
+    if precision not in (None, dtype_name(x.dtype)) or _is_watched(x, weights, bias, residual) or is_transformed():
+        return False
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # a checkpoint's second pass would be another way
+
+
+def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
+    """A product and its gradients, apart from the graph that is recorded."""
+    apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
+    y = way(*apart)
+    torch.autograd.grad(y, [each for each in apart if each is not None and each.requires_grad], y.detach())
+    return y
 
 
 def autocast(*given: Any) -> Any:

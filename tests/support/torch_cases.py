@@ -13,13 +13,14 @@ HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line i
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends tensors on the processor through the launcher's kernels, on OpenCL."""
+    """Sends tensors on the processor through the launcher's kernels, on OpenCL; also in small steps of training."""
     if not HAS_OPENCL:
         pytest.skip("no OpenCL device")
-    from ksgen.torch import choice
+    from ksgen.torch import choice, ops
 
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda", "cpu"})
+    monkeypatch.setattr(ops, "FEW_ENTRIES", 0)
 
 
 def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bool = False) -> Any:

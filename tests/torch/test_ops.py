@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402  (after the skip)
 from torch.func import grad, jacfwd, jacrev, vmap  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
@@ -15,7 +16,8 @@ from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
-from ksgen.torch import choice, multiply, products  # noqa: E402
+from ksgen.torch import choice, multiply, ops, products  # noqa: E402
+from ksgen.torch.epilogue import finish  # noqa: E402
 from tests.support.torch_cases import SHAPES, error, matrix, truth, use_kernels  # noqa: E402
 
 BATCH = 7
@@ -376,6 +378,73 @@ def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytes
     called.clear()
     multiply(x, weights).sum().backward()
     assert len(called) == launches
+
+
+# ---- small steps of training
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways that small steps of this test take in turn, without a look at the clock. All are tried at each step."""
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(ops, "FEW_ENTRIES", BATCH)
+    order = ["ksgen", "bmm"]
+
+    def next_of(job: Any, ways: Any) -> str:
+        if set(ways) != {"ksgen", "bmm"}:
+            return "ksgen"
+        for way in ways.values():
+            way()
+        return order.pop(0)
+
+    monkeypatch.setattr(choice, "faster", next_of)
+    monkeypatch.setattr(ops, "faster", next_of)
+    return order
+
+
+def by_kernels(y: Any) -> bool:
+    """Whether a function of ours is in its graph."""
+    met = [y.grad_fn]
+    while met:
+        node = met.pop()
+        if "Plain" in type(node).__name__:
+            return True
+        met += [each for each, _ in node.next_functions if each is not None]
+    return False
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "activation", "wants_x"), [(torch.float64, "gelu", True), (torch.float32, "none", False)])
+def test_both_ways_of_a_small_step_are_right(dtype: Any, activation: str, wants_x: bool, layout: str, taken: list[str]) -> None:
+    x, weights, bias, residual = tensors((2, 9, 5, 3), layout, dtype)
+    x.requires_grad_(wants_x)
+    wanted = [each for each in (x, weights, bias, residual) if each.requires_grad]
+    exact = [each.detach().double().requires_grad_(each.requires_grad) for each in (x, weights, bias, residual)]
+    before = products.by_whole_matrix(exact[0], products.to_dense(exact[1]), layout)
+    known = finish(before, exact[2], activation, exact[3], layout)
+    upstream = torch.randn(known.shape, dtype=dtype)
+    known_gradients = torch.autograd.grad(known, [each for each in exact if each.requires_grad], upstream.double())
+    for way in ("ksgen", "bmm"):
+        y = multiply(x, weights, bias, residual, layout=layout, activation=activation)
+        assert by_kernels(y) == (way == "ksgen")
+        assert y.is_contiguous()
+        for got, want in zip((y, *torch.autograd.grad(y, wanted, upstream)), (known, *known_gradients), strict=True):
+            assert error(got.detach(), want.detach()) < tolerance("float64" if dtype == torch.float64 else "float32", 5 * BATCH)
+    assert not taken
+    assert all(each.grad is None for each in (x, weights, bias, residual))  # what is timed leaves nothing behind
+
+
+def test_what_is_no_small_step_is_not_timed_as_one(taken: list[str]) -> None:
+    x, weights, _, _ = tensors((2, 9, 5, 3), "bsf")
+    with torch.no_grad():
+        multiply(x, weights)
+    multiply(x, weights.detach())  # frozen: nothing of ours is recorded for it
+    multiply(x.repeat(2, 1), weights)
+    multiply(x, weights, backend="ksgen")
+    checkpoint(multiply, x, weights, use_reentrant=False).sum().backward()  # whose second pass must be as the first
+    assert taken == ["ksgen", "bmm"]
+    multiply(x, weights)
+    assert taken == ["bmm"]
 
 
 # ---- on a GPU
