@@ -6,11 +6,51 @@
 #include <stdint.h>
 #include <string.h>
 #include <utility>
-#ifdef __SSE2__
+#if defined(__SSE2__) && (defined(__clang__) || __GNUC__ > 15)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#define OWN_INTRINSICS
 #endif
 
 #define inline inline __attribute__((always_inline))
+
+// ---- what is used of <immintrin.h>, which GCC reads for half a second: as long as all else of a kernel takes it
+
+#if defined(OWN_INTRINSICS) && defined(__AVX__)
+typedef float __m256 __attribute__((vector_size(32), may_alias));
+typedef long long __m256i __attribute__((vector_size(32), may_alias));
+typedef long long __m256i_u __attribute__((vector_size(32), may_alias, aligned(1)));
+static inline __m256 _mm256_broadcast_ps(const __m128* from) { return __builtin_ia32_vbroadcastf128_ps256(from); }
+static inline __m256i _mm256_loadu_si256(const __m256i_u* from) { return *from; }
+static inline void _mm256_storeu_si256(__m256i_u* to, const __m256i value) { *to = value; }
+static inline void _mm256_stream_si256(__m256i* to, const __m256i value) { __builtin_ia32_movntdq256(to, value); }
+#endif
+#if defined(OWN_INTRINSICS) && defined(__F16C__)
+static inline __m256 _mm256_cvtph_ps(const __m128i halves) { return __builtin_ia32_vcvtph2ps256((__v8hi)halves); }
+#define _mm256_cvtps_ph(value, rounding) ((__m128i)__builtin_ia32_vcvtps2ph256(value, rounding))
+#endif
+#if defined(OWN_INTRINSICS) && defined(__AVX512F__)
+typedef double __m256d __attribute__((vector_size(32), may_alias));
+typedef float __m512 __attribute__((vector_size(64), may_alias));
+typedef double __m512d __attribute__((vector_size(64), may_alias));
+typedef long long __m512i __attribute__((vector_size(64), may_alias));
+typedef long long __m512i_u __attribute__((vector_size(64), may_alias, aligned(1)));
+typedef short Shorts16 __attribute__((vector_size(32)));
+template <class V>
+static inline V anything() {  // what a mask of all lanes keeps nothing of
+    V value = value;
+    return value;
+}
+static inline __m512 _mm512_broadcast_f32x4(const __m128 four) { return __builtin_ia32_broadcastf32x4_512(four, anything<__m512>(), -1); }
+static inline __m512d _mm512_broadcast_f64x4(const __m256d four) { return __builtin_ia32_broadcastf64x4_512(four, anything<__m512d>(), -1); }
+static inline __m512 _mm512_cvtph_ps(const __m256i halves) {
+    return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: as the thread rounds
+}
+#define _mm512_cvtps_ph(value, rounding) ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
+static inline __m512i _mm512_loadu_si512(const void* from) { return *(const __m512i_u*)from; }
+static inline void _mm512_stream_si512(__m512i* to, const __m512i value) { __builtin_ia32_movntdq512(to, value); }
+#endif
 
 namespace host {
 
