@@ -26,10 +26,12 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(params=["PyTorch", "kernels"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By PyTorch's products, as on any processor; and by ksgen's kernels, through OpenCL."""
+    """By PyTorch's products, as where no compiler is; and by ksgen's kernels, through OpenCL."""
     torch.manual_seed(0)
     if request.param == "kernels":
         use_kernels(monkeypatch)
+    else:
+        monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda"})
     return str(request.param)
 
 
