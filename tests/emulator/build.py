@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -61,8 +62,9 @@ def is_installed(sanitize: str) -> bool:
 
 
 def _linked(sanitize: str) -> tuple[str, ...]:
-    """What links a sanitizer's library."""
-    return () if sanitize == COUNTS else _SANITIZERS[sanitize][:1]
+    """What links a sanitizer's library. Gold takes half as long as the default linker, where it is there."""
+    fast = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+    return fast if sanitize == COUNTS else (*fast, *_SANITIZERS[sanitize][:1])
 
 
 def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
@@ -71,7 +73,7 @@ def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
         raise ValueError(f"sanitize={sanitize!r}; accepted are {', '.join(map(repr, _SANITIZERS))}")
     folder = cache_folder() / _digest(source, sanitize)
     if not folder.exists():
-        runtime = _build_runtime(sanitize)
+        runtime = build_runtime(sanitize)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             _build_kernels(source, sanitize, runtime, Path(scratch))
             put(Path(scratch, "entry"), folder)
@@ -185,17 +187,27 @@ def _refuse_shared_in_templates(scratch: Path) -> None:
         raise SimtError("compile", f"__shared__ in a template, which the emulator cannot do: {', '.join(unique)}")
 
 
-def _build_runtime(sanitize: str) -> Path:
+def build_runtime(sanitize: str) -> Path:
+    """Its object file. It takes seconds: others that want the same wait for it."""
     folder = cache_folder() / f"runtime-{_digest('', sanitize)}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            entry = Path(scratch, "entry")
-            entry.mkdir()
-            words = {"SIMT_ADDRESS": "address", "SIMT_RACE": "race", "SIMT_COUNTS": COUNTS}
-            defines = [f"-D{word}={int(sanitize == name)}" for word, name in words.items()]
-            _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
-            put(entry, folder)
+        import fcntl
+
+        with open(f"{folder}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                _compile_runtime(sanitize, folder)
     return folder / "runtime.o"
+
+
+def _compile_runtime(sanitize: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        entry = Path(scratch, "entry")
+        entry.mkdir()
+        words = {"SIMT_ADDRESS": "address", "SIMT_RACE": "race", "SIMT_COUNTS": COUNTS}
+        defines = [f"-D{word}={int(sanitize == name)}" for word, name in words.items()]
+        _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
+        put(entry, folder)
 
 
 def put(entry: Path, folder: Path) -> None:
