@@ -10,7 +10,6 @@ import json
 import os
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from statistics import median
 from threading import Thread
 from time import perf_counter
 from urllib.request import urlopen
@@ -34,63 +33,48 @@ def pack(path: Path) -> None:
     """Build the kernel of each factor for this device, and write all of them to one file."""
     device, members = find_device(), []
     for pattern in CHAIN:
-        kernel = KernelSpec(pattern)
-        choice = PLANNER.choice(device, kernel, ROWS)
-        source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
+        choice = PLANNER.choice(device, KernelSpec(pattern), ROWS)
+        source = render(KernelSpec(pattern), choice.constants, family=choice.family, dialect=device.dialect)
         request = Request(source.text, source.entry, device.target)
         members.append((request, build(request.text, request.entry, request.target, device.compiler())))
     write_bundle(path, members, {}, {"ksgen": ksgen.__version__, "spec": "vit.yaml"})
     print(f"{path}: {len(members)} kernels for {device.name}, {path.stat().st_size / 1e3:.0f} kB")
 
 
-def serve(path: Path, port: int, requests: int) -> None:
-    """Answer requests; if a number of them is asked for, send them, and end."""
+class Up(BaseHTTPRequestHandler):
+    factors: list[tuple[ksgen.Launcher, ksgen.launcher.Weights]]
+
+    def do_POST(self) -> None:
+        x = np.array(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), "f4")
+        for launcher, weights in self.factors:
+            x = launcher(x, weights)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(x.tolist()).encode())
+
+
+def serve(path: Path, port: int, is_short: bool) -> None:
     if find_device().kind != "native":  # whose few lines that launch kernels are compiled on the machine itself
         os.environ["KSGEN_NO_COMPILE"] = "1"  # what the bundle lacks is an error
     ksgen.use_bundle(path)
-    layers = [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
-    random = np.random.default_rng(0)
-    weights = [layer.pack(random.standard_normal(layer.pattern.shape, dtype="f4") / layer.pattern.c) for layer in layers]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            x = np.array(json.loads(self.rfile.read(int(self.headers["Content-Length"]))), "f4")
-            for layer, own in zip(layers, weights, strict=True):
-                x = layer(x, own)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(np.asarray(x).tolist()).encode())
-
-        def log_message(self, *_: object) -> None:
-            """Keep the terminal quiet."""
-
-    server = HTTPServer(("127.0.0.1", port), Handler)
-    print(f"http://127.0.0.1:{server.server_port}/up takes rows of {CHAIN.in_features} numbers")
-    if not requests:
+    random, launchers = np.random.default_rng(0), [ksgen.Launcher(*pattern.shape) for pattern in CHAIN]
+    Up.factors = [(each, each.pack(random.standard_normal(each.pattern.shape, dtype="f4") / each.pattern.c)) for each in launchers]
+    server = HTTPServer(("127.0.0.1", port), Up)
+    print(url := f"http://127.0.0.1:{server.server_port}/up", f"takes rows of {CHAIN.in_features} numbers")
+    if not is_short:
         server.serve_forever()
     Thread(target=server.serve_forever, daemon=True).start()
-    rows, seconds = json.dumps(random.standard_normal((ROWS, CHAIN.in_features)).tolist()).encode(), []
-    for _ in range(requests):
+    rows = json.dumps(random.standard_normal((ROWS, CHAIN.in_features)).tolist()).encode()
+    for _ in range(5):
         begin = perf_counter()
-        with urlopen(f"http://127.0.0.1:{server.server_port}/up", rows) as answer:
-            y = json.load(answer)
-        seconds.append(perf_counter() - begin)
-    server.shutdown()
-    print(f"{requests} answers of {len(y)} x {len(y[0])} numbers, {1e3 * median(seconds):.1f} ms each")
+        y = json.load(urlopen(url, rows))
+        print(f"an answer of {len(y)} x {len(y[0])} numbers after {1e3 * (perf_counter() - begin):.1f} ms")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=("pack", "serve"))
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    if options.do == "pack":
-        pack(options.bundle)
-    else:
-        serve(options.bundle, options.port, 5 if options.short else 0)
-
-
-if __name__ == "__main__":
-    main()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("do", choices=("pack", "serve"))
+parser.add_argument("bundle", type=Path)
+parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+parser.add_argument("--short", action="store_true")
+options = parser.parse_args()
+pack(options.bundle) if options.do == "pack" else serve(options.bundle, options.port, options.short)
