@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ksgen.errors import ConstantsError
-from ksgen.families.gpus import REGISTERS, gpu_of
+from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
 from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 
@@ -151,7 +151,9 @@ class Family(Protocol[ConstantsT]):
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
 
-    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
+    def registers(self, kernel: KernelSpec, constants: ConstantsT, target: str = LEAST) -> int:
+        """An estimate for one thread, as ptxas makes the kernel for that target."""
+        ...
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry: ...
 

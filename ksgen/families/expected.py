@@ -122,7 +122,7 @@ def terms_of(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: A
     geometry = family.geometry(kernel, constants, batch)
     if geometry.grid > MOST_GRID:
         return None
-    registers = min(255, family.registers(kernel, constants))
+    registers = min(255, family.registers(kernel, constants, speed.target))
     resident = resident_blocks(speed.target, speed.limits, geometry.block, registers, geometry.shared_bytes)
     if not resident or not speed.flops_per_s:  # no place, or no such instructions
         return None

@@ -35,7 +35,7 @@ class Gpu:
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
     suffix: str = ""  # of the target that has all of the GPU's instructions
-    more_registers: int = 0  # of a thread of plain multiply-adds, that ptxas takes besides those it takes on other targets
+    more_registers: int = 0  # of a thread of float32 multiply-adds, that ptxas takes besides those it takes on other targets
     rates: Rates | None = None  # None: nobody has looked them up
 
 

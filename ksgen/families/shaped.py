@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Geometry, Limits, TensorMap
+from ksgen.families.gpus import LEAST, gpu_of
 from ksgen.families.rules import Rule, first_broken
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
@@ -22,6 +23,11 @@ class Shape(Protocol):
 
     @property
     def shared_bytes(self) -> int: ...
+
+
+def more_registers(kernel: KernelSpec, target: str) -> int:
+    """Of a thread of plain multiply-adds, besides those that its shape says."""
+    return gpu_of(target).more_registers if kernel.real_bytes == 4 else 0
 
 
 class Shaped(Generic[ConstantsT]):
@@ -59,8 +65,8 @@ class Shaped(Generic[ConstantsT]):
 
     # ---- resources
 
-    def registers(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return self.shape(kernel, constants).registers
+    def registers(self, kernel: KernelSpec, constants: ConstantsT, target: str = LEAST) -> int:
+        return self.shape(kernel, constants).registers + (0 if self.on_tensor_cores else more_registers(kernel, target))
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).shared_bytes
@@ -92,7 +98,7 @@ class Packing(Shaped[ConstantsT]):
         shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
         if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
             return False
-        return not limits.registers or shape.registers * shape.threads * blocks <= limits.registers
+        return not limits.registers or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return self.shape(kernel, constants).packed_bytes

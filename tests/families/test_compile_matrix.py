@@ -10,7 +10,7 @@ from ksgen.build.build import Binary, Request, Resources
 from ksgen.emit.render import template_of
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import FAMILIES, Limits
-from ksgen.families.gpus import GPUS, target_of
+from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.spec import LAYOUTS, PRECISIONS, stratified
 from tests import compile_matrix
 from tests.compile_matrix import FEW, MANY, PROMISES, TARGETS, Outcome, kernels, main, sources, table, violations
@@ -83,6 +83,18 @@ def test_what_is_accepted(good: Outcome) -> None:
 )
 def test_each_violation_is_one_line(bad: Outcome, says: str) -> None:
     assert list(violations(bad)) == [f"{SOURCE.entry} for sm_90a: {says}"]
+
+
+def test_an_estimate_is_of_its_target() -> None:
+    """Plain kernels take more registers for some, and defaults leave them."""
+    more = gpu_of("sm_100").more_registers
+    assert more > 0
+    assert list(violations(outcome("sm_100", registers=ESTIMATE + more + SLACK))) == []
+    too_few = ESTIMATE + more - SLACK - 1
+    accepted = f"{ESTIMATE + more} as estimated, give or take {SLACK}"
+    assert list(violations(outcome("sm_100", registers=too_few))) == [
+        f"{SOURCE.entry} for sm_100: {too_few} registers; accepted: {accepted}"
+    ]
 
 
 def test_what_does_not_compile_or_fit_a_block_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

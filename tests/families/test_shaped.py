@@ -8,6 +8,7 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, Limits, Rule, check
+from ksgen.families.gpus import gpu_of
 from ksgen.families.shaped import Packing, Shaped
 from ksgen.families.tiles import PACK_THREADS, Constants
 from ksgen.pattern import Pattern
@@ -87,6 +88,20 @@ def test_constants_and_rules_are_those_of_its_class() -> None:
 )
 def test_so_many_blocks_fit_as_share_a_multiprocessor(blocks: int, limits: Limits, fits: bool) -> None:
     assert TOY.fits(KERNEL, replace(FOUR, min_blocks=blocks), limits) == fits
+
+
+def test_plain_kernels_take_more_registers_on_some_targets_and_are_counted_so_where_blocks_are() -> None:
+    class OnTensorCores(Toy):
+        on_tensor_cores = True
+
+    more = gpu_of("sm_120").more_registers
+    assert more > 0 == gpu_of("sm_90a").more_registers
+    assert [TOY.registers(KERNEL, FOUR, target) for target in ("sm_90a", "sm_120")] == [100, 100 + more]
+    assert OnTensorCores().registers(KERNEL, FOUR, "sm_120") == 100
+    assert TOY.registers(replace(KERNEL, precision="float64"), FOUR, "sm_120") == 100
+    limits = Limits(3000, registers=128 * (100 + more), target="sm_120")
+    assert TOY.fits(KERNEL, FOUR, limits)
+    assert not TOY.fits(KERNEL, FOUR, replace(limits, registers=limits.registers - 1))
 
 
 def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:

@@ -121,12 +121,12 @@ def test_lanes_that_a_read_of_shared_memory_serves_at_once_share_it() -> None:
     assert work.shared_bytes + work.returned_bytes == copied + stored + 2 * 64 * (registers // 4) * 2 * 128
 
 
-@pytest.mark.parametrize("target", ["sm_120", "sm_121"])
+@pytest.mark.parametrize("target", ["sm_100", "sm_120", "sm_121"])
 def test_defaults_leave_the_registers_that_ptxas_takes_more_of_on_some_targets(target: str) -> None:
     limits, more = cuda_limits(target), gpu_of(target).more_registers
     assert more > 0
-    for pattern, layout in product(stratified(30), LAYOUTS):
-        spec = KernelSpec(pattern, "float32", layout)
+    for pattern, precision, layout in product(stratified(30), ("float32", "float16"), LAYOUTS):
+        spec = KernelSpec(pattern, precision, layout)
         constants = SIMT.default(spec, limits)
         threads = Shape(spec, constants).threads * constants.min_blocks
-        assert threads * (SIMT.registers(spec, constants) + more) <= limits.registers
+        assert threads * (Shape(spec, constants).registers + more) <= limits.registers

@@ -6,7 +6,7 @@ from itertools import product
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
-from ksgen.families.gpus import gpu_of
+from ksgen.families.shaped import more_registers
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -39,7 +39,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     thread_batch = 4 if doubles else 8
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
-    more = gpu_of(limits.target).more_registers
+    more = more_registers(kernel, limits.target)
     warps = 8 if doubles else 12 if copy == "registers" or more else 16  # a block: as many as the registers of a multiprocessor serve
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=(1, 2, 4, 8) if doubles else (1, 2, 4, 8, 12))
@@ -52,7 +52,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
     """What a cost model may like better than the rule's choice: smaller blocks, of which a small batch has more."""
-    more = gpu_of(limits.target).more_registers
+    more = more_registers(kernel, limits.target)
     planes = dict.fromkeys((chosen.tile_d, max(1, chosen.tile_d // 2), 1))
     threads_batch = dict.fromkeys((chosen.thread_batch, 4))
     for thread_batch, warps_batch, thread_out, warps_out, tile_d in product(threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes):
