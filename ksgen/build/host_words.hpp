@@ -21,7 +21,9 @@
 typedef float __m256 __attribute__((vector_size(32), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
 typedef long long __m256i_u __attribute__((vector_size(32), may_alias, aligned(1)));
-static inline __m256 _mm256_broadcast_ps(const __m128* from) { return __builtin_ia32_vbroadcastf128_ps256(from); }
+static inline __m256 _mm256_set_m128(const __m128 high, const __m128 low) {
+    return __builtin_ia32_vinsertf128_ps256(__builtin_ia32_ps256_ps(low), high, 1);
+}
 static inline __m256i _mm256_loadu_si256(const __m256i_u* from) { return *from; }
 static inline void _mm256_storeu_si256(__m256i_u* to, const __m256i value) { *to = value; }
 static inline void _mm256_stream_si256(__m256i* to, const __m256i value) { __builtin_ia32_movntdq256(to, value); }
@@ -91,7 +93,7 @@ struct Vector {
         else if constexpr (sizeof(Raw) == 32 && sizeof(Wide) == 64) return (Wide)_mm512_broadcast_f64x4((__m256d)raw);
 #endif
 #ifdef __AVX__
-        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32) return (Wide)_mm256_broadcast_ps((const __m128*)&raw);
+        else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32) return (Wide)_mm256_set_m128((__m128)raw, (__m128)raw);
 #endif
         else return picked<M>(std::make_integer_sequence<int, M>());
     }

@@ -1,9 +1,13 @@
 """The host's C++ compiler: which one is taken, what it makes, and what it says."""
 
 import os
+import platform
+import re
 import shutil
 import stat
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +114,26 @@ def test_every_loop_that_a_text_unrolls_is_unrolled_by_gcc_too() -> None:
     source, entry = text()
     assert '_Pragma("unroll")' in source
     assert '_Pragma("unroll")' not in source_of(source, [entry])
+
+
+@pytest.mark.parametrize(("features", "level"), [("sse2 avx2", "-O2"), ("sse2 avx2 avx512f", "-O3")])
+def test_sums_stay_in_sixteen_registers_by_a_lower_level(features: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "processor_features", lambda: frozenset(features.split()))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert [each for each in HostCompiler((sys.executable,)).options("any") if each.startswith("-O")] == [level]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
+def test_inputs_are_repeated_for_all_lanes_from_where_they_lie(compiler: HostCompiler, tmp_path: Path) -> None:
+    kernel = KernelSpec(Pattern(1, 512, 512, 4))
+    source = render(kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl")
+    (tmp_path / "k.cpp").write_text(source_of(source.text, [source.entry]))
+    options = [each for each in compiler.options(host_target()) if not each.startswith("-march")]
+    subprocess.run([*compiler.command, *options, "-O3", "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True)
+    made = (tmp_path / "k.s").read_text()
+    repeated, kept = made.count("vbroadcastf128"), len(re.findall(r"vmov\w+\s+%xmm\d+,\s*-?\d*\(%r[sb]p", made))
+    assert repeated > 20
+    assert kept < repeated // 4  # on the stack
 
 
 def test_a_text_that_is_refused_is_kept_with_the_command(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

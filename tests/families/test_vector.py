@@ -532,8 +532,29 @@ def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: st
     limits = replace(CPU, vector_bytes=vector_bytes)
     turned = FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 6272)
     assert (turned.along, turned.past) == ("batch", past)
-    assert FAMILY.default(kernel_of((1, 48, 48, 12), precision, "bsl"), limits, 6272).past == 1
     assert FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 16).past == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "vector_bytes", "shape", "size", "past"),
+    [
+        ("float32", 64, (1, 48, 48, 12), (6, 4), 1),
+        ("bfloat16", 64, (1, 48, 48, 12), (6, 4), 1),
+        ("bfloat16", 64, (1, 64, 64, 48), (8, 3), 0),  # 96 bytes, and what is beside them a chunk later
+        ("float32", 32, (1, 48, 48, 12), (4, 3), 0),
+        ("float32", 32, (1, 96, 384, 8), (6, 2), 1),
+    ],
+)
+def test_so_do_a_tile_s_rows_in_bsl(precision: str, vector_bytes: int, shape: tuple[int, ...], size: tuple[int, int], past: int) -> None:
+    found = FAMILY.default(kernel_of(shape, precision, "bsl"), replace(CPU, vector_bytes=vector_bytes), 6272)
+    assert ((found.height, found.width), found.past) == (size, past)
+
+
+@pytest.mark.parametrize(("precision", "past"), [("float32", 1), ("bfloat16", 0)])
+def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str, past: int) -> None:
+    """Weights come from the second-level cache: the fewer a tile takes, the better."""
+    found = FAMILY.default(kernel_of((1, 512, 512, 4), precision), replace(CPU, vector_bytes=32), 6272)
+    assert (found.along, found.height, found.width, found.past) == ("outputs", 6, 2, past)
 
 
 def test_batches_between_two_powers_of_two_share_a_text() -> None:

@@ -53,28 +53,31 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     outputs = b * d if d <= lanes else b * lanes
     most = 24 if limits.vector_bytes >= 64 else 12
     vectors = divide_up(outputs, lanes)
-    height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most))
+    far = 1.5 if limits.vector_bytes >= 64 else 2.5
+    height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most, far))
     panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
     if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
         panel = 1
     rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
-    return _with_parts(
-        kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, past(kernel, batch, "outputs", lanes)), limits, batch
-    )
+    stores_past = past(kernel, batch, "outputs", lanes, width)
+    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, stores_past), limits, batch)
 
 
-def past(kernel: KernelSpec, batch: int, along: str, lanes: int) -> int:
-    """Whether outputs are stored past the caches: many, unless turned ones leave by pieces of lines, each of which memory would merge."""
-    by_pieces = along == "batch" and kernel.layout == "bsf" and lanes * kernel.item_bytes < LINE_BYTES
-    return int(not by_pieces and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
+def past(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
+    """Whether outputs are stored past the caches: many, unless they leave by pieces of lines, each of which memory would merge."""
+    is_turned = along == "batch" and kernel.layout == "bsf"  # a vector at a time then, else all of a tile's width
+    run = lanes * kernel.item_bytes * (1 if is_turned else width)
+    return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
-def cost(size: tuple[int, int], vectors: int, batch: int, most: int) -> tuple[float, ...]:
-    """The share of a tile's work that is for nothing, and its loads for each multiply-add."""
+def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float = 1.5) -> tuple[float, ...]:
+    """The share of a tile's work that is for nothing, and its loads for each multiply-add. `far`: what the load of a vector counts,
+    which comes from farther away than what is repeated for all lanes.
+    """
     height, width = size
     padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
-    loads = (height + 1.5 * width) / (height * width)  # vectors come from farther away than what is repeated for all lanes
+    loads = (height + far * width) / (height * width)
     return (padded * max(1.0, 0.75 + loads, most / (height * width) / 2), loads)
 
 
@@ -92,9 +95,8 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
     tile = lanes * width
     tiles = 1 if kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile))
     block = min(tiles * tile, round_up(batch, tile))
-    return _with_parts(
-        kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, past(kernel, batch, "batch", lanes)), limits, batch
-    )
+    stores_past = past(kernel, batch, "batch", lanes, width)
+    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, stores_past), limits, batch)
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
