@@ -93,22 +93,22 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
     return list(dict.fromkeys(found))
 
 
-def sources(family: str, target: str, everything: bool = False) -> list[Source]:
+def sources(family: str, target: str, everything: bool = False, every: int = 1) -> list[Source]:
     chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
-    return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in served]
+    return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
 
 
-def thinned(wanted: list[tuple[Source, str]], every: int) -> list[tuple[Source, str]]:
-    """Each so many-th kernel of a target, family, job, precision and layout."""
+def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:
+    """Each so many-th kernel of a job, precision and layout."""
     seen: Counter[tuple[str, ...]] = Counter()
     found = []
-    for source, target in wanted:
-        group = (target, source.family, source.kernel.job, source.kernel.precision, source.kernel.layout)
+    for kernel in wanted:
+        group = (kernel.job, kernel.precision, kernel.layout)
         if seen[group] % every == 0:
-            found.append((source, target))
+            found.append(kernel)
         seen[group] += 1
     return found
 
@@ -179,9 +179,8 @@ def main(targets: tuple[str, ...], families: tuple[str, ...], compiler: str | No
         for family in families or PROMISES
         for target in PROMISES[family].targets
         if target in targets or (not targets and (everything or target not in SELDOM))
-        for source in sources(family, target, everything)
+        for source in sources(family, target, everything, every)
     ]
-    wanted = thinned(wanted, every)
     with progress() as bar:
         task = bar.add_task("compiling", total=len(wanted), now="")
         results = build_many(
