@@ -1,7 +1,8 @@
-"""Every test has a cache of its own session, Hypothesis never times, what `make quick` leaves out is listed, and tests marked
-`stand_in` run on the stand-in machine where there is no GPU.
+"""Tests share a cache of binaries that outlives them, Hypothesis never times, what `make quick` leaves out is listed, and tests
+marked `stand_in` run on the stand-in machine where there is no GPU.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,19 @@ import pytest
 from hypothesis import settings
 
 from tests.driver import NotHereError, items
+from tests.emulator.build import cache_folder
 
+ROOT = Path(__file__).parents[1]
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def kept_binaries() -> Path:
+    """The cache of all workers, and of later runs of the same sources: its keys know texts and compilers, not how ksgen calls them."""
+    digest = hashlib.sha256()
+    for path in sorted(path for room in ("build", "devices") for path in (ROOT / "ksgen" / room).iterdir() if path.is_file()):
+        digest.update(path.read_bytes())
+    return cache_folder() / f"binaries-{digest.hexdigest()[:32]}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,7 +34,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return
     patch = pytest.MonkeyPatch()
     folder: Path = tmp_path_factory.mktemp("ksgen")
-    patch.setenv("KSGEN_CACHE_DIR", str(folder / "cache"))
+    patch.setenv("KSGEN_CACHE_DIR", str(kept_binaries()))
     patch.setenv("KSGEN_WISDOM_DIR", str(folder / "wisdom"))
     for name in ("KSGEN_CACHE_PATH", "KSGEN_NO_COMPILE", "KSGEN_DEVICE"):
         patch.delenv(name, raising=False)

@@ -59,7 +59,7 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
     run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
     assert np.isnan(y).all()
     assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
-    built = sass.needed_compiler().compile(probe.text, probe.entry, "sm_90a")
+    built = sass.compiled(probe.text, probe.entry, "sm_90a")
     assert not built.provenance.get("notes")
 
 
@@ -67,9 +67,8 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
 @pytest.mark.slow
 def test_products_of_rates_are_not_serialised() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
-    compiler = sass.needed_compiler()
     for rate in device_facts.RATES:
-        assert not compiler.compile(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
+        assert not sass.compiled(rate.text, "rate", "sm_90a").provenance.get("notes"), rate.name
 
 
 @pytest.mark.stand_in

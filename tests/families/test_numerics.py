@@ -32,7 +32,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.build.toolchain import find_compiler
+from ksgen.build.build import build
 from tests.emulator import is_installed
 from tests.ptx.numerics import MODES, WIDTHS, Product, sequential_error
 from tests.support.program import needs_compiler
@@ -119,4 +119,4 @@ def test_the_case_refuses_what_its_mode_must_not_be() -> None:
 @needs_compiler
 @pytest.mark.parametrize("mode", MODES)
 def test_nvcc_takes_the_text(mode: str) -> None:
-    assert find_compiler().compile(Product(mode, 192, 64, apart=True).text, "product", "sm_80").data
+    assert build(Product(mode, 192, 64, apart=True).text, "product", "sm_80").data

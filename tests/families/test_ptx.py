@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from ksgen.build.toolchain import find_compiler
+from ksgen.build.build import build
 from ksgen.families.ptx import Wgmma
 from tests.emulator import is_installed, run_cuda
 from tests.ptx.cases import TYPES, all_cases, exact, mma_text, normal, words
@@ -47,7 +47,7 @@ def test_nvcc_takes_the_text(name: str) -> None:
     text, target = CASES[name].text, CASES[name].target
     found = re.search(r'extern "C" __global__[^{;]*?void (\w+)\(', text)
     assert found
-    assert find_compiler().compile(text, found[1], target).data
+    assert build(text, found[1], target).data
 
 
 def test_wgmma_is_spelled_with_every_operand_in_its_place() -> None:

@@ -108,10 +108,9 @@ CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout
 @pytest.mark.parametrize(("row", "target"), CASES)
 def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     sass.needed_disassembler()
-    compiler = sass.needed_compiler()
     kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
-    entries = sass.instructions(compiler.compile(source.text, source.entry, target).data)
+    entries = sass.instructions(sass.compiled(source.text, source.entry, target).data)
     assert set(entries) == set(source.entries)
     counts = entries[source.entry]
     found = {name: sass.count(counts, name) for name in row.at_least}
@@ -141,7 +140,7 @@ def test_bias_and_residual_are_read_as_wide_as_y_is_stored(family: str, precisio
     def counts_of(epilogue: Epilogue) -> Counter[str]:
         kernel = KernelSpec(PATTERN, precision, layout, epilogue)
         source = render(kernel, FAMILIES[family].default(kernel, cuda_limits("sm_90a")), family=family)
-        return sass.instructions(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)[source.entry]
+        return sass.instructions(sass.compiled(source.text, source.entry, "sm_90a").data)[source.entry]
 
     sass.needed_disassembler()
     plain, added = counts_of(Epilogue()), counts_of(Epilogue(bias=True, residual=True))
@@ -176,7 +175,7 @@ def test_warpgroups_keep_to_the_registers_that_they_took(
         and wanted.items() <= vars(each).items()
     ]
     source = render(kernel, max(able, key=lambda each: (chosen.block(kernel, each).held, each.stages)), family=family)
-    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
+    listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
     copying, multiplying = REGISTERS[groups]
     assert 0 < sass.registers_after(listing, source.entry, "USETMAXREG.DEALLOC") <= copying
     assert copying < sass.registers_after(listing, source.entry, "USETMAXREG.TRY_ALLOC") <= multiplying
@@ -203,7 +202,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     constants = replace(FAMILIES[family].default(kernel, limits), **changes)
     check(FAMILIES[family], kernel, constants, limits)
     source = render(kernel, constants, family=family)
-    listing = sass.listing_of(sass.needed_compiler().compile(source.text, source.entry, "sm_90a").data)
+    listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
     memory = {"LD", "LDG", "ST", "STG", "UTMALDG", "UTMASTG", "UBLKCP"}
     counts = sass.read(listing)[source.entry]
     assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1

@@ -86,7 +86,7 @@ def test_a_text_says_no_more_than_it_needs(kind: str) -> None:
 def test_what_is_shared_leaves_for_all_blocks_at_once_with_no_spills(kind: str, cluster: tuple[int, int]) -> None:
     sass.needed_disassembler()
     source = source_of(kind, cluster)
-    built = sass.needed_compiler().compile(source.text, source.entry, "sm_90a")
+    built = sass.compiled(source.text, source.entry, "sm_90a")
     counts = sass.instructions(built.data)[source.entry]
     along_batch, along_out = cluster
     assert sass.count(counts, "UBLKCP") == 1

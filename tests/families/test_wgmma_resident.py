@@ -153,6 +153,6 @@ def test_resident_x_with_no_race_in_any_order_and_without_leaks(case: str) -> No
 )
 def test_resident_x_leaves_registers_for_the_sums(precision: str, pattern: tuple[int, ...], constants: RegistersConstants) -> None:
     text = source(precision, pattern, constants)
-    binary = sass.needed_compiler().compile(text.text, text.entry, "sm_90a")
+    binary = sass.compiled(text.text, text.entry, "sm_90a")
     assert binary.resources.spill_bytes == 0
     assert not any(code in binary.provenance.get("notes", "") for code in SERIALISED)

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from ksgen.build.toolchain import CudaCompiler, _packaged_toolkits, find_compiler
+from ksgen.build.build import Binary, build
+from ksgen.build.toolchain import _packaged_toolkits, find_compiler
 from ksgen.errors import ToolchainError
 
 HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
@@ -26,12 +27,13 @@ def find_cuobjdump() -> str | None:
     return next((each for each in found if each), None)
 
 
-def needed_compiler() -> CudaCompiler:
-    """Skips the test if there is none. What it refuses is an error."""
+def compiled(text: str, entry: str, target: str) -> Binary:
+    """By the CUDA compiler, or kept from before. Skips the test if there is no compiler. What it refuses is an error."""
     try:
-        return find_compiler()
+        compiler = find_compiler()
     except ToolchainError as error:
         pytest.skip(f"no CUDA compiler: {error}")
+    return build(text, entry, target, compiler)
 
 
 def needed_disassembler() -> None:
