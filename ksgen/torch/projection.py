@@ -54,6 +54,7 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
     return torch.einsum("ikjilj->iklj", matrix.reshape(a, b, d, a, c, d)).contiguous()
 
 
+@lru_cache(_REMEMBERED)
 def product(left: Pattern, right: Pattern) -> Pattern:
     """The smallest Kronecker-sparse support that holds that of left @ right; of a chainable pair it is no larger."""
     a, d = gcd(left.a, right.a), gcd(left.d, right.d)
@@ -94,8 +95,8 @@ def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
         right /= scale.reshape(rows.shape).unsqueeze(2)
     norms = torch.stack([vector_norm(each) for each in weights])
     if norms.all():
-        for each, norm in zip(weights, norms, strict=True):
-            each *= norms.log().mean().exp() / norm
+        for each, scale in zip(weights, norms.log().mean().exp() / norms, strict=True):
+            each *= scale
     return weights
 
 
@@ -116,10 +117,15 @@ def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tup
     """
     a, b, c, d = whole.shape
     stack = values.permute(0, 3, 1, 2).reshape(a * d, b, c)
-    parts = Pattern(left.a // a, left.b, left.c, left.d // d), Pattern(right.a // a, right.b, right.c, right.d // d)
-    left_parts, right_parts, error = _split_dense(stack, *parts)
+    left_parts, right_parts, error = _split_dense(stack, _part(left, a, d), _part(right, a, d))
     joined = [each.unflatten(0, (a, d)).permute(0, 2, 3, 4, 5, 1) for each in (left_parts, right_parts)]
     return joined[0].reshape(left.shape), joined[1].reshape(right.shape), error
+
+
+@lru_cache(_REMEMBERED)
+def _part(pattern: Pattern, a: int, d: int) -> Pattern:
+    """One of its a*d parts."""
+    return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
 
 
 def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
