@@ -1,6 +1,8 @@
 """For `torch.compile(model, options=FUSING)`: activations and sums after a layer move into its kernel.
 
-Only where no gradient is recorded: the derivative of an activation needs the value before it, which a kernel does not keep.
+Only where no gradient is recorded: the derivative of an activation needs the value before it, which a kernel does not keep. Nor after
+backend "strided", whose epilogue is steps of its own, while inductor makes them one. It is an option and not registered at import, as
+importing inductor takes seconds, and its settings are the user's.
 """
 
 import operator
@@ -18,7 +20,7 @@ except ImportError as error:
     raise ImportError(f"ksgen.torch.fusing needs PyTorch 2.6 or later, and {torch.__version__} is installed") from error
 
 _MULTIPLY = torch.ops.ksgen.multiply.default
-_RESIDUAL, _LAYOUT, _ACTIVATION = 3, 4, 6  # places among the operator's arguments
+_RESIDUAL, _LAYOUT, _ACTIVATION, _BACKEND = 3, 4, 6, 8  # places among the operator's arguments
 _VIEWS = {"reshape", "view", "contiguous", torch.reshape, torch.ops.aten._unsafe_view}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 
@@ -39,7 +41,7 @@ class EpilogueFusion(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         for node in list(graph.nodes):
-            if node.target is _MULTIPLY and node.args[_RESIDUAL] is None and not _value(node).requires_grad:
+            if node.target is _MULTIPLY and _may_take_more(node):
                 _fuse(graph, node)
         graph.eliminate_dead_code()
 
@@ -48,6 +50,10 @@ class EpilogueFusion(CustomGraphPass):
 
 
 FUSING = {"pre_grad_custom_pass": EpilogueFusion()}
+
+
+def _may_take_more(product: Node) -> bool:
+    return product.args[_RESIDUAL] is None and product.args[_BACKEND] != "strided" and not _value(product).requires_grad
 
 
 def _fuse(graph: Graph, product: Node) -> None:

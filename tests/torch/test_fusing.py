@@ -16,10 +16,10 @@ from ksgen.torch.fusing import FUSING, EpilogueFusion  # noqa: E402
 class Block(nn.Module):
     """x + down(activation(up(x)))"""
 
-    def __init__(self, activation: nn.Module, layout: str = "bsf") -> None:
+    def __init__(self, activation: nn.Module, layout: str = "bsf", backend: str = "auto") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.up, self.down = KSLinear([(2, 8, 4, 3)], layout=layout), KSLinear([(4, 6, 12, 1)], layout=layout)
+        self.up, self.down = (KSLinear([each], layout=layout, backend=backend) for each in ((2, 8, 4, 3), (4, 6, 12, 1)))
         self.activation = activation
 
     def forward(self, x: Any) -> Any:
@@ -80,6 +80,14 @@ def test_what_is_used_twice_or_of_another_shape_stays() -> None:
             return y.relu() + y, z
 
     model, x = Twice(), torch.randn(5, 3, 24)
+    with torch.no_grad():
+        y, products = compiled(model, x)
+        torch.testing.assert_close(y, model(x))
+    assert products == [("none", False), ("none", False)]
+
+
+def test_where_pytorch_multiplies_the_epilogue_is_left_to_inductor() -> None:
+    model, x = Block(nn.GELU(), backend="strided"), torch.randn(5, 3, 24)
     with torch.no_grad():
         y, products = compiled(model, x)
         torch.testing.assert_close(y, model(x))
