@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
+from ksgen.errors import LaunchError
 from ksgen.spec import LAYOUTS
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
@@ -193,9 +194,23 @@ def _compute(
     return serve(own, x, layout, precision, backend, ways, epilogue=epilogue)
 
 
+def _without_tangents(compute: Product) -> Product:
+    """As the body of an operator, which sees no forward-mode derivatives, and whose result would have none."""
+
+    def computed(*given: Any) -> Tensor:
+        if _is_forward_mode():
+            raise LaunchError(
+                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp of the module itself, "
+                "also inside torch.compile"
+            )
+        return compute(*given)
+
+    return computed
+
+
 _multiply = torch.library.custom_op(
     "ksgen::multiply",
-    _compute,
+    _without_tangents(_compute),
     mutates_args=(),
     schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
     "bool transposed, str backend) -> Tensor",
@@ -292,7 +307,7 @@ def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layo
 
 _weight_gradient = torch.library.custom_op(
     "ksgen::weight_gradient",
-    _compute_weight_gradient,
+    _without_tangents(_compute_weight_gradient),
     mutates_args=(),
     schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
 )
@@ -386,7 +401,8 @@ if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
 
 def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
     if _is_watched(x, weights, bias, residual):
-        return _multiply(x, weights, bias, residual, *options)
+        call = _product_of_pytorch if is_transformed() else _multiply
+        return call(x, weights, bias, residual, *options)
     if is_transformed():
         return _Multiply.apply(x, weights, bias, residual, *options)
     if _needs_gradient(x, weights, bias, residual):
@@ -396,12 +412,27 @@ def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor |
 
 def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
     if _is_watched(x, y_gradient):
-        return _weight_gradient(x, y_gradient, *options)
+        call = _outer_product_of_pytorch if is_transformed() else _weight_gradient
+        return call(x, y_gradient, *options)
     if is_transformed():
         return _WeightGradient.apply(x, y_gradient, *options)
     if _needs_gradient(x, y_gradient):
         return _PlainWeightGradient.apply(x, y_gradient, *options)
     return _compute_weight_gradient(x, y_gradient, *options)
+
+
+def _product_of_pytorch(
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
+    activation: str, transposed: bool, backend: str,
+) -> Tensor:  # fmt: skip
+    """By operators that PyTorch can transform where they are seen. Of ours it would take forward-mode derivatives as zero."""
+    blocks = products.blocks_of(weights.transpose(1, 2) if transposed else weights)
+    return finish(products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]), bias, activation, residual, layout)
+
+
+def _outer_product_of_pytorch(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
+    """The same for the gradient of the weights."""
+    return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
 
 
 def _is_watched(*tensors: Tensor | None) -> bool:

@@ -3,7 +3,7 @@
 There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). In batch-size-last, and in batch-size-first
 with d = 1, the blocks of X and Y are views that a batched product reads and writes in place. In batch-size-first with d > 1
 no element of a block has a neighbour, so X and Y are permuted. `multiply` and `weight_gradient` write to memory of their own
-and are not differentiable; `permuted_multiply` is.
+and are not differentiable; `permuted_multiply` and `permuted_weight_gradient` are.
 """
 
 import torch
@@ -51,8 +51,7 @@ def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
 def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
     """(a, b, c, d): the gradient of the weights, summed over the batch."""
     if not _has_views(x, layout, a, d):
-        blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).transpose(1, 2))
-        return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
+        return permuted_weight_gradient(x, y_gradient, layout, a, d)
     features = 1 if layout == "bsf" else 0
     matrices = x.new_empty(a, d, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d))
     stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y_gradient, layout, a, d), strict=True)
@@ -69,6 +68,12 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
         y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
         return y.reshape(-1, a * b * d).contiguous()
     return permuted_back(torch.bmm(blocks, permuted(x, layout, a, d)), layout, a, d)
+
+
+def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
+    """The gradient of the weights by permuting both and one batched product: plain PyTorch, differentiable."""
+    blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).transpose(1, 2))
+    return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
 
 
 def permuted(x: Tensor, layout: str, a: int, d: int) -> Tensor:

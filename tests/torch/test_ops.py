@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402  (after the skip)
-from torch.func import grad, jacfwd, jacrev, vmap  # noqa: E402
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
+from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
@@ -263,6 +263,44 @@ def test_forward_mode_twice_and_over_itself(path: str) -> None:
     with forward_ad.dual_level():
         y = multiply(x, weights, forward_ad.make_dual(torch.zeros(12).double(), torch.arange(12.0).double()), backend="ksgen")
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, torch.arange(12.0).double().expand(BATCH, 12))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transforms_in_a_compiled_graph(layout: str) -> None:
+    """Forward mode alone, over the backward pass, and over a function that is linear in what changes; and over stacked weights."""
+    torch.manual_seed(0)
+    given = tensors((2, 3, 2, 2), layout, torch.float32, requires_grad=False)
+
+    def product(*given: Any) -> Any:
+        return multiply(*given, layout=layout, activation="gelu")
+
+    def weights_gradient(weights: Any) -> Any:
+        return grad(lambda weights: product(given[0], weights, *given[2:]).square().sum())(weights)
+
+    def transposed(residual: Any) -> Any:
+        _, pull = vjp(product, *given)
+        return jvp(pull, (residual,), (residual,))[1][:2]
+
+    stacked = torch.stack([given[1], 2 * given[1]])
+    calls = [
+        lambda: jvp(product, given, given),
+        lambda: jvp(weights_gradient, given[1:2], given[1:2]),
+        lambda: transposed(given[3]),
+        lambda: vmap(lambda weights: product(given[0], weights, *given[2:]))(stacked),
+    ]
+    for call in calls:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(), call())
+
+
+def test_forward_mode_where_operators_are_seen(path: str) -> None:
+    x, weights, _, _ = tensors((2, 3, 2, 2), "bsf", requires_grad=False)
+    with FlopCounterMode(display=False) as counted:
+        tangent = jvp(multiply, (x, weights), (x, weights))[1]
+    torch.testing.assert_close(tangent, 2 * multiply(x, weights))
+    assert counted.get_total_flops() > 0
+    with pytest.raises(LaunchError, match="in an exported program have no forward-mode derivatives"):
+        jvp(lambda x: torch.ops.ksgen.multiply(x, weights, None, None, "bsf", None, "none", False, "auto"), (x,), (x,))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
