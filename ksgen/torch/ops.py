@@ -117,9 +117,9 @@ def multiply_chain(
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:
     """Whether it is part of training, with so few entries that what a function of ours costs on the host counts."""
-    if x.device.type != "cpu" or x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or not _needs_gradient(weights):
-        return False
-    if precision not in (None, dtype_name(x.dtype)) or _is_watched(x, weights, bias, residual) or is_transformed():
+    if x.device.type != "cpu" or not _needs_gradient(weights) or _is_watched(x, weights, bias, residual) or is_transformed():
+        return False  # before any look at the batch, which may be a symbol
+    if x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or precision not in (None, dtype_name(x.dtype)):
         return False
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # a checkpoint's second pass would be another way
 

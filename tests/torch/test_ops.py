@@ -362,6 +362,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     choice._tell_once.cache_clear()
     monkeypatch.setattr(choice, "has_kernels", lambda device: True)
     monkeypatch.setattr(choice, "is_measured_here", lambda kernel, device: False)
+    monkeypatch.setattr(ops, "FEW_ENTRIES", 0)
     monkeypatch.setattr(choice, "_choose", lambda *given: choice.Choice("ksgen", "as this test says"))
 
 
