@@ -14,13 +14,12 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, cast
 
 import click
 
 from ksgen.families import cuda_limits
 from ksgen.families.banks import CYCLE_BYTES
-from ksgen.families.base import Family, Geometry, Work
+from ksgen.families.base import Geometry, Work
 from ksgen.families.expected import Prediction, Speed, prediction, speed_of
 from ksgen.families.tiles import WARP
 from ksgen.families.traffic import SECTOR
@@ -70,7 +69,7 @@ class Ksmm:
         grid = pattern.out_features // tiles.tile_out * -(-batch // tiles.tile_batch)
         return Geometry(grid, threads, elements * kernel.item_bytes)
 
-    def registers(self, kernel: KernelSpec, tiles: Tiles) -> int:
+    def registers(self, kernel: KernelSpec, tiles: Tiles, target: str = "sm_80") -> int:
         return tiles.thread_out * tiles.thread_batch + tiles.thread_out + tiles.thread_batch + BOOKKEEPING
 
     def work(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Work:
@@ -110,7 +109,7 @@ class Ksmm:
         return reads + (staged + passed) / CYCLE_BYTES
 
 
-KSMM = cast(Family[Any], Ksmm())
+KSMM = Ksmm()
 
 
 def _speed(kernel: KernelSpec) -> Speed:

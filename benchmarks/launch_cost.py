@@ -24,7 +24,7 @@ from ksgen.launch.checks import check_memory
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, plan_for
 from ksgen.launch.streams import device_and_stream, in_their_context
-from ksgen.launch.views import CallOptions
+from ksgen.launch.views import CallOptions, Views
 from ksgen.launcher import Call, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -60,13 +60,13 @@ def measure(rounds: int) -> dict[str, float]:
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
     kernel = plan.multiply
-    parts = {
+    parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
         "  reading an array, each": lambda: view(x, "x"),
         "  what fits shapes like these": lambda: ks._fits.find(ks, CallOptions(), views),
-        "  checking the memory": lambda: (check_memory(ks, views), in_their_context(ks, device, None, views)),
+        "  checking the memory": lambda: _checked(ks, device, views),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: plan_for(fit, device, None, True),
         "  packed weights": lambda: kept.use(plan, None),
@@ -85,7 +85,7 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._fits.find(ks, CallOptions(), views)
     call()  # which leaves its arguments in an OpenCL kernel, and starts native threads
-    parts = {
+    parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
         "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
         "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
@@ -98,6 +98,11 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
         "an ordinary call, weights packed anew": lambda: ks(x, weights, out=out),
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
+
+
+def _checked(ks: Launcher, device: Any, views: Views) -> None:
+    check_memory(ks, views)
+    in_their_context(ks, device, None, views)
 
 
 def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable[[], Any]:

@@ -62,7 +62,7 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
     engine = LocalEngine(device)
     facts = engine.facts
     limits = limits_from(facts.kind, facts.target, facts.limits)
-    content = json.loads(file.read_text()) if file.exists() else {"device": facts.name, "tables": []}
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"device": facts.name, "tables": []}
     for number, shape in enumerate(PATTERNS[:kernels]):
         job = Job(KernelSpec(Pattern(*shape), precision, LAYOUTS[number % 2]), batch)
         if str(job) in {table["job"] for table in content["tables"]}:

@@ -13,6 +13,7 @@ from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
+AskedT = TypeVar("AskedT", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,22 @@ class Work:
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 
-class Family(Protocol[ConstantsT]):
+class Modelled(Protocol[AskedT]):
+    """What the cost model asks about kernels: of a family, or of one that others wrote."""
+
+    on_tensor_cores: bool  # whether they multiply, and not plain instructions
+    by_warpgroups: bool  # whether these tensor cores are asked by wgmma, and not by mma.sync
+
+    def registers(self, kernel: KernelSpec, constants: AskedT, target: str = LEAST) -> int:
+        """An estimate for one thread, as ptxas makes the kernel for that target."""
+        ...
+
+    def geometry(self, kernel: KernelSpec, constants: AskedT, batch: int) -> Geometry: ...
+
+    def work(self, kernel: KernelSpec, constants: AskedT, batch: int) -> Work: ...
+
+
+class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     """One way to compute a kernel. `name` is its template's stem and its word in wisdom."""
 
     name: str
@@ -123,8 +139,6 @@ class Family(Protocol[ConstantsT]):
     why: str  # what it is for, in a few words
     packs: bool  # whether its text has a second entry
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
-    on_tensor_cores: bool  # whether they multiply, and not plain instructions
-    by_warpgroups: bool  # whether these tensor cores are asked by wgmma, and not by mma.sync
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
@@ -151,17 +165,9 @@ class Family(Protocol[ConstantsT]):
 
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int: ...
 
-    def registers(self, kernel: KernelSpec, constants: ConstantsT, target: str = LEAST) -> int:
-        """An estimate for one thread, as ptxas makes the kernel for that target."""
-        ...
-
-    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry: ...
-
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         """What a launch is given before its other arguments."""
         ...
-
-    def work(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Work: ...
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
         """Of the text's second entry: `_pack`, or a gradient's `_sum`."""

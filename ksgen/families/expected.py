@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any, TypeVar
 
-from ksgen.families.base import Family, Limits
+from ksgen.families.base import Family, Limits, Modelled
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
@@ -84,7 +84,7 @@ def memory_rate(rates: Rates, limits: Limits) -> float:
     return rates.memory_gb_s * 1e9 * limits.multiprocessors / rates.multiprocessors
 
 
-def speed_of(family: Family[Any], kernel: KernelSpec, limits: Limits) -> Speed | None:
+def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed | None:
     """Of the target's usual card, or of one with more or fewer multiprocessors, and its memory and cache as fast for each of them; None
     where nobody has looked that up."""
     rates = gpu_of(limits.target).rates
@@ -117,7 +117,7 @@ class Terms:
         return self.passed + self.launches * LAUNCH_US * 1e-6
 
 
-def terms_of(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> Terms | None:
+def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Terms | None:
     """None where the kernel cannot be launched."""
     geometry = family.geometry(kernel, constants, batch)
     if geometry.grid > MOST_GRID:
@@ -143,7 +143,7 @@ def terms_of(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: A
     )
 
 
-def gpu_us(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
+def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
     """The longest of the times that memory, cache, shared memory, multiply-adds and waits take, for an order of constants; infinite
     where the kernel cannot be launched. Hardly any kernel is faster than that."""
     terms = terms_of(speed, family, kernel, constants, batch)
@@ -166,7 +166,7 @@ class Prediction:
         return f"{middle} us ({low} to {high})"
 
 
-def prediction(speed: Speed, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
+def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> Prediction | None:
     """What `gpu_us` bounds, as far as published times tell (`benchmarks/ksmm.py`): the shorter of moving and multiplying is half hidden,
     and the last wave of blocks leaves multiprocessors idle. None where the kernel cannot be launched."""
     terms = terms_of(speed, family, kernel, constants, batch)
