@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0a149de5, spec d7a092df
+// ks_1x192x48x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 c3723e7a, spec d7a092df
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -6,7 +6,8 @@
 //
 // Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH batch entries s for each of TILE_D neighbouring j
 // of one i. Packed weights are operand A, X is operand B. It walks over l in steps of TILE_IN: a stage of X and of packed
-// weights is copied to shared memory while an earlier one is multiplied. Lanes read X in 16-byte chunks as it lies: an
+// weights is copied to shared memory while an earlier one is multiplied. If X is resident, its stages stay there, and the block
+// walks over all tiles of outputs, PASSES of them. Lanes read X in 16-byte chunks as it lies: an
 // instruction's k-index and row may mean any input and any output, as long as both operands agree, and A was packed to agree
 // (`input_of`, `out_of`). Lane 4g + t of a warp has g and t below. The kernel comes first: place, load, multiply, store; what it
 // calls is below it, in that order.
@@ -44,7 +45,7 @@ constexpr int TILE_D           =        2;  // neighbouring j per thread block
 constexpr int WARPS_BATCH      =        1;  // warps along the batch
 constexpr int WARPS_OUT        =        3;  // warps along the outputs
 constexpr int WARP_D           =        2;  // neighbouring j of a warp
-constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int STAGES           =        3;  // stages in shared memory: of X and W, or of W alone where X is resident
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =       96;  // threads per block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
@@ -64,9 +65,11 @@ constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_LINES          =       32;  // lines of the X tile
 constexpr int X_RUN            =       32;  // elements of a line
 constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
-constexpr int X_BYTES          =     2048;  // bytes of X per stage
+constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
+constexpr int X_STAGES         =        3;  // stages of X in shared memory
+constexpr int X_STAGE          =     2048;  // bytes from one to the next
+constexpr int W_BASE           =     6144;  // where the weights' stages begin, in bytes
 constexpr int W_BYTES          =    12288;  // bytes of packed weights per stage
-constexpr int STAGE_BYTES      =    14336;  // bytes per stage
 constexpr int SHARED_BYTES     =    43008;  // bytes of shared memory per block
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads of a batch entry
@@ -133,34 +136,39 @@ struct Totals {
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool x_is_wide(const stored* x, const extent batch);
-DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide);
-DEVICE void multiply_stage(Sums& sums, const unsigned char* stage);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide);
+DEVICE void load_packed(unsigned char* to, const Chunk* from);
+DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual);
 
 ENTRY(THREADS, MIN_BLOCKS)
 void ks_1x192x48x2_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
-    const Tile tile = find_tile(block_index(), batch);
+    Tile tile = find_tile(block_index(), batch);
     const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
     const bool wide = x_is_wide(x, batch);
-    Totals sums;
-    sums.clear();
+    const auto load_stage = [&](const int at) {
+        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, batch, at * TILE_IN, wide);
+        if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
+        copy_async_commit();  // empty or not: it keeps the count right
+    };
 
-    // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    UNROLL for (int step = 0; step < STAGES - 1; ++step) {
-        if (step < STEPS) load_stage(shared_memory + step * STAGE_BYTES, x, tile_weights, tile, batch, step, wide);
-        copy_async_commit();
+    // STAGES - 1 stages are on their way while one is multiplied, also while a tile is stored.
+    UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
+    _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
+        Totals sums;
+        sums.clear();
+        _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
+            const int at = pass * STEPS + step;
+            copy_async_wait<STAGES - 2>();
+            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            load_stage(at + STAGES - 1);
+            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE, shared_memory + W_BASE + at % STAGES * W_BYTES);
+            sums.end_stage(step);
+        }
+        store_tile(y, sums.end(), tile, batch, 0, 0);
+        tile.first_out += TILE_OUT;
     }
-    _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
-        copy_async_wait<STAGES - 2>();
-        wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
-        const int ahead = step + STAGES - 1;
-        if (ahead < STEPS) load_stage(shared_memory + ahead % STAGES * STAGE_BYTES, x, tile_weights, tile, batch, ahead, wide);
-        copy_async_commit();
-        multiply_stage(sums.current, shared_memory + step % STAGES * STAGE_BYTES);
-        sums.end_stage(step);
-    }
-    store_tile(y, sums.end(), tile, batch, 0, 0);
 }
 
 // ---- the words of what follows
@@ -338,28 +346,27 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
-    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(stage, x, tile, batch, first_in);
-    else load_lines<1>(stage, x, tile, batch, first_in);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, batch, first_in);
+    else load_lines<1>(to, x, tile, batch, first_in);
 }
-DEVICE void load_stage(unsigned char* stage, const stored* x, const Chunk* weights, const Tile tile, const extent batch, const int step, const bool wide) {
+DEVICE void load_packed(unsigned char* to, const Chunk* from) {
     constexpr int CHUNKS = W_BYTES / 16;
-    load_x(stage, x, tile, batch, step * TILE_IN, wide);
-    const Chunk* const from = weights + static_cast<extent>(step) * CHUNKS + thread_index();
-    unsigned char* const to = stage + X_BYTES + thread_index() * 16;
+    from += thread_index();
+    to += thread_index() * 16;
     UNROLL for (int at = 0; at < CHUNKS; at += THREADS) {
         if (CHUNKS % THREADS == 0 || at + thread_index() < CHUNKS) copy_async_16(to + at * 16, from + at, true);
     }
 }
 
 // ---- multiply: one stage in shared memory into the sums
-DEVICE void multiply_stage(Sums& sums, const unsigned char* stage) {
+DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed) {
     constexpr int OPERANDS = PACKED_PARTS * (TILE_OUT / 16), STEPS_OF_STAGE = TILE_IN / K_STEP;
-    const Chunk* const weights = reinterpret_cast<const Chunk*>(stage + X_BYTES) +
+    const Chunk* const weights = reinterpret_cast<const Chunk*>(packed) +
                                  (warp_plane() * STEPS_OF_STAGE * OPERANDS + warp_out() / 16) * 32 + thread_index() % 32;
     UNROLL for (int first = 0; first < TILE_IN; first += SUPER_IN) {
         unsigned x[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2];
-        load_fragments(x, stage, first);
+        load_fragments(x, x_stage, first);
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
             UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int m = 0; m < ROW_TILES; ++m) {

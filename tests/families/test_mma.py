@@ -37,7 +37,7 @@ GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
         ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664; got min_blocks=13; try min_blocks=2$"),
         ({"min_blocks": 4}, r"the registers of min_blocks blocks are at most 65536: \d+; got min_blocks=4; try min_blocks=2$"),
         ({"promote": 48, "tile_batch": 32}, "promote=48 must be 0, or a multiple of tile_in=32; try 32 or 64$"),
-        ({"warps_batch": 0}, "every constant but promote is at least 1; got warps_batch=0; try warps_batch=2$"),
+        ({"warps_batch": 0}, "every constant but promote and resident is at least 1; got warps_batch=0; try warps_batch=2$"),
         ({"tile_batch": 256, "tile_out": 256}, "a thread has at most 192 sums: 2048; got tile_batch=256; try tile_batch=16$"),
         (
             {"tile_batch": 512, "tile_out": 64, "warps_batch": 32, "warps_out": 2},
@@ -77,10 +77,25 @@ def test_warps_along_j_have_a_chunk_of_them_each() -> None:
         check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128, warps_d=2))
 
 
+def test_x_is_resident_only_for_several_tiles_of_outputs_in_bsf() -> None:
+    check(MMA, kernel(pattern=Pattern(1, 128, 64, 4)), replace(GOOD, resident=1), GPU)
+    says = "resident={} must be 0, or in bsf 1 where outputs take several tiles; try "
+    for pattern, layout, tile_d, tile_batch, wrong in (
+        ((1, 64, 64, 4), "bsf", 4, 64, 1),
+        ((1, 128, 64, 4), "bsl", 1, 128, 1),
+        ((1, 128, 64, 4), "bsf", 4, 64, 2),
+    ):
+        with pytest.raises(ConstantsError, match=says.format(wrong)):
+            check(
+                MMA, kernel(layout=layout, pattern=Pattern(*pattern)), replace(GOOD, tile_d=tile_d, tile_batch=tile_batch, resident=wrong)
+            )
+
+
 def test_constants_are_read_and_refused_by_name() -> None:
     values = {name: getattr(GOOD, name) for name in MmaConstants.__dataclass_fields__}
     assert MMA.constants(values) == GOOD
-    assert MMA.constants({name: value for name, value in values.items() if name != "warps_d"}) == GOOD  # of wisdom that is older than it
+    for newer in ("warps_d", "resident"):  # than some wisdom
+        assert MMA.constants({name: value for name, value in values.items() if name != newer}) == GOOD
     with pytest.raises(ConstantsError, match=r"mma constants are tile_batch, .*; got tile"):
         MMA.constants({"tile": 1})
     with pytest.raises(ConstantsError, match="mma constant tile_batch='64' must be an integer"):
@@ -126,9 +141,18 @@ SPREAD = [  # several warps along j: whole tiles of them, and such that end beyo
     ("fp16x3", (1, 40, 40, 14), MmaConstants(16, 32, 16, 8, 2, 2, 3, 32, 1, 2)),
 ]
 
+RESIDENT = [  # tiles of outputs that do not fill b, more and fewer stages than steps, ragged inputs and j
+    ("float16", (2, 70, 40, 16), MmaConstants(32, 32, 16, 8, 2, 1, 3, 0, 1, 1, 1)),
+    ("float16", (1, 48, 32, 3), MmaConstants(32, 32, 32, 3, 2, 1, 4, 0, 1, 1, 1)),
+    ("bfloat16", (1, 33, 70, 20), MmaConstants(16, 16, 16, 16, 1, 1, 2, 0, 1, 2, 1)),
+    ("tf32", (1, 40, 40, 12), MmaConstants(16, 16, 8, 4, 2, 1, 3, 0, 1, 1, 1)),
+    ("tf32x3", (1, 70, 40, 8), MmaConstants(16, 32, 8, 8, 2, 1, 3, 32, 1, 2, 1)),
+    ("fp16x3", (1, 40, 70, 4), MmaConstants(32, 16, 16, 4, 2, 1, 4, 64, 1, 1, 1)),
+]
 
-@pytest.mark.parametrize(("precision", "pattern", "constants"), SPREAD)
-def test_warps_along_j(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
+
+@pytest.mark.parametrize(("precision", "pattern", "constants"), [*SPREAD, *RESIDENT])
+def test_warps_along_j_and_resident_x(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
     each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
     check(MMA, each, constants, GPU)
     source = source_of("mma", each, constants)
@@ -138,9 +162,10 @@ def test_warps_along_j(precision: str, pattern: tuple[int, ...], constants: MmaC
         assert expected == pytest.approx(counted, rel=0.02), name
 
 
-def test_races_of_warps_along_j() -> None:
-    each = KernelSpec(Pattern(1, 40, 40, 16), "float16", "bsf", Epilogue(True, "relu", True))
-    check_result(source_of("mma", each, MmaConstants(32, 32, 16, 16, 2, 1, 3, 0, 1, 2)), 37, in_emulator(sanitize="race"))
+@pytest.mark.parametrize(("precision", "pattern", "constants"), [SPREAD[0], RESIDENT[0]])
+def test_races_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, ...], constants: MmaConstants) -> None:
+    each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
+    check_result(source_of("mma", each, constants), 37, in_emulator(sanitize="race"))
 
 
 @pytest.mark.parametrize("shift", [1, 3])

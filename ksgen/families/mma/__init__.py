@@ -43,6 +43,11 @@ def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
     return constants.warps_batch * COLUMNS * at_once
 
 
+def _resident_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
+    has_passes = kernel.layout == "bsf" and constants.tile_out < kernel.pattern.b
+    return constants.resident == 0 or (has_passes and constants.resident == 1)
+
+
 def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
     shape = Shape(kernel, constants)
     return min(255, shape.registers) * shape.threads * constants.min_blocks
@@ -54,11 +59,15 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
         lambda k, c: k.arithmetic.operand is not None,
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
-    Rule("every constant but promote is at least 1", lambda k, c: all(v >= 1 for n, v in vars(c).items() if n != "promote")),
+    Rule(
+        "every constant but promote and resident is at least 1",
+        lambda k, c: all(v >= 1 for n, v in vars(c).items() if n not in ("promote", "resident")),
+    ),
     Rule("tile_d is 1 in bsl", lambda k, c: k.layout == "bsf" or c.tile_d == 1),
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
     Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
+    Rule("resident is 0, or in bsf 1 where outputs take several tiles", _resident_rule),
     Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
     Rule(
         "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
@@ -128,10 +137,10 @@ class Mma(Packing[MmaConstants]):
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
         promote = promotion(kernel)  # less often would be faster, and less than the precision stands for
-        shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64))
-        for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in in shapes:
+        shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
+        for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
-            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d)
+            least = MmaConstants(tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident)
             if not self._is_valid(kernel, least, limits):
                 continue  # nor is one that asks for more
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
@@ -145,15 +154,15 @@ class Mma(Packing[MmaConstants]):
     def work(self, kernel: KernelSpec, constants: MmaConstants, batch: int) -> Work:
         shape = Shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
-        stages = blocks * shape.steps
-        x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
+        stages = blocks * shape.passes * shape.steps
+        x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes  # read; written once for all passes
         w = stages * shape.w_bytes
-        y = blocks * constants.tile_batch * constants.tile_out * constants.tile_d
+        y = blocks * shape.passes * constants.tile_batch * constants.tile_out * constants.tile_d
         return Work(
             blocks,
             self.memory_bytes(kernel, constants, batch),
-            round(shape.tiles_out * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w,
-            x + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
+            round(shape.tiles_out // shape.passes * shape.x_bytes_moved(batch) + shape.y_bytes_moved(batch)) + w,
+            x // shape.passes + w + x * constants.warps_out + w * constants.warps_batch,  # each warp reads its own part of both
             y * shape.steps * constants.tile_in * kernel.arithmetic.products,
             stages / (constants.stages - 1),
         )
@@ -165,12 +174,14 @@ class Mma(Packing[MmaConstants]):
         return {
             "wide_bytes": wide,
             "operand": shape.operand,
+            "tile_index": "block_index(), 0" if constants.resident else "block_index()",
             "variants": tuple(
                 name
                 for name, is_so in (
                     ("unsplit", shape.packed_parts < shape.components),
                     ("split", shape.components == 2),
                     ("mma_promoted", constants.promote),
+                    ("resident", constants.resident),
                 )
                 if is_so
             ),
@@ -189,7 +200,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("WARPS_BATCH", constants.warps_batch, "warps along the batch"),
             Constexpr("WARPS_OUT", constants.warps_out, "warps along the outputs"),
             Constexpr("WARP_D", shape.warp_d, "neighbouring j of a warp"),
-            Constexpr("STAGES", constants.stages, "stages of X and W in shared memory"),
+            Constexpr("STAGES", constants.stages, "stages in shared memory: of X and W, or of W alone where X is resident"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", shape.threads, "threads per block"),
             Constexpr("X_VECTOR", shape.x_vector, "neighbours that one copy of X moves"),
@@ -209,9 +220,11 @@ class Mma(Packing[MmaConstants]):
             Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
             Constexpr("X_RUN", shape.x_run, "elements of a line"),
             Constexpr("X_PITCH", shape.x_pitch, "bytes from one line to the next, free of bank conflicts"),
-            Constexpr("X_BYTES", shape.x_bytes, "bytes of X per stage"),
+            Constexpr("PASSES", shape.passes, "tiles of outputs of a block, one after the other"),
+            Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
+            Constexpr("X_STAGE", shape.x_stage, "bytes from one to the next"),
+            Constexpr("W_BASE", shape.w_base, "where the weights' stages begin, in bytes"),
             Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
-            Constexpr("STAGE_BYTES", shape.stage_bytes, "bytes per stage"),
             Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         ]

@@ -60,17 +60,20 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
 
 def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     """What a cost model may like better: other warp tiles, and blocks of up to eight warps, once or twice a multiprocessor. More warps
-    along the batch bring weights less often, more along the outputs X, more along j whole sectors of both X and Y."""
+    along the batch bring weights less often, more along the outputs X, more along j whole sectors of both X and Y. Resident X comes once,
+    and leaves the weights less shared memory."""
     b = kernel.pattern.b
     whole, chunk = planes(kernel), CHUNK // kernel.item_bytes
     each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j of a warp: the rule's, or a chunk of them
     tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d)[:WARP_TILES]]
-    for tile, (warps_batch, warps_out, warps_d), blocks in product(tiles, WARPS, (1, 2)):
+    for tile, (warps_batch, warps_out, warps_d), blocks, resident in product(tiles, WARPS, (1, 2), (0, 1)):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
         if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
             continue
-        wide = _of_warps(tile, warps_batch, warps_out, warps_d)
+        if resident and (kernel.layout == "bsl" or tile.tile_out * warps_out >= b):
+            continue  # nothing to stay for
+        wide = replace(_of_warps(tile, warps_batch, warps_out, warps_d), resident=resident)
         budget = limits.shared_bytes_for(blocks)
         for inputs in dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, Shape(kernel, tile).super_in))):
             found = _fewer_stages(kernel, replace(wide, tile_in=inputs, min_blocks=blocks), budget)

@@ -26,10 +26,11 @@ class MmaConstants(Constants):
     tile_d: int  # neighbouring j a block (1 in bsl)
     warps_batch: int  # warps along the batch
     warps_out: int  # warps along the outputs
-    stages: int  # stages of X and W in shared memory
+    stages: int  # stages of X and W in shared memory; of W alone where X is resident
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
     warps_d: int = 1  # warps along j, 16 bytes of them each; 1: each warp has all of the tile's
+    resident: int = 0  # 1: a block's X stays in shared memory for all outputs; 0: it comes again for each tile of them
 
 
 def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
@@ -117,7 +118,8 @@ class Shape(TensorTile):
     @property
     def x_pitch(self) -> int:
         """Bytes from one line to the next: the least that has the fewest bank conflicts."""
-        return CHUNK * _padded(self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
+        stages = self.steps if self.constants.resident else 1
+        return CHUNK * _padded(stages * self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
 
     @property
     def x_wavefronts(self) -> int:
@@ -154,7 +156,21 @@ class Shape(TensorTile):
 
     @property
     def x_bytes(self) -> int:
+        """Of one stage, or of all where they stay."""
         return self.x_lines * self.x_pitch
+
+    @property
+    def x_stages(self) -> int:
+        return self.steps if self.constants.resident else self.constants.stages
+
+    @property
+    def x_stage(self) -> int:
+        """From one stage of X to the next: where they stay, they are parts of the same lines."""
+        return self.x_run * self.kernel.item_bytes if self.constants.resident else self.x_bytes
+
+    @property
+    def w_base(self) -> int:
+        return self.x_bytes * (1 if self.constants.resident else self.constants.stages)
 
     @property
     def packed_parts(self) -> int:
@@ -168,14 +184,18 @@ class Shape(TensorTile):
         return self.constants.tile_d * (self.constants.tile_in // self.k_step) * per_step
 
     @property
-    def stage_bytes(self) -> int:
-        return self.x_bytes + self.w_bytes
-
-    @property
     def shared_bytes(self) -> int:
-        return self.constants.stages * self.stage_bytes
+        return self.w_base + self.constants.stages * self.w_bytes
 
     # ---- tiles
+
+    @property
+    def passes(self) -> int:
+        """Tiles of outputs that one block computes, one after the other."""
+        return self.tiles_out if self.constants.resident else 1
+
+    def grid(self, batch: int) -> int:
+        return super().grid(batch) // self.passes
 
     @property
     def packed_bytes(self) -> int:
