@@ -8,6 +8,7 @@ from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
 TURNED_VECTORS = 2  # of a tile of outputs that are turned, at most: what a chunk of the batch holds stays near
+TURNED_WORTH, TURNED_BYTES = 36, 800 * 1024  # multiply-adds for each input and output, at least; what a second-level cache holds of them
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
 BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
@@ -31,11 +32,8 @@ def alike(batch: int) -> int:
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
     batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
-    return (
-        _along_outputs(kernel, limits, lanes, batch)
-        if prefers_outputs(kernel, lanes, batch)
-        else _along_batch(kernel, limits, lanes, batch)
-    )
+    along_outputs = prefers_outputs(kernel, lanes, batch) and not turns_better(kernel, limits, lanes, batch)
+    return (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
@@ -46,6 +44,17 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
         return batch < lanes // 2
     used = b * d / round_up(b * d, lanes) if d <= lanes else d / round_up(d, lanes)
     return used >= FEW_LANES
+
+
+def turns_better(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
+    """Whether lanes go along the batch in batch-size-first although they need not. Where d fills a vector, an input is loaded again for each
+    vector of a tile, as sixteen registers have no room for it. A turned chunk costs its copy, which b and c must be worth, and stays near.
+    """
+    _, b, c, d = kernel.pattern.shape
+    if kernel.layout == "bsl" or limits.vector_bytes >= 64 or d < lanes or batch <= FEW:
+        return False
+    chunk_bytes = (b + c) * d * TURNED_VECTORS * lanes * kernel.real_bytes
+    return b * c >= TURNED_WORTH * (b + c) and chunk_bytes <= TURNED_BYTES
 
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
