@@ -557,6 +557,25 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
     assert (found.along, found.height, found.width, found.past) == ("outputs", 6, 2, past)
 
 
+@pytest.mark.parametrize(
+    ("vector_bytes", "shape", "batch", "along"),
+    [
+        (32, (1, 128, 512, 8), 6272, "batch"),
+        (32, (1, 48, 192, 24), 32, "batch"),
+        (64, (1, 128, 512, 8), 6272, "outputs"),  # enough registers to hold an input for a whole tile
+        (64, (1, 128, 128, 16), 6272, "outputs"),
+        (32, (1, 512, 512, 4), 6272, "outputs"),  # an input is repeated for all lanes
+        (32, (1, 48, 48, 8), 6272, "outputs"),  # too few multiply-adds for what is turned
+        (32, (2, 384, 96, 64), 6272, "outputs"),  # too many features to stay near
+        (32, (1, 128, 512, 8), 16, "outputs"),
+    ],
+)
+def test_sixteen_registers_take_turned_inputs_where_j_fill_a_vector(
+    vector_bytes: int, shape: tuple[int, ...], batch: int, along: str
+) -> None:
+    assert FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=vector_bytes), batch).along == along
+
+
 def test_batches_between_two_powers_of_two_share_a_text() -> None:
     for shape, layout in product(PATTERNS.values(), LAYOUTS):
         kernel = kernel_of(shape, layout=layout)

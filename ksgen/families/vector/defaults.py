@@ -47,8 +47,8 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
 
 
 def turns_better(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether lanes go along the batch in batch-size-first although they need not. Where d fills a vector, an input is loaded again for each
-    vector of a tile, as sixteen registers have no room for it. A turned chunk costs its copy, which b and c must be worth, and stays near.
+    """Whether lanes go along the batch in batch-size-first although they need not. Where d fills a vector, an input is loaded again for
+    each vector of a tile, as sixteen registers have no room for it. A turned chunk costs its copy, which b and c must be worth.
     """
     _, b, c, d = kernel.pattern.shape
     if kernel.layout == "bsl" or limits.vector_bytes >= 64 or d < lanes or batch <= FEW:
