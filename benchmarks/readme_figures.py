@@ -1,10 +1,11 @@
 """README's figures, written from the result files under benchmarks/results: `python benchmarks/readme_figures.py [--check]`.
 
-A GPU's results and a processor's have a table each; a picture beside the file is shown. Never by hand: `--check` exits with 1 if README
-says something else.
+A GPU's results and a processor's have a table each; a picture beside the file is shown, and the line in `machine.txt` is the heading. Never
+by hand: `--check` exits with 1 if README says something else.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -35,8 +36,10 @@ def figures(folder: Path) -> str:
         made = f"{latest.device}, {latest.date}, commit {latest.commit[:12] or 'unknown'}"
         picture = path.with_suffix(".png")
         shown = f"\n![speed-ups and shares of the floor, sorted]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
-        table = markdown((overview if on_gpu else processors)(rows))
-        parts.append(f"{table}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
+        table, machine = (overview if on_gpu else processors)(rows), path.with_name("machine.txt")
+        if machine.exists():
+            table = replace(table, title=machine.read_text(encoding="utf-8").strip())
+        parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
     return "\n".join(parts if is_gpu else [NOTHING, *parts])
 
 

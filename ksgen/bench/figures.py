@@ -82,10 +82,10 @@ def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
             speeds.set_title(f"{precision}, batch {batch}: beside the best of PyTorch")
             shares.set_title(f"{precision}, batch {batch}: % of the floor reached")
             shares.set_ylim(0, max([105, *(105 * share for each in some for _, share in each.pairs if share)]))
-            for axes, corner in ((speeds, "upper left"), (shares, "lower right")):
+            for axes in (speeds, shares):
                 axes.set_xlabel("patterns, sorted")
                 if axes.lines:
-                    axes.legend(frameon=False, loc=corner)
+                    axes.legend(frameon=False, loc="best")  # where it covers no points
         written = io.BytesIO()
         drawing.savefig(written, format="png", metadata={"Software": None})
     return written.getvalue()

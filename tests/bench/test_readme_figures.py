@@ -44,6 +44,8 @@ def test_figures_come_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "paper.png" not in shown
     (tmp_path / "processor" / "paper.png").touch()
     assert "](processor/paper.png)" in figures.figures(tmp_path)
+    (tmp_path / "processor" / "machine.txt").write_text("An abacus with ten rods\n")
+    assert figures.figures(tmp_path).count("### An abacus with ten rods\n") == 1
     shutil.rmtree(tmp_path / "abacus")
     assert figures.figures(tmp_path).startswith(figures.NOTHING)
     shutil.rmtree(tmp_path / "processor")
