@@ -25,9 +25,10 @@ test: .venv/.ready-dev  ## Run all tests. No GPU is needed.
 quick: .venv/.ready-dev  ## Run the tests without the slow ones.
 	@$(BIN) -m pytest -n auto -m "not slow"
 
-test-times: .venv/.ready-dev  ## Run all tests, and print the slowest twenty.
+test-times: .venv/.ready-dev  ## Run all tests, print the slowest twenty, and list what `make quick` leaves out.
 	-@$(BIN) -m tests.driver
-	@$(BIN) -m pytest -n auto --durations=20
+	@$(BIN) -m pytest -n auto --durations=20 --junitxml=.pytest_cache/times.xml
+	@$(BIN) -m tests.slow .pytest_cache/times.xml
 
 check: lint types test  ## Run lint, types and all tests.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import slow
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 
@@ -42,17 +43,10 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-# The emulator plays a warpgroup's instructions slowly: of the families' matrix, these rows of theirs are quick enough.
-QUICK_WGMMA = ("float16-bsf-aligned]", "tf32x3-bsf-rest]", "tf32x3-bsl-aligned]", "float16-bsl-aligned]", "bsf-race]", "bsf-relu]")
-
-
-def is_slow(item: pytest.Item) -> bool:
-    return item.path.name == "test_families.py" and "[wgmma" in item.name and not item.name.endswith(QUICK_WGMMA)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    left_out = set(slow.left_out((item.nodeid for item in items), slow.listed()))
     for item in items:
-        if is_slow(item):
+        if item.nodeid in left_out:
             item.add_marker("slow")
 
 

@@ -73,7 +73,6 @@ def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: A
         np.testing.assert_array_equal(y, first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "precision", "layout"), SERVED)
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
     for name in ("flat", "rest", "blocks"):

@@ -342,7 +342,6 @@ def has_begun(report: Path) -> bool:
     return report.exists() and report.stat().st_size > 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
     """Over the stand-in driver, ten times: what pytest printed of a test is in the report, and nothing goes on running."""

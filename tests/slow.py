@@ -1,0 +1,56 @@
+"""Which tests `make quick` leaves out: `python -m tests.slow REPORT` writes the list, from the JUnit report of a run of all tests.
+
+`slow.txt` names the test functions that took SECONDS or more, all their cases together. Of such a function with several cases `make quick`
+runs the first. What is marked `slow` by hand is left out besides.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+
+SECONDS = 1.0
+LIST = Path(__file__).with_name("slow.txt")
+
+
+def function_of(test: str) -> str:
+    """A test's name without its case."""
+    return test.partition("[")[0]
+
+
+def listed() -> frozenset[str]:
+    return frozenset(LIST.read_text(encoding="utf-8").split())
+
+
+def left_out(tests: Iterable[str], slow: frozenset[str]) -> Iterator[str]:
+    """Of the tests, named as pytest names them and in its order, those that are left out."""
+    seen = set()
+    for test in tests:
+        function = function_of(test)
+        if function in slow and (test == function or function in seen):
+            yield test
+        seen.add(function)
+
+
+def slow_ones(report: str) -> list[str]:
+    """The functions of a JUnit report that are slow."""
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        path = case.attrib["classname"].replace(".", "/")
+        seconds[function_of(f"{path}.py::{case.attrib['name']}")] += float(case.attrib["time"])
+    return sorted(function for function, taken in seconds.items() if taken >= SECONDS)
+
+
+@click.command()
+@click.argument("report", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(report: Path) -> None:
+    """Write the list of slow tests."""
+    found = slow_ones(report.read_text(encoding="utf-8"))
+    LIST.write_text("".join(f"{each}\n" for each in found), encoding="utf-8")
+    click.echo(f"{len(found)} slow test functions, in {LIST}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The tests that `make quick` leaves out are tests, and of each with several cases one is run."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests import slow
+
+ROOT = Path(__file__).parents[1]
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.emit.test_a" name="test_long[x]" time="0.75"/>
+<testcase classname="tests.emit.test_a" name="test_long[y]" time="0.25"/>
+<testcase classname="tests.test_b" name="test_short" time="0.9"/>
+<testcase classname="tests.test_b" name="test_alone" time="30"/>
+</testsuite></testsuites>"""
+SLOW = frozenset({"tests/emit/test_a.py::test_long", "tests/test_b.py::test_alone"})
+
+
+def test_the_list_names_tests_once_each() -> None:
+    lines = slow.LIST.read_text(encoding="utf-8").splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        path, _, function = line.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), f"{line}: gone; make test-times writes the list"
+
+
+def test_of_several_cases_the_first_is_run() -> None:
+    tests = [
+        *(f"tests/emit/test_a.py::test_long[{case}]" for case in "xyz"),
+        "tests/test_b.py::test_short",
+        "tests/test_b.py::test_alone",
+        "tests/test_c.py::test_long[x]",
+    ]
+    assert list(slow.left_out(tests, SLOW)) == [*tests[1:3], tests[4]]
+
+
+def test_the_list_is_written_from_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "LIST", tmp_path / "slow.txt")
+    (tmp_path / "report.xml").write_text(REPORT, encoding="utf-8")
+    done = CliRunner().invoke(slow.main, [str(tmp_path / "report.xml")])
+    assert done.output.startswith("2 slow test functions"), done.output
+    assert slow.listed() == SLOW
