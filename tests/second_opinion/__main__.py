@@ -16,6 +16,7 @@ import click
 
 from ksgen.emit.render import Source
 from ksgen.families import cuda_limits
+from ksgen.families.mma.shape import MmaConstants
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.second_opinion.simulator import Simulator, SimulatorError, build
@@ -25,6 +26,7 @@ PRECISIONS = ("float32", "float64", "float16", "bfloat16")
 OF_TENSOR_CORES = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 HELD_ACTIVATIONS = ("none", "relu", "silu")  # not gelu: the simulator has no copysign
 OLDEST, NEWEST = "sm_75", "sm_90a"  # whose defaults differ in how they copy
+RESIDENT = MmaConstants(32, 32, 16, 8, 2, 1, 3, 0, 1, 1, 1)  # X stays for all tiles of outputs
 BATCH = 65  # several tiles of most texts, the last one ragged
 
 
@@ -51,6 +53,7 @@ def cases() -> Iterator[Case]:
             for name in ("tiny", "flat", "wide"):
                 kernels = [kernel_of(patterns_of(family, precision)[name], precision, layout) for layout in LAYOUTS]
                 yield from (Case(source_of(family, kernel)) for kernel in kernels if serves(family, kernel))
+    yield Case(source_of("mma", kernel_of((2, 70, 40, 16), "float16", "bsf"), RESIDENT))
 
 
 def _of_targets(family: str, kernel: KernelSpec) -> Iterator[Case]:
