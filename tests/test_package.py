@@ -101,3 +101,8 @@ def test_no_machine_is_named() -> None:
         path = ROOT / name
         if path.is_file() and path.suffix in (".py", ".md", ".toml", ".yaml", ".j2", ".cu", ".json") and path != Path(__file__):
             assert os.fspath(ROOT) + "/" not in path.read_text(encoding="utf-8"), name
+
+
+def test_a_wheel_holds_ksgen_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["ksgen"]

@@ -13,6 +13,8 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="tests.emit.test_a" name="test_long[y]" time="0.25"/>
 <testcase classname="tests.test_b" name="test_short" time="0.9"/>
 <testcase classname="tests.test_b" name="test_alone" time="30"/>
+<testcase classname="tests.test_c" name="test_known[x]" time="0"><skipped/></testcase>
+<testcase classname="tests.test_c" name="test_unknown" time="0"><skipped/></testcase>
 </testsuite></testsuites>"""
 SLOW = frozenset({"tests/emit/test_a.py::test_long", "tests/test_b.py::test_alone"})
 
@@ -37,7 +39,8 @@ def test_of_several_cases_the_first_is_run() -> None:
 
 def test_the_list_is_written_from_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow, "LIST", tmp_path / "slow.txt")
+    slow.LIST.write_text("tests/test_c.py::test_known\ntests/test_d.py::test_gone\ntests/test_b.py::test_short\n", encoding="utf-8")
     (tmp_path / "report.xml").write_text(REPORT, encoding="utf-8")
     done = CliRunner().invoke(slow.main, [str(tmp_path / "report.xml")])
-    assert done.output.startswith("2 slow test functions"), done.output
-    assert slow.listed() == SLOW
+    assert done.output.startswith("3 slow test functions"), done.output
+    assert slow.listed() == {*SLOW, "tests/test_c.py::test_known"}

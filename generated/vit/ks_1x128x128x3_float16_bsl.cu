@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 c3723e7a, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 2c037c99, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -65,7 +65,7 @@ constexpr int X_RUN            =      128;  // elements of a line
 constexpr int X_PITCH          =      272;  // bytes from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
 constexpr int X_STAGES         =        2;  // stages of X in shared memory
-constexpr int X_STAGE          =     8704;  // bytes from one to the next
+constexpr int X_STAGE          =     8704;  // bytes from one stage of X to the next
 constexpr int W_BASE           =    17408;  // where the weights' stages begin, in bytes
 constexpr int W_BYTES          =     8192;  // bytes of packed weights per stage
 constexpr int SHARED_BYTES     =    33792;  // bytes of shared memory per block
@@ -148,7 +148,7 @@ void ks_1x128x128x3_float16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT 
         copy_async_commit();  // empty or not: it keeps the count right
     };
 
-    // STAGES - 1 stages are on their way while one is multiplied, also while a tile is stored.
+    // STAGES - 1 stages are on their way while one is multiplied; with several passes, also while a tile is stored.
     UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 c3723e7a, spec d0a5e6e1
+// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 2c037c99, spec d0a5e6e1
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -63,7 +63,7 @@ constexpr int X_RUN            =       32;  // elements of a line
 constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
 constexpr int X_STAGES         =        2;  // stages of X in shared memory
-constexpr int X_STAGE          =    16384;  // bytes from one to the next
+constexpr int X_STAGE          =    16384;  // bytes from one stage of X to the next
 constexpr int W_BASE           =    32768;  // where the weights' stages begin, in bytes
 constexpr int W_BYTES          =     4096;  // bytes of packed weights per stage
 constexpr int SHARED_BYTES     =    40960;  // bytes of shared memory per block
@@ -149,7 +149,7 @@ void ks_6x64x64x1_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT we
         copy_async_commit();  // empty or not: it keeps the count right
     };
 
-    // STAGES - 1 stages are on their way while one is multiplied, also while a tile is stored.
+    // STAGES - 1 stages are on their way while one is multiplied; with several passes, also while a tile is stored.
     UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;

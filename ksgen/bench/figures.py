@@ -85,7 +85,7 @@ def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
             for axes in (speeds, shares):
                 axes.set_xlabel("patterns, sorted")
                 if axes.lines:
-                    axes.legend(frameon=False, loc="best")  # where it covers no points
+                    axes.legend(frameon=False, loc="best")  # where it covers the fewest points
         written = io.BytesIO()
         drawing.savefig(written, format="png", metadata={"Software": None})
     return written.getvalue()

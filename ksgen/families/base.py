@@ -13,7 +13,7 @@ from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
-AskedT = TypeVar("AskedT", contravariant=True)
+ConstantsT_contra = TypeVar("ConstantsT_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,19 @@ class Work:
     passed_bytes: int = 0  # read and written by the launches before and after, while nothing is multiplied
 
 
-class Modelled(Protocol[AskedT]):
-    """What the cost model asks about kernels: of a family, or of one that others wrote."""
+class Modelled(Protocol[ConstantsT_contra]):
+    """What the cost model reads: of a family, or of another project's kernel that is compared with ours."""
 
-    on_tensor_cores: bool  # whether they multiply, and not plain instructions
-    by_warpgroups: bool  # whether these tensor cores are asked by wgmma, and not by mma.sync
+    on_tensor_cores: bool  # whether tensor cores multiply, and not plain instructions
+    by_warpgroups: bool  # whether they are asked by wgmma, and not by mma.sync
 
-    def registers(self, kernel: KernelSpec, constants: AskedT, target: str = LEAST) -> int:
+    def registers(self, kernel: KernelSpec, constants: ConstantsT_contra, target: str = LEAST) -> int:
         """An estimate for one thread, as ptxas makes the kernel for that target."""
         ...
 
-    def geometry(self, kernel: KernelSpec, constants: AskedT, batch: int) -> Geometry: ...
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT_contra, batch: int) -> Geometry: ...
 
-    def work(self, kernel: KernelSpec, constants: AskedT, batch: int) -> Work: ...
+    def work(self, kernel: KernelSpec, constants: ConstantsT_contra, batch: int) -> Work: ...
 
 
 class Family(Modelled[ConstantsT], Protocol[ConstantsT]):

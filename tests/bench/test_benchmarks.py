@@ -64,7 +64,6 @@ def test_the_probe_of_warpgroups(operand: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_products_of_rates_are_not_serialised() -> None:
     device_facts = pytest.importorskip("benchmarks.device_facts")
     for rate in device_facts.RATES:

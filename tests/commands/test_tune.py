@@ -139,7 +139,6 @@ def test_an_interrupt_keeps_what_was_found_and_says_so(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @needs_opencl
 def test_a_terminal_gets_a_live_table(home: Path) -> None:
     ours, theirs = pty.openpty()

@@ -79,13 +79,13 @@ def test_warps_along_j_have_a_chunk_of_them_each() -> None:
 
 def test_x_is_resident_only_for_several_tiles_of_outputs_in_bsf() -> None:
     check(MMA, kernel(pattern=Pattern(1, 128, 64, 4)), replace(GOOD, resident=1), GPU)
-    says = "resident={} must be 0, or in bsf 1 where outputs take several tiles; try "
+    says = "resident={} must be 0, or 1 in bsf with tile_out=64 less than b={}; try "
     for pattern, layout, tile_d, tile_batch, wrong in (
         ((1, 64, 64, 4), "bsf", 4, 64, 1),
         ((1, 128, 64, 4), "bsl", 1, 128, 1),
         ((1, 128, 64, 4), "bsf", 4, 64, 2),
     ):
-        with pytest.raises(ConstantsError, match=says.format(wrong)):
+        with pytest.raises(ConstantsError, match=says.format(wrong, pattern[1])):
             check(
                 MMA, kernel(layout=layout, pattern=Pattern(*pattern)), replace(GOOD, tile_d=tile_d, tile_batch=tile_batch, resident=wrong)
             )

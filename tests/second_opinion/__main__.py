@@ -38,7 +38,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Texts as a GPU without asynchronous copies gets them, those of newer ones where they differ, those with epilogues, and those
-    for tensor cores."""
+    for tensor cores, and one whose X stays in shared memory."""
     for precision in PRECISIONS:
         for family in ("simt", "gradient"):
             for pattern in PATTERNS.values():

@@ -265,7 +265,6 @@ def test_compiled_without_a_break(layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_compiled_by_inductor() -> None:
     check_compiled("bsf", "inductor")
 

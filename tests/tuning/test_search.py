@@ -170,7 +170,6 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @needs_opencl
 def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path) -> None:
     store = TrialStore(tmp_path / "cache" / "trials.sqlite")
@@ -198,7 +197,6 @@ def _tune_twice(folder: Path, batch: int) -> None:
         ksgen.tune(Pattern(1, 8, 8, 2), layout=layout, batch=batch, budget=3, device="opencl:0")
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @needs_opencl
 def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ _RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("tile_d is d, or less and a multiple of 16 bytes", _plane_rule),
     Rule("tile_d is at most 16 for each of warps_d", lambda k, c: c.tile_d <= 16 * c.warps_d),
     Rule("warps_d is 1, or each warp has 16 bytes of the tile's j", _warps_d_rule),
-    Rule("resident is 0, or in bsf 1 where outputs take several tiles", _resident_rule),
+    Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
     Rule("tile_out is a multiple of 16 * warps_out", lambda k, c: c.tile_out % (ROWS * c.warps_out) == 0, lambda k, c: ROWS * c.warps_out),
     Rule(
         "tile_batch is a multiple of 8 * warps_batch (in bsl of as many 16-byte chunks)",
@@ -155,7 +155,9 @@ class Mma(Packing[MmaConstants]):
         shape = Shape(kernel, constants)
         blocks = self.geometry(kernel, constants, batch).grid
         stages = blocks * shape.passes * shape.steps
-        x = stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes  # read; written once for all passes
+        x = (
+            stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
+        )  # bytes that all passes read; a resident X is copied in only once
         w = stages * shape.w_bytes
         y = blocks * shape.passes * constants.tile_batch * constants.tile_out * constants.tile_d
         return Work(
@@ -222,7 +224,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("X_PITCH", shape.x_pitch, "bytes from one line to the next, free of bank conflicts"),
             Constexpr("PASSES", shape.passes, "tiles of outputs of a block, one after the other"),
             Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
-            Constexpr("X_STAGE", shape.x_stage, "bytes from one to the next"),
+            Constexpr("X_STAGE", shape.x_stage, "bytes from one stage of X to the next"),
             Constexpr("W_BASE", shape.w_base, "where the weights' stages begin, in bytes"),
             Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
             Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),

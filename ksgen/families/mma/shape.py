@@ -156,7 +156,7 @@ class Shape(TensorTile):
 
     @property
     def x_bytes(self) -> int:
-        """Of one stage, or of all where they stay."""
+        """Of one stage of X, or of all its stages if X is resident."""
         return self.x_lines * self.x_pitch
 
     @property
@@ -165,7 +165,7 @@ class Shape(TensorTile):
 
     @property
     def x_stage(self) -> int:
-        """From one stage of X to the next: where they stay, they are parts of the same lines."""
+        """From one stage of X to the next: if X is resident, they are parts of the same lines."""
         return self.x_run * self.kernel.item_bytes if self.constants.resident else self.x_bytes
 
     @property

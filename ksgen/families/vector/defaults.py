@@ -8,7 +8,8 @@ from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
 TURNED_VECTORS = 2  # of a tile of outputs that are turned, at most: what a chunk of the batch holds stays near
-TURNED_WORTH, TURNED_BYTES = 36, 800 * 1024  # multiply-adds for each input and output, at least; what a second-level cache holds of them
+TURNED_WORTH = 36  # multiply-adds for each input or output from which turning pays: b * c / (b + c)
+TURNED_BYTES = 800 * 1024  # of a chunk's inputs and outputs: they stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
 BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
@@ -32,7 +33,7 @@ def alike(batch: int) -> int:
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
     batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
-    along_outputs = prefers_outputs(kernel, lanes, batch) and not turns_better(kernel, limits, lanes, batch)
+    along_outputs = prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
     return (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
 
 
@@ -46,9 +47,10 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
     return used >= FEW_LANES
 
 
-def turns_better(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether lanes go along the batch in batch-size-first although they need not. Where d fills a vector, an input is loaded again for
-    each vector of a tile, as sixteen registers have no room for it. A turned chunk costs its copy, which b and c must be worth.
+def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
+    """Whether to turn inputs, with lanes along the batch, although outputs would fill the lanes too (batch-size-first). If d fills a
+    vector, sixteen registers cannot hold an input for a whole tile: it is loaded again for each vector. Turning costs a copy, so it
+    needs enough multiply-adds, and a chunk that stays in the second-level cache.
     """
     _, b, c, d = kernel.pattern.shape
     if kernel.layout == "bsl" or limits.vector_bytes >= 64 or d < lanes or batch <= FEW:
