@@ -117,13 +117,16 @@ def _options(command: tuple[str, ...]) -> tuple[str, ...]:
     is_clang = "clang" in _first_line(command).lower() or "ziglang" in command
     vectors = () if is_clang else ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
-    return ("-std=gnu++17", _level(), "-fPIC", "-shared", "-pthread", *quiet, *vectors)
+    return ("-std=gnu++17", *_level(is_clang), "-fPIC", "-shared", "-pthread", *quiet, *vectors)
 
 
-def _level() -> str:
-    """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that a processor without AVX-512 has."""
+def _level(is_clang: bool) -> tuple[str, ...]:
+    """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that a processor without AVX-512 has; by -O2 too,
+    where it shares a register between a sum and its copies."""
     has_few_registers = platform.machine() in ("x86_64", "AMD64") and "avx512f" not in processor_features()
-    return "-O2" if has_few_registers else "-O3"
+    if not has_few_registers:
+        return ("-O3",)
+    return ("-O2",) if is_clang else ("-O2", "-fno-tree-coalesce-vars")
 
 
 def _for_this_processor() -> tuple[str, ...]:

@@ -145,6 +145,18 @@ static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
 
 template <class T, int N>
 static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vector<T, N> b, const host::Vector<T, N> c) { return a.raw * b.raw + c.raw; }
+#if defined(__FMA__) && !defined(__AVX512F__) && !defined(__clang__)
+// Sums that fill 16 registers: GCC would move some of them, and load an operand again for each product, which takes more loads than a
+// core has. So it may choose registers, but no other form.
+static inline host::Vector<float, 8> fma(const host::Vector<float, 8> a, const host::Vector<float, 8> b, host::Vector<float, 8> sum) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
+    return sum;
+}
+static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const host::Vector<double, 4> b, host::Vector<double, 4> sum) {
+    asm("vfmadd231pd %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
+    return sum;
+}
+#endif
 template <class T, int N, class M>
 static inline host::Vector<T, N> select(const host::Vector<T, N> a, const host::Vector<T, N> b, const M chosen) { return chosen ? b.raw : a.raw; }
 template <class T, int N>

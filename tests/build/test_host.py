@@ -136,6 +136,38 @@ def test_inputs_are_repeated_for_all_lanes_from_where_they_lie(compiler: HostCom
     assert kept < repeated // 4  # on the stack
 
 
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instructions of x86")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(("pattern", "layout"), [((1, 256, 256, 2), "bsf"), ((1, 48, 48, 3), "bsf"), ((1, 96, 384, 6), "bsl")])
+def test_sums_and_what_they_are_made_of_stay_in_registers(
+    pattern: tuple[int, int, int, int], layout: str, precision: str, compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "clang" in compiler.version:
+        pytest.skip("what GCC does")
+    monkeypatch.setattr(host, "processor_features", lambda: frozenset({"avx2", "fma"}))
+    kernel = KernelSpec(Pattern(*pattern), precision, layout)
+    source = render(kernel, family_named("vector").default(kernel, replace(CPU, vector_bytes=32)), family="vector", dialect="opencl")
+    (tmp_path / "k.cpp").write_text(source_of(source.text, [source.entry]))
+    options = [each for each in compiler.options(host_target()) if not each.startswith("-march")]
+    subprocess.run([*compiler.command, *options, "-march=haswell", "-S", "k.cpp", "-o", "k.s"], cwd=tmp_path, check=True)
+    loop = innermost_loop((tmp_path / "k.s").read_text())
+    products = sum("vfmadd" in line for line in loop)
+    loads = sum(bool(re.search(r"\(%r\w+\).*,", line)) for line in loop)
+    assert not [line for line in loop if re.search(r"vmov\w+\s+%ymm\d+, .*\(", line)]
+    assert loads <= 0.75 * products  # a core has two loads for two products
+
+
+def innermost_loop(assembly: str) -> list[str]:
+    """Of loops that multiply and add, the shortest."""
+    lines, places, loops = assembly.splitlines(), {}, []
+    for at, line in enumerate(lines):
+        if label := re.match(r"(\.L\d+):", line):
+            places[label[1]] = at
+        elif (jump := re.match(r"\s+j\w+\s+(\.L\d+)", line)) and jump[1] in places:
+            loops.append(lines[places[jump[1]] : at])
+    return min((loop for loop in loops if sum("vfmadd" in line for line in loop) >= 12), key=len)
+
+
 def test_a_text_that_is_refused_is_kept_with_the_command(compiler: HostCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     source, entry = text()

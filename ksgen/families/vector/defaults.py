@@ -48,9 +48,9 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
 
 
 def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether to turn inputs, with lanes along the batch, although outputs would fill the lanes too (batch-size-first). If d fills a
-    vector, sixteen registers cannot hold an input for a whole tile: it is loaded again for each vector. Turning costs a copy, so it
-    needs enough multiply-adds, and a chunk that stays in the second-level cache.
+    """Whether to turn inputs, with lanes along the batch, although outputs would fill the lanes too (batch-size-first): measured on
+    AVX2, where d fills a vector. Turning costs a copy, so it needs enough multiply-adds, and a chunk that stays in the
+    second-level cache.
     """
     _, b, c, d = kernel.pattern.shape
     if kernel.layout == "bsl" or limits.vector_bytes >= 64 or d < lanes or batch <= FEW:
