@@ -4,6 +4,11 @@ marked `stand_in` run on the stand-in machine where there is no GPU.
 
 import hashlib
 import os
+
+# pytest has a worker for each core: threads of theirs that spin would take them from each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from collections.abc import Iterator
 from pathlib import Path
 

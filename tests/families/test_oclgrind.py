@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ RACES = {"OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNIFORM_WRITES": "1"}
 EVERYTHING = {**RACES, "OCLGRIND_UNINITIALIZED": "1", "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable"}
 NO_PREFETCH = "-D__builtin_prefetch(...)="  # nor that; it changes no value and reads none
 NO_CHANGE = ("", "")
+TOGETHER = 9  # cases of a process
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,18 +41,19 @@ class Outcome:
     reports: list[str]  # the first lines of what oclgrind reported
 
 
-def check(folder: Path, case: Case, checks: dict[str, str], change: tuple[str, str] = NO_CHANGE) -> Outcome:
-    """Runs a case in a process that has no other driver; `change` is a part of the text, and what takes its place."""
+def check(folder: Path, cases: Sequence[Case], checks: dict[str, str], change: tuple[str, str] = NO_CHANGE) -> dict[str, Outcome]:
+    """Runs cases one after the other in a process that has no other driver, which takes a second to start; `change` is a part of the
+    text, and what takes its place.
+    """
     (folder / "oclgrind.icd").write_text(f"{DRIVER}\n")
-    log = folder / "log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OCL", "OPENCL", "KSGEN"))}
-    environment |= {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_LOG": str(log), "KSGEN_CACHE_DIR": str(folder / "cache"), **checks}
+    environment |= {"OCL_ICD_VENDORS": str(folder), "OCLGRIND_LOG": str(folder / "log"), "KSGEN_CACHE_DIR": str(folder / "cache"), **checks}
     environment["OCLGRIND_BUILD_OPTIONS"] = f"{checks.get('OCLGRIND_BUILD_OPTIONS', '')} {NO_PREFETCH}"
-    command = [sys.executable, "-m", "tests.families.test_oclgrind", json.dumps({"case": asdict(case), "change": change})]
+    asked = json.dumps({"cases": [asdict(case) for case in cases], "change": change})
+    command = [sys.executable, "-m", "tests.families.test_oclgrind", asked]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    reports = [line for line in log.read_text().splitlines() if re.match(r"\S", line)] if log.exists() else []
-    return Outcome(json.loads(done.stdout.splitlines()[-1]), reports)
+    return {str(case): Outcome(**found) for case, found in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True)}
 
 
 CASES = [  # c = 9 and 17 take several stages; ragged tiles of b, c and the batch
@@ -73,15 +76,20 @@ CASES += [*VECTOR, *CHAIN, *VECTOR_GRADIENT]
 LARGER = [Case((1, 40, 24, 1)), Case((1, 12, 9, 16)), Case((2, 40, 24, 2), layout="bsl")]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_nothing_is_read_that_was_never_written(tmp_path: Path, case: Case) -> None:
-    assert check(tmp_path, case, EVERYTHING) == Outcome([True], [])
+def by_process(cases: Sequence[Case]) -> list[Sequence[Case]]:
+    return [cases[at : at + TOGETHER] for at in range(0, len(cases), TOGETHER)]
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGER], ids=str)
-def test_optimised_code_has_no_race_at_any_batch(tmp_path: Path, case: Case) -> None:
+@pytest.mark.parametrize("cases", by_process(CASES), ids=lambda cases: str(cases[0]))
+def test_nothing_is_read_that_was_never_written(tmp_path: Path, cases: Sequence[Case]) -> None:
+    assert check(tmp_path, cases, EVERYTHING) == {str(case): Outcome([True], []) for case in cases}
+
+
+@pytest.mark.parametrize("cases", by_process([*CASES, *LARGER]), ids=lambda cases: str(cases[0]))
+def test_optimised_code_has_no_race_at_any_batch(tmp_path: Path, cases: Sequence[Case]) -> None:
     batches = (1, 7, 33, 70)
-    assert check(tmp_path, replace(case, batches=batches), RACES) == Outcome([True] * len(batches), [])
+    found = check(tmp_path, [replace(case, batches=batches) for case in cases], RACES)
+    assert found == {str(case): Outcome([True] * len(batches), []) for case in cases}
 
 
 BROKEN = {  # which checks must notice that a part of the text is gone, or is another, and what they must say
@@ -140,34 +148,41 @@ BREAKS = {
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_text_is_reported(tmp_path: Path, name: str) -> None:
     case, checks, before, after, report = BREAKS[name]
-    found = check(tmp_path, case, checks, (before, after))
+    (found,) = check(tmp_path, [case], checks, (before, after)).values()
     said = [*found.reports, *("wrong" for passed in found.passed if not passed)]
     assert any(report in line for line in said), said[:5]
 
 
-def main(arguments: dict[str, Any]) -> list[bool]:
-    """In the process that `check` starts: builds and runs the case on the only device there, and compares."""
+def main(cases: Sequence[Case], change: tuple[str, str]) -> Iterator[Outcome]:
+    """In the process that `check` starts: builds and runs the cases on the only device there, and compares."""
     from ksgen.devices import find_device
     from ksgen.emit.render import Source, render
     from ksgen.launch import planner
 
-    case, (before, after) = Case(**arguments["case"]), arguments["change"]
+    before, after = change
     device: Any = find_device("opencl")
     assert "Oclgrind" in device.name, device.name
-    kept, allocate = [], device.allocate
+    kept, allocate, log = [], device.allocate, Path(os.environ["OCLGRIND_LOG"])
 
     def allocate_and_keep(nbytes: int) -> Any:  # oclgrind holds a new buffer at a freed one's address for the old one
         kept.append(allocate(nbytes))
         return kept[-1]
 
-    def render_changed(*given: Any, **named: Any) -> Source:
-        source = render(*given, **named)
-        assert before in source.text or source.kernel != case.kernel  # a chain's factors are packed by texts of their own
-        return replace(source, text=source.text.replace(before, after) if before else source.text)
+    device.allocate, read = allocate_and_keep, 0
+    for case in cases:
 
-    device.allocate, planner.render = allocate_and_keep, render_changed
-    return passes(device, case)
+        def render_changed(*given: Any, case: Case = case, **named: Any) -> Source:
+            source = render(*given, **named)
+            assert before in source.text or source.kernel != case.kernel  # a chain's factors are packed by texts of their own
+            return replace(source, text=source.text.replace(before, after) if before else source.text)
+
+        planner.render = render_changed
+        passed = passes(device, case)
+        lines = log.read_text().splitlines() if log.exists() else []
+        yield Outcome(passed, [line for line in lines[read:] if re.match(r"\S", line)])
+        read = len(lines)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    asked = json.loads(sys.argv[1])
+    print(json.dumps([asdict(each) for each in main([Case(**case) for case in asked["cases"]], asked["change"])]))

@@ -1,16 +1,20 @@
 """The machine code in a cubin: how often each entry has each instruction. Needs cuobjdump and nvdisasm, and no GPU."""
 
+import functools
+import hashlib
 import re
 import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from ksgen.build.build import Binary, build
 from ksgen.build.toolchain import _packaged_toolkits, find_compiler
 from ksgen.errors import ToolchainError
+from tests.emulator.build import cache_folder
 
 HINT = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
 
@@ -48,13 +52,23 @@ def instructions(cubin: bytes) -> dict[str, Counter[str]]:
 
 
 def listing_of(cubin: bytes) -> str:
+    """What cuobjdump says of it: kept, with what tests compile, since it takes a second."""
     tool = find_cuobjdump()
     if tool is None:
         raise FileNotFoundError(f"no cuobjdump with nvdisasm; {HINT}")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    kept = cache_folder() / f"listing-{hashlib.sha256(_version(tool) + cubin).hexdigest()[:32]}"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            file, listing = Path(folder, "cubin"), Path(folder, "listing")
+            file.write_bytes(cubin)
+            listing.write_bytes(subprocess.run([tool, "-sass", file], capture_output=True, check=True).stdout)
+            listing.rename(kept)
+    return kept.read_text(encoding="utf-8")
+
+
+@functools.cache
+def _version(tool: str) -> bytes:
+    return subprocess.run([tool, "--version"], capture_output=True, check=True).stdout
 
 
 def read(listing: str) -> dict[str, Counter[str]]:

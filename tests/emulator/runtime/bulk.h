@@ -122,21 +122,25 @@ inline TensorMap read_map(const char* what, const void* map, int dimensions) {
   return result;
 }
 
-// Calls visit(element in the box, its bytes in the array or null where it lies outside) for a whole box.
+// Calls visit(element in the box, its bytes in the array or null where it lies outside) for a whole box, a row after the other.
 template <typename Visit>
 void for_each_element(const TensorMap& map, const int* corner, const Visit& visit) {
-  size_t count = 1;
-  for (int i = 0; i < map.dimensions; ++i) count *= map.box[i];
-  for (size_t element = 0; element < count; ++element) {
-    size_t rest = element;
-    unsigned char* place = map.base;
-    for (int i = 0; i < map.dimensions; ++i) {
+  size_t rows = 1;
+  for (int i = 1; i < map.dimensions; ++i) rows *= map.box[i];
+  for (size_t row = 0; row < rows; ++row) {
+    size_t rest = row;
+    unsigned char* begin = map.base;
+    for (int i = 1; i < map.dimensions; ++i) {
       const long long at = corner[i] + (long long)(rest % map.box[i]);
       rest /= map.box[i];
-      if (at < 0 || at >= (long long)map.size[i]) place = nullptr;
-      if (place != nullptr) place += at * (i == 0 ? map.element_bytes : map.stride[i - 1]);
+      if (at < 0 || at >= (long long)map.size[i]) begin = nullptr;
+      if (begin != nullptr) begin += at * map.stride[i - 1];
     }
-    visit(element, place);
+    for (size_t i = 0; i < map.box[0]; ++i) {
+      const long long at = corner[0] + (long long)i;
+      const bool is_outside = begin == nullptr || at < 0 || at >= (long long)map.size[0];
+      visit(row * map.box[0] + i, is_outside ? nullptr : begin + at * map.element_bytes);
+    }
   }
 }
 

@@ -118,7 +118,9 @@ constexpr unsigned SHARED_WINDOW = 1024;
 
 inline unsigned dynamic_window() {
   unsigned alignment = 1;
-  for (const unsigned* each = __start_simt_alignment; each < __stop_simt_alignment; ++each) {
+  const unsigned* end = __stop_simt_alignment;
+  asm("" : "+r"(end));  // no offsets from it: where no text declares any, it is null
+  for (const unsigned* each = __start_simt_alignment; each < end; ++each) {
     if (*each > alignment) alignment = *each;
   }
   return SHARED_WINDOW + round_up(static_shared_bytes(), alignment);
@@ -182,10 +184,10 @@ class SharedMemory {
   }
   // The first of these bytes that a thread has written and the asynchronous proxy has not seen; null if there is none.
   const unsigned char* find_unpublished(const unsigned char* from, size_t bytes) const {
-    for (size_t i = 0; i < bytes; ++i) {
-      if (from[i] != async_view_[from - data() + i]) return from + i;
-    }
-    return nullptr;
+    const unsigned char* seen = async_view_.data() + (from - data());
+    if (are_equal(from, seen, bytes)) return nullptr;
+    while (*from == *seen) ++from, ++seen;
+    return from;
   }
   // How many of these bytes, from the first on, were written last by the asynchronous proxy, or by threads, as it was.
   size_t count_of_one_writer(const unsigned char* from, size_t bytes) const {

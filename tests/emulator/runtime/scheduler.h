@@ -43,6 +43,7 @@ class Scheduler {
   const Exchange& meet(const char* what, unsigned mask, const void* value, int bytes, bool orders_memory,
                        void (*when_complete)(Exchange&) = nullptr);
   void wait_for(const void* awaited, const char* what, std::function<std::string()> details = nullptr);
+  void yield() { current_->fiber.switch_to(main_); }  // it goes on when its turn comes again
   void wake(const void* awaited);
   void wake_own_warp(const void* awaited);
 
@@ -76,12 +77,12 @@ inline void Scheduler::prepare(int cluster_size, const Entry& entry) {
   body_ = entry.call;
   registers_ = registers_at_launch(entry.bounds);
   blocks_ = std::vector<Block>(cluster_size);
+  unsigned char* stack = map(threads * cluster_size * (PAGE + STACK_BYTES), PROT_NONE);  // an overflow faults
   for (Block& block : blocks_) {
     block.rank = int(&block - &blocks_[0]);
     block.shared = &shared_memories[block.rank];
-    for (unsigned i = 0; i < threads; ++i) {
-      unsigned char* stack = map(PAGE + STACK_BYTES, PROT_READ | PROT_WRITE);
-      mprotect(stack, PAGE, PROT_NONE);  // an overflow faults
+    for (unsigned i = 0; i < threads; ++i, stack += PAGE + STACK_BYTES) {
+      mprotect(stack + PAGE, STACK_BYTES, PROT_READ | PROT_WRITE);
       block.threads.push_back(std::make_unique<Thread>(i, stack + PAGE, STACK_BYTES));
       block.threads.back()->index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
       block.threads.back()->block = &block;
@@ -127,12 +128,15 @@ inline void Scheduler::run_cluster(const std::vector<unsigned>& numbers) {
   size_t exited = 0;
   while (exited < threads_.size()) {
     bool stuck = true;
-    for (int number : turns_) {
-      Thread& thread = *threads_[number];
-      if (thread.state != Thread::READY) continue;
-      stuck = false;
-      resume(thread);
-      exited += thread.state == Thread::EXITED;
+    // Those that have not waited for the grid before run first, together: to hide memory from them takes long.
+    for (const bool has_waited : {false, true}) {
+      for (int number : turns_) {
+        Thread& thread = *threads_[number];
+        if (thread.state != Thread::READY || thread.has_waited != has_waited) continue;
+        stuck = false;
+        resume(thread);
+        exited += thread.state == Thread::EXITED;
+      }
     }
     // Asynchronous work takes as long as it may: one piece is done when nobody can go on without it.
     if (stuck && !engine.land_one()) report_stuck(*this);
