@@ -4,6 +4,7 @@ A lane reads X in 16-byte chunks as it lies. In batch-size-first a group of chun
 tile; the four lanes of a batch entry take four groups, one after the other, and packed weights follow that order.
 """
 
+from functools import cached_property
 from math import lcm
 
 from ksgen.errors import ConstantsError
@@ -42,11 +43,11 @@ class TensorTile(Moved, Tiled):
 
     kernel: KernelSpec
 
-    @property
+    @cached_property
     def is_bsf(self) -> bool:
         return self.kernel.layout == "bsf"
 
-    @property
+    @cached_property
     def vector(self) -> int:
         """Elements of X a chunk."""
         return CHUNK // self.kernel.item_bytes
@@ -86,12 +87,12 @@ class TensorTile(Moved, Tiled):
         """Neighbouring j of a warp."""
         return int(self.constants.tile_d)
 
-    @property
+    @cached_property
     def group_chunks(self) -> int:
         """Neighbouring chunks that hold whole inputs with all their j."""
         return lcm(self.warp_d, self.vector) // self.vector if self.is_bsf else 1
 
-    @property
+    @cached_property
     def group_inputs(self) -> int:
         """Inputs in them: the four lanes of a column take four groups, one after the other."""
         return lcm(self.warp_d, self.vector) // self.warp_d if self.is_bsf else 1

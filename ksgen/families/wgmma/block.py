@@ -5,6 +5,7 @@ memory, one bulk copy brings a stage of packed weights, mbarriers hand stages ov
 entries an instruction), packed weights are operand B (`tile_out` outputs).
 """
 
+from functools import cached_property
 from math import gcd
 
 from ksgen.families.base import TensorMap
@@ -87,17 +88,17 @@ class Block(TensorTile):
 
     # ---- X as boxes
 
-    @property
+    @cached_property
     def is_flat(self) -> bool:
         """Whether a row's run of inputs holds all j, so that it is contiguous."""
         return self.is_bsf and bool(self.constants.tile_d == self.kernel.pattern.d)
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Bytes over which the swizzle of X permutes 16-byte chunks; one chunk: it does not."""
         return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.item_bytes
 
-    @property
+    @cached_property
     def panel_bytes(self) -> int:
         """Bytes of a row of X's image: 128 of a flat run, else four inputs with the tile's j."""
         return LINE if not self.is_bsf or self.is_flat else 4 * self.span
@@ -175,7 +176,7 @@ class Block(TensorTile):
         at = (panel * int(self.constants.tile_batch) + row) * self.panel_bytes + inside
         return at ^ (at >> 3 & (self.span - CHUNK))
 
-    @property
+    @cached_property
     def swaps_rows(self) -> bool:
         """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight: what an odd number of chunks a lane asks for."""
         return self.is_flat and self.group_chunks % 2 == 1
