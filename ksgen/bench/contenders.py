@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from math import inf
 from time import monotonic
 from typing import Any
@@ -22,13 +21,13 @@ from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import families_for, family_named, operand_of
+from ksgen.families import families_for, family_for, family_named, operand_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
 from ksgen.measure.pause import rest
-from ksgen.spec import KernelSpec
+from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.wisdom.store import load_wisdom
 
 
@@ -99,7 +98,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
-        able = islice(families_for(kernel, limits, job.batch), 1 if limits.is_cpu else None)
+        able = [family_for(kernel, limits, job.batch)] if limits.is_cpu else families_for(kernel, limits, job.batch)
         defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
             on_cores = [each for each in defaults if operand_of(kernel, each.constants)]
@@ -138,9 +137,9 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
 
 
 def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
-    """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again."""
+    """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again. So are tiles'."""
     has_cores = limits_of(device).tensor_cores
-    return tuple(each for each in job.comparison.ours if has_cores or each == job.precision)
+    return tuple(each for each in job.comparison.ours if each == job.precision or (has_cores and PRECISIONS[each].operand))
 
 
 def torch_device(device: Device) -> torch.device:

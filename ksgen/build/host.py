@@ -1,7 +1,8 @@
 """The host's own C++ compiler: makes shared libraries of OpenCL C texts for processors. Calls nothing that it made.
 
 Looked for in this order: `KSGEN_CXX`, then c++, g++, clang++ on PATH, then the `ziglang` package. `host_words.hpp` is put before a text:
-the words of OpenCL C in C++. Behind it comes, for each entry, a function that walks through work groups.
+the words of OpenCL C in C++, and `host_tiles.hpp`, where it uses matrix tiles. Behind it comes, for each entry, a function that walks
+through work groups.
 """
 
 import functools
@@ -26,6 +27,7 @@ from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
 
 WORDS = Path(__file__).with_name("host_words.hpp")
+TILES = Path(__file__).with_name("host_tiles.hpp")
 WALKS = "__walk"  # as `HOST_WALK` of the words says: behind the name of an entry: the function that walks through its work groups
 _ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
 _CANDIDATES = ("c++", "g++", "clang++")
@@ -46,6 +48,11 @@ class HostCompiler:
 
     def options(self, target: str) -> tuple[str, ...]:
         return (*_options(self.command), *_for_this_processor())
+
+    def macros(self, target: str) -> frozenset[str]:
+        """What it defines of itself for a target, such as `__AVX2__`."""
+        said = current_children.get().run((*self.command, *self.options(target), "-dM", "-E", "-x", "c++", os.devnull))
+        return frozenset(re.findall(r"^#define (\w+)", said.log, re.MULTILINE))
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         if target != host_target():
@@ -73,7 +80,8 @@ def source_of(text: str, entries: Sequence[str]) -> str:
     """What the compiler is given: words, the text, and a walk for each entry."""
     unrolled = text.replace('_Pragma("unroll")', '_Pragma("GCC unroll 64")')
     walks = [f"HOST_WALK({entry})\n" for entry in entries]
-    return "".join((WORDS.read_text(encoding="utf-8"), '\nextern "C" {\n', unrolled, *walks, "}\n"))
+    tiles = TILES.read_text(encoding="utf-8") if "tile_begin(" in text else ""
+    return "".join((WORDS.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
 
 
 def find_host_compiler() -> HostCompiler:
@@ -110,7 +118,7 @@ def _told_features() -> str:
 
 @functools.cache
 def _digest_of_words() -> str:
-    return f"words {hashlib.sha256(WORDS.read_bytes()).hexdigest()[:8]}"
+    return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes()).hexdigest()[:8]}"
 
 
 def _options(command: tuple[str, ...]) -> tuple[str, ...]:

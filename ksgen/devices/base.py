@@ -39,6 +39,7 @@ class Limits:
     multiprocessors: int
     is_cpu: bool = False
     vector_bytes: int = 16  # width of a processor's vector registers
+    tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply: bf16, f16
 
 
 class Device(Protocol):

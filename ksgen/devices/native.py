@@ -25,6 +25,7 @@ from ksgen.build.build import build, usable_cores
 from ksgen.build.host import WALKS, HostCompiler, find_host_compiler, host_target, processor_features
 from ksgen.build.request import Binary
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index, host_memory
+from ksgen.devices.matrix_tiles import usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
 
@@ -106,8 +107,9 @@ class NativeDevice:
         self.target = host_target()
         self.driver_version = compiler.version
         self.limits = Limits(
-            shared_bytes_per_block=2**18, threads_per_block=1024, multiprocessors=usable_cores(), is_cpu=True, vector_bytes=_vector_bytes()
-        )
+            shared_bytes_per_block=2**18, threads_per_block=1024, multiprocessors=usable_cores(), is_cpu=True,
+            vector_bytes=_vector_bytes(), tiles=usable_tiles(compiler),
+        )  # fmt: skip
         self._starting = threading.Lock()
         self._launcher: Any = None
         self._own = threading.local()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
+from ksgen.families.amx import Amx
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import WORTH, default_us, plain_pays
 from ksgen.families.gradient import Gradient
@@ -21,6 +22,7 @@ from ksgen.values import excerpt
 FAMILIES: dict[str, Family[Any]] = {
     family.name: family
     for family in (
+        Amx(),
         Vector(),
         VectorChain(),
         VectorGradient(),
@@ -50,9 +52,10 @@ def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, a
 
 
 def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:
-    """Of those that were measured, the one whose default is expected to be the fastest; the first, where nobody can say: `simt` and
-    `gradient` serve all. `unmeasured`: of all of them."""
-    able = [family for family in families_for(kernel, limits, batch, aligned) if family.measured or unmeasured]
+    """Of those that were measured, or that the precision asks for, the one whose default is expected to be the fastest; the first, where
+    nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
+    wanted = kernel.arithmetic.family
+    able = [each for each in families_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name == wanted]
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 

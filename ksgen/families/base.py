@@ -25,6 +25,7 @@ class Limits:
     registers: int = REGISTERS  # a multiprocessor's 32-bit registers; 0 where the notion does not exist
     is_cpu: bool = False
     vector_bytes: int = 16  # a processor's vector registers
+    tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply, by `Operand.name`
     multiprocessors: int = 1  # a processor's cores; of a CUDA target that nobody asks on a device, those of its usual card
     async_copies: bool = True  # cp.async
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums

@@ -25,6 +25,15 @@ OPERANDS = {each.name: each for each in (F16, BF16, TF32)}
 
 
 @dataclass(frozen=True)
+class TileProducts:
+    """How a processor's matrix tiles multiply what is stored."""
+
+    operand: Operand
+    parts: int = 1  # that each operand is split into
+    products: int = 1  # of tiles, that stand for one
+
+
+@dataclass(frozen=True)
 class Precision:
     """How X, Y and the weights are stored, and multiplied."""
 
@@ -39,6 +48,8 @@ class Precision:
     promote: tuple[int, int] = (0, 0)  # inputs after which cut-off sums are too far off, of up to FEW_IN in all and of more; 0: never
     promote_batch: int = 1024  # the same for gradients, in batch entries
     gradient: str = ""  # the precision of its gradients; empty: its own
+    tiles: TileProducts | None = None  # of a processor; None: they have no such products
+    family: str = ""  # of kernels that it asks for, where they serve it, whether measured or not
     range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
     aliases: tuple[str, ...] = ()  # what other libraries call it
 
@@ -64,21 +75,25 @@ class Precision:
         return most if inputs > most else 0
 
 
+SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
+
 PRECISIONS = {
     each.name: each
     for each in (
         Precision("float32", "float32", 4, 2.0**-24, aliases=("fp32", "float", "single")),
         Precision("float64", "float64", 8, 2.0**-53, aliases=("fp64", "double")),
-        Precision("float16", "float16", 2, 2.0**-11, F16, aliases=("fp16", "half")),
-        Precision("bfloat16", "bfloat16", 2, 2.0**-8, BF16, aliases=("bf16",)),
+        Precision("float16", "float16", 2, 2.0**-11, F16, tiles=TileProducts(F16), aliases=("fp16", "half")),
+        Precision("bfloat16", "bfloat16", 2, 2.0**-8, BF16, tiles=TileProducts(BF16), aliases=("bf16",)),
         Precision("tf32", "float32", 4, 2.0**-11, TF32),  # ten bits of mantissa in each product
         Precision(  # three such products: at most twice the error of a float32 sum
-            "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3, least_in=17, promote=(16, 32), promote_batch=32
+            "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3, least_in=17, promote=(16, 32), promote_batch=32,
+            tiles=SIX_PRODUCTS, family="amx",
         ),
         Precision(  # the same from three float16 ones; gradients are smaller than what float16 resolves
             "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, least_in=4, promote=(32, 64), gradient="tf32x3",
             range_note="|x| up to 65504 and |weights| up to 63.9",
         ),
+        Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, family="amx"),  # six products of a processor's tiles
     )
 }  # fmt: skip
 
@@ -91,6 +106,11 @@ def stored_types() -> tuple[str, ...]:
 def on_tensor_cores() -> tuple[str, ...]:
     """The precisions that tensor cores have products for."""
     return tuple(name for name, each in PRECISIONS.items() if each.operand)
+
+
+def on_tiles() -> tuple[str, ...]:
+    """The precisions that a processor's matrix tiles have products for."""
+    return tuple(name for name, each in PRECISIONS.items() if each.tiles)
 
 
 def gradient_of(name: str) -> str:

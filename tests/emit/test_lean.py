@@ -14,7 +14,7 @@ from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 
-PROCESSOR = Limits(65536, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=8, async_copies=False)
+PROCESSOR = Limits(65536, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=8, async_copies=False)
 TARGETS = (cuda_limits("sm_90a"), cuda_limits("sm_75"), PROCESSOR)
 PATTERNS = ((1, 96, 48, 2), (6, 64, 64, 1), (2, 40, 24, 3))
 EPILOGUES = (Epilogue(), Epilogue(True, "gelu", True), Epilogue(activation="relu"))

@@ -102,9 +102,11 @@ def test_each_family_has_its_template() -> None:
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
         ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),
         ("include/vector/tile.j2", {"vector", "vector_chain", "vector_gradient"}),
-        ("include/words/cuda.j2", set(FAMILIES) - {"vector", "vector_chain", "vector_gradient"}),
-        ("include/words/opencl.j2", {"vector", "vector_chain", "vector_gradient", "simt", "gradient"}),
-        ("include/words/vector.j2", {"vector", "vector_chain", "vector_gradient"}),
+        ("include/words/cuda.j2", set(FAMILIES) - {"amx", "vector", "vector_chain", "vector_gradient"}),
+        ("include/words/opencl.j2", {"amx", "vector", "vector_chain", "vector_gradient", "simt", "gradient"}),
+        ("include/words/vector.j2", {"amx", "vector", "vector_chain", "vector_gradient"}),
+        ("include/words/amx.j2", {"amx"}),
+        ("include/amx/mend_none.j2", {"amx"}),
         ("include/words/operands.j2", {"mma", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("include/words/warpgroups.j2", {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("probe.cu.j2", set()),
@@ -132,7 +134,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def rendered(family: str) -> Iterator[str]:
     """Texts of a family for every job, layout and dialect, with all that may follow the product."""
-    limits = [cuda_limits("sm_90a"), replace(cuda_limits("sm_70"), is_cpu=True)]
+    limits = [cuda_limits("sm_90a"), replace(cuda_limits("sm_70"), is_cpu=True, tiles=("bf16", "f16"))]
     kernels = [
         KernelSpec(Pattern(2, 64, 64, d), precision, layout, Epilogue(bias=True, activation="gelu", residual=True))
         for d in (1, 16) for precision in ("float32", "tf32x3", "float16") for layout in LAYOUTS

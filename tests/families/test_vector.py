@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
-from ksgen.families import Limits, check, cuda_limits, family_for
+from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.vector import Shape, Vector, VectorConstants
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan
@@ -78,9 +79,11 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
     return along == "batch" or lanes % kernel.pattern.d == 0 or kernel.pattern.d > lanes
 
 
-def planned(device: Device, kernel: KernelSpec, constants: VectorConstants, batch: int) -> Plan:
-    check(FAMILY, kernel, constants)
-    return PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
+    """By the family whose constants these are."""
+    family = family_of(constants)
+    check(family, kernel, constants)
+    return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
 
 
 def launch(device: Device, plan: Plan, places: list[Array]) -> None:
@@ -101,7 +104,7 @@ def arrays_of(problem: Problem) -> list[Array]:
     return [problem.x, problem.weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
 
 
-def multiplied(problem: Problem, constants: VectorConstants, groups: int | None = None, boundary: int = 1, behind: int = 0) -> Array:
+def multiplied(problem: Problem, constants: Any, groups: int | None = None, boundary: int = 1, behind: int = 0) -> Array:
     """The kernel's result; nothing else was written to. `groups`: how many are launched; `boundary`: where arrays begin, or how
     many elements behind it.
     """
@@ -119,7 +122,7 @@ def multiplied(problem: Problem, constants: VectorConstants, groups: int | None 
     return result
 
 
-def agrees(kernel: KernelSpec, constants: VectorConstants, batch: int) -> None:
+def agrees(kernel: KernelSpec, constants: Any, batch: int) -> None:
     problem = make_problem(kernel, batch)
     error, _ = compare(problem, multiplied(problem, constants))
     assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, error)

@@ -15,17 +15,18 @@ from ksgen.devices import find_device
 from ksgen.emit import templates
 from ksgen.emit.render import render, render_probe
 from ksgen.errors import SpecError, ToolchainError
-from ksgen.families import FAMILIES, cuda_limits, families_for, family_for, operand_of
+from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for, operand_of
 from ksgen.measure.verify import measure, tolerance
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, Precision, parse
-from ksgen.spec.precision import BF16, OPERANDS, gradient_of, named_otherwise, on_tensor_cores, stored_types
+from ksgen.spec.precision import BF16, OPERANDS, gradient_of, named_otherwise, on_tensor_cores, on_tiles, stored_types
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
 from tests.support.kernels import in_emulator, kernel_of
 
 SM_80 = cuda_limits("sm_80")
+ALL_TILES = Limits(2**18, is_cpu=True, tiles=tuple(OPERANDS))
 TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("trifle",))  # float32 arrays, multiplied as bfloat16
 TOY_BLOCKS = """{% block pack_weights__toy %}
 DEVICE unsigned pack_weights(const float (&values)[2], const int) { return pack_bf16(values[0], values[1]); }
@@ -63,6 +64,7 @@ def test_every_record_is_found_by_its_own_name() -> None:
     assert all(name == each.name for name, each in OPERANDS.items())
     assert stored_types() == ("float32", "float64", "float16", "bfloat16")
     assert on_tensor_cores() == ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+    assert on_tiles() == ("float16", "bfloat16", "tf32x3", "bf16x6")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS.values(), ids=lambda each: each.name)
@@ -72,6 +74,10 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert PRECISIONS[gradient_of(precision.name)].dtype == precision.dtype
     assert (precision.parts > 1) == (precision.products > 1) == any(precision.promote)
     assert precision.operand or precision.parts == 1
+    assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
+        precision.item_bytes > precision.tiles.operand.item_bytes
+    )
+    assert not precision.family or FAMILIES[precision.family].serves(KernelSpec(Pattern(2, 48, 64, 4), precision.name), ALL_TILES)
     for alias in precision.aliases:
         assert alias not in PRECISIONS
         assert named_otherwise(alias) == precision.name
@@ -102,7 +108,7 @@ def test_specs_and_messages_know_it(toy: str) -> None:
     with pytest.raises(SpecError, match="did you mean toy"):
         KernelSpec(Pattern(2, 48, 64, 4), "trifle")
     assert tolerance(toy, 1000) == TOY.unit_roundoff
-    assert roster.as_precise_as("float32") == ("float32", "tf32x3")  # it is less precise
+    assert roster.as_precise_as("float32") == ("float32", "tf32x3", "bf16x6")  # it is less precise
 
 
 def test_families_serve_it_by_what_its_record_says(toy: str) -> None:

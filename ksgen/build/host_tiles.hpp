@@ -1,0 +1,211 @@
+// Matrix tiles of a processor (Intel's AMX), for texts that multiply by them: eight tiles, t = 0 to 7, each of 16 rows of 64 bytes.
+// `HostCompiler` puts this behind the words of a text that uses it. Where the compiler has the instructions, each function is one of
+// them. Else it does the same on memory, in the order and with the roundings that Intel's manual states: for tests, and slow.
+
+// how a thread's tiles are configured, as the instructions read and write it
+struct alignas(64) TileState {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+namespace host {
+
+// ---- by instructions
+
+#if defined(__AMX_TILE__) && !defined(EMULATED_TILES)
+struct TileInstructions {
+    static inline void read_state(TileState* to) { asm volatile("sttilecfg %0" : "=m"(*to)); }
+    static inline void configure(const TileState* from) { asm volatile("ldtilecfg %0" ::"m"(*from) : "memory"); }
+    static inline void release() { asm volatile("tilerelease" ::: "memory"); }
+    template <int T>
+    static inline void zero() { asm volatile("tilezero %%tmm%c0" ::"i"(T)); }
+    template <int T>
+    static inline void load(const void* from, const long stride) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+    }
+    template <int T>
+    static inline void store(void* to, const long stride) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+    }
+};
+#endif
+#if defined(__AMX_BF16__) && !defined(EMULATED_TILES)
+struct tiles_bf16 : TileInstructions {
+    template <int T, int A, int B>
+    static inline void dot() { asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(T), "i"(A), "i"(B)); }
+};
+#define HAS_TILES_OF_BF16
+#endif
+#if defined(__AMX_FP16__) && !defined(EMULATED_TILES)
+struct tiles_f16 : TileInstructions {
+    template <int T, int A, int B>
+    static inline void dot() { asm volatile("tdpfp16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(T), "i"(A), "i"(B)); }
+};
+#define HAS_TILES_OF_F16
+#endif
+
+// ---- the same on memory
+
+#if !defined(HAS_TILES_OF_BF16) || !defined(HAS_TILES_OF_F16)
+#if !defined(__FMA__) && !defined(__AMX_TILE__)
+#error "matrix tiles are played by the FMA units of an x86 processor: this one has none"
+#endif
+struct PlayedTiles {
+    TileState state;
+    alignas(64) uint8_t bytes[8][16][64];
+    alignas(64) float rows[16][2][16], columns[16][2][16];  // an instruction's operands, wide: of pairs of inputs the first and the second
+};
+thread_local PlayedTiles played;
+
+// For each of T's rows: two chains of multiply-adds, over the first and over the second of each pair, from the first pair on; then
+// T plus the sum of both. The thread flushes subnormals to zero, in and out, while this runs.
+static __attribute__((noinline)) void multiply_played(const int t, const int pairs) {
+    for (int m = 0; m < played.state.rows[t]; ++m) {
+        float first[16] = {}, second[16] = {};
+        for (int k = 0; k < pairs; ++k)
+            for (int n = 0; n < 16; ++n) {
+                first[n] = __builtin_fmaf(played.rows[m][0][k], played.columns[k][0][n], first[n]);
+                second[n] = __builtin_fmaf(played.rows[m][1][k], played.columns[k][1][n], second[n]);
+            }
+        for (int n = 0; n < played.state.row_bytes[t] / 4; ++n) {
+            float sum;
+            memcpy(&sum, &played.bytes[t][m][4 * n], sizeof sum);
+            sum += first[n] + second[n];
+            memcpy(&played.bytes[t][m][4 * n], &sum, sizeof sum);
+        }
+    }
+}
+
+template <float (*WIDEN)(unsigned short)>
+struct TilesPlayed {
+    static void read_state(TileState* to) { *to = played.state; }
+    static void configure(const TileState* from) {
+        if (from->palette > 1) __builtin_trap();
+        for (int t = 0; t < 8; ++t)
+            if (from->palette && (from->rows[t] > 16 || from->row_bytes[t] > 64)) __builtin_trap();
+        memset(&played, 0, sizeof played);
+        if (from->palette) played.state = *from;
+    }
+    static void release() { memset(&played, 0, sizeof played); }
+    template <int T>
+    static void zero() {
+        needs(T);
+        memset(played.bytes[T], 0, sizeof played.bytes[T]);
+    }
+    template <int T>
+    static void load(const void* from, const long stride) {
+        zero<T>();
+        for (int row = 0; row < played.state.rows[T]; ++row)
+            memcpy(played.bytes[T][row], (const char*)from + row * stride, played.state.row_bytes[T]);
+    }
+    template <int T>
+    static void store(void* to, const long stride) {
+        needs(T);
+        for (int row = 0; row < played.state.rows[T]; ++row)
+            memcpy((char*)to + row * stride, played.bytes[T][row], played.state.row_bytes[T]);
+    }
+    template <int T, int A, int B>
+    static void dot() {
+        static_assert(T != A && T != B && A != B, "three tiles");
+        needs(T), needs(A), needs(B);
+        const TileState& state = played.state;
+        const int pairs = state.row_bytes[A] / 4;
+        if (state.rows[T] != state.rows[A] || state.row_bytes[T] != state.row_bytes[B] || state.rows[B] != pairs) __builtin_trap();
+        for (int row = 0; row < 16; ++row)
+            for (int pair = 0; pair < 16; ++pair)
+                for (int which = 0; which < 2; ++which) {
+                    played.rows[row][which][pair] = item(A, row, 2 * pair + which);
+                    played.columns[row][which][pair] = item(B, row, 2 * pair + which);
+                }
+        unsigned before;  // the instructions round to nearest, flush subnormals, raise no flags, and leave the thread's own modes
+        const unsigned mode = 0x9fc0;
+        asm volatile("stmxcsr %0\n\tldmxcsr %1" : "=m"(before) : "m"(mode) : "memory");
+        multiply_played(T, pairs);
+        asm volatile("ldmxcsr %0" ::"m"(before) : "memory");
+    }
+
+private:
+    static void needs(const int t) {
+        if (!played.state.palette || !played.state.rows[t] || !played.state.row_bytes[t]) __builtin_trap();  // no such tile is configured
+    }
+    static float item(const int t, const int row, const int at) {
+        unsigned short bits;
+        memcpy(&bits, &played.bytes[t][row][2 * at], sizeof bits);
+        return WIDEN(bits);
+    }
+};
+static inline float of_bf16(const unsigned short bits) { return same_bits<float>((uint32_t)bits << 16); }
+#ifndef HAS_TILES_OF_BF16
+typedef TilesPlayed<of_bf16> tiles_bf16;
+#endif
+#ifndef HAS_TILES_OF_F16
+typedef TilesPlayed<of_half> tiles_f16;
+#endif
+#endif
+
+// ---- a thread's tiles as a kernel wants them, and as it found them
+
+static inline TileState all_tiles() {
+    TileState state = {};
+    state.palette = 1;
+    for (int t = 0; t < 8; ++t) state.row_bytes[t] = 64, state.rows[t] = 16;
+    return state;
+}
+template <class Tiles>
+static inline TileState begin_tiles() {
+    const TileState wanted = all_tiles();
+    TileState before = {};
+    Tiles::read_state(&before);
+    if (memcmp(&before, &wanted, sizeof before)) Tiles::configure(&wanted);
+    return before;
+}
+template <class Tiles>
+static inline void end_tiles(const TileState before) {  // another library may rely on its own
+    const TileState wanted = all_tiles();
+    if (!before.palette) Tiles::release();
+    else if (memcmp(&before, &wanted, sizeof before)) Tiles::configure(&before);
+}
+
+// ---- vectors, woven and taken apart
+
+template <int FIRST, class T, int N, int... I>
+static inline Vector<T, N> weave(const Vector<T, N> a, const Vector<T, N> b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a.raw, b.raw, (I % 2 * N + I / 2 + FIRST)...);
+}
+template <int FIRST, class T, int N, int... I>
+static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N> b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a.raw, b.raw, (2 * I + FIRST)...);
+}
+}  // namespace host
+
+#define LANES_OF(N) std::make_integer_sequence<int, N>()
+template <class T, int N>  // a0 b0 a1 b1 ..., of the lower halves
+static inline host::Vector<T, N> weave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::weave<0>(a, b, LANES_OF(N)); }
+template <class T, int N>  // and of the upper halves
+static inline host::Vector<T, N> weave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::weave<N / 2>(a, b, LANES_OF(N)); }
+template <class T, int N>  // a0 a2 ... b0 b2 ...
+static inline host::Vector<T, N> evens(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::every_second<0>(a, b, LANES_OF(N)); }
+template <class T, int N>  // a1 a3 ... b1 b3 ...
+static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::every_second<1>(a, b, LANES_OF(N)); }
+
+// to bfloat16's bits: to nearest, ties to even; subnormals, which tiles take as zeros, may become zeros
+static inline ushort16 convert_bfloat16(const float16 value) {
+#ifdef __AVX512BF16__
+    ushort16 bits;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(bits.raw) : "v"(value.raw));
+    return bits;
+#else
+    const uint16 bits = as_uint16(value), rounded = bits + uint16(0x7fffu) + ((bits >> 16) & uint16(1u));
+    return convert_ushort16(select(rounded, bits | uint16(0x400000u), value != value) >> 16);
+#endif
+}
+
+// ---- spellings; an OPERAND is bf16 or f16
+
+#define tile_begin(OPERAND) host::begin_tiles<host::tiles_##OPERAND>()
+#define tile_end(OPERAND, BEFORE) host::end_tiles<host::tiles_##OPERAND>(BEFORE)
+#define tile_zero(OPERAND, T) host::tiles_##OPERAND::zero<T>()
+#define tile_load(OPERAND, T, FROM, STRIDE) host::tiles_##OPERAND::load<T>(FROM, STRIDE)
+#define tile_store(OPERAND, T, TO, STRIDE) host::tiles_##OPERAND::store<T>(TO, STRIDE)
+#define tile_dot(OPERAND, T, A, B) host::tiles_##OPERAND::dot<T, A, B>()

@@ -1,0 +1,148 @@
+"""The amx family: a processor's matrix tiles, for every pattern, batch and layout.
+
+Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
+from ksgen.families.amx.defaults import default, reads_in_place
+from ksgen.families.amx.shape import INPUTS, LANES, PAIR, TILE_ITEMS, AmxConstants, Shape
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.drawing import Side, draw
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Shaped
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
+from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
+from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tiles
+
+RULES: tuple[Rule[AmxConstants], ...] = (
+    Rule("job is multiply", lambda k, c: k.job == "multiply"),
+    Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
+    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts) >= 1),
+    Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
+    Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
+    Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
+    Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
+    Rule(
+        "panel is 1 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
+        lambda k, c: c.panel == 1 or reads_in_place(k),
+    ),
+    Rule("parts is at most the groups of outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
+)
+
+
+class Amx(Shaped[AmxConstants]):
+    """Products of matrix tiles on a processor."""
+
+    name = "amx"
+    signature = PRODUCT_WITH_WORKSPACE
+    constants_type = AmxConstants
+    listed = RULES
+    why = "matrix tiles: processors that have them"
+    measured = False  # no machine with tiles has shown what it is worth
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        tiles = kernel.arithmetic.tiles
+        return limits.is_cpu and kernel.job == "multiply" and tiles is not None and tiles.operand.name in limits.tiles
+
+    def shape(self, kernel: KernelSpec, constants: AmxConstants) -> Shape:
+        return Shape(kernel, constants)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxConstants:
+        return default(kernel, limits, batch)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxConstants]:
+        planes = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0)).planes
+        for block, outputs, parts, panel, past in product(
+            (32, 64, 96, 128, 192, 256), (32, 64, 128, 256), sorted({1, 2, 4, 8, 16, planes}), (0, 1), (0, 1)
+        ):
+            constants = AmxConstants(block, outputs, parts, panel, past)
+            if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
+                yield constants
+
+    def packed_bytes(self, kernel: KernelSpec, constants: AmxConstants) -> int:
+        return Shape(kernel, constants).packed_bytes
+
+    def geometry(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Geometry:
+        grid = divide_up(batch, constants.block) * constants.parts
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=Shape(kernel, constants).slot * kernel.real_bytes)
+
+    def work(self, kernel: KernelSpec, constants: AmxConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        moved = kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + shape.packed_bytes
+        moved += output_reads(kernel, constants.past, batch)
+        return Work(
+            self.geometry(kernel, constants, batch).grid, moved, moved, 0, dots(shape, batch) * DOT_MULTIPLY_ADDS,
+            cycles=multiply_cycles(shape, batch),
+        )  # fmt: skip
+
+    def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
+        return Geometry(Shape(kernel, constants).packed_tiles, 1, 0)
+
+    def words(self, kernel: KernelSpec, constants: AmxConstants) -> Mapping[str, Any]:
+        shape = Shape(kernel, constants)
+        extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
+        wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+        is_split = shape.products.parts > 1
+        of_lanes = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(kernel.epilogue.activation, ())
+        lie = "woven" if shape.is_woven else "apart"
+        return {
+            "reals": "lanes",
+            "lanes": LANES,
+            "layout": kernel.layout,
+            "operand": shape.products.operand.name,
+            "variants": (*of_lanes, *(("split",) if is_split else ())),
+            "inputs_lie": lie,
+            "outputs_lie": lie if shape.is_bsf else "bsl",
+            "mending": kernel.layout if is_split else "none",
+            "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
+            "picture": self._picture(shape),
+        }
+
+    def _picture(self, shape: Shape) -> str:
+        rows, columns = ("batch entries s", "outputs k") if shape.is_bsf else ("outputs k", "batch entries s")
+        heading = "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, in all j of a plane one after the other."
+        return draw(heading, Side(PAIR, rows, 2), Side(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
+
+    def constexprs(self, kernel: KernelSpec, constants: AmxConstants) -> list[Constexpr]:
+        shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        in_place = pattern.c // INPUTS if not constants.panel else shape.steps
+        return [
+            *pattern_constexprs(kernel),
+            *epilogue_constexprs(kernel),
+            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
+            Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
+            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
+            Constexpr("UNIT", PAIR, "batch entries of which blocks are made"),
+            Constexpr("OUTPUTS", constants.outputs, "outputs of a j, whose sums wait until those of all j are there"),
+            Constexpr("PARTS", constants.parts, "of a block's groups of outputs, each a work group's"),
+            Constexpr("PLANES", shape.planes, "of inputs, that are copied one after the other"),
+            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+            Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
+            Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
+            Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
+            Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
+            Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
+            Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
+            Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
+            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
+            Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
+            Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
+            Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
+            Constexpr("SUMS", shape.panel, "where sums wait, in what a work group keeps", "long long"),
+            Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
+            Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),
+            Constexpr("AHEAD_RUN", shape.ahead_run, "of them in a row"),
+            Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one of them to the next"),
+            Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
+            Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+        ]

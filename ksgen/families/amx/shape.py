@@ -1,0 +1,171 @@
+"""What follows from a kernel by matrix tiles and its constants: tiles, planes and groups of outputs, and what a work group keeps."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ksgen.errors import ConstantsError
+from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.vector.planes import round_up
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import TileProducts, on_tiles
+
+ROWS, ROW_BYTES = 16, 64  # of a tile
+LANES = ROW_BYTES // 4  # sums of a tile's row, which are one vector
+INPUTS = ROW_BYTES // 2  # 16-bit operands of a tile's row
+TILE_ITEMS = ROWS * INPUTS
+PAIR = 2 * ROWS  # rows, or columns, of two by two tiles: what is multiplied at a time
+LINE_BYTES = 64  # of a cache
+
+
+@dataclass(frozen=True)
+class AmxConstants(Constants):
+    """The constants that a search may change."""
+
+    block: int  # batch entries that a work group takes at a time
+    outputs: int  # of a j, whose sums wait until those of all j of the plane are there
+    parts: int  # of a block's groups of outputs, each a work group's
+    panel: int  # 1: inputs are copied into tiles first; 0: they are read where they lie
+    past: int  # 1: outputs are stored past the caches; 0: into them
+
+
+def products_of(kernel: KernelSpec) -> TileProducts:
+    """How tiles multiply what a kernel's arrays hold."""
+    if kernel.arithmetic.tiles is None:
+        raise ConstantsError(f"{kernel.name}: matrix tiles have no products in {kernel.precision}; accepted: {', '.join(on_tiles())}")
+    return kernel.arithmetic.tiles
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that follows; sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: AmxConstants
+
+    @property
+    def is_bsf(self) -> bool:
+        return self.kernel.layout == "bsf"
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def registers(self) -> int:
+        """Tiles: four of sums, and two of each operand."""
+        return 8
+
+    @cached_property
+    def products(self) -> TileProducts:
+        return products_of(self.kernel)
+
+    # ---- tiles
+
+    @property
+    def steps(self) -> int:
+        """Tiles along the inputs."""
+        return divide_up(self.kernel.pattern.c, INPUTS)
+
+    @property
+    def step_items(self) -> int:
+        """16-bit operands from one step's tile to the next one's: its parts lie behind each other."""
+        return TILE_ITEMS * self.products.parts
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an (i, j)'s outputs."""
+        return divide_up(self.kernel.pattern.b, ROWS)
+
+    @property
+    def packed_tiles(self) -> int:
+        """Along the outputs, of all (i, j)."""
+        return self.kernel.pattern.a * self.kernel.pattern.d * self.tiles
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed_tiles * self.steps * self.step_items * 2
+
+    # ---- planes: what is copied at a time
+
+    @property
+    def run(self) -> int:
+        """Neighbouring j of a plane."""
+        return min(self.kernel.pattern.d, LANES) if self.is_bsf else 1
+
+    @property
+    def planes_j(self) -> int:
+        """Planes of an i."""
+        return divide_up(self.kernel.pattern.d, self.run)
+
+    @property
+    def planes(self) -> int:
+        return self.kernel.pattern.a * self.planes_j
+
+    @property
+    def is_woven(self) -> bool:
+        """Whether vectors hold whole runs of j, as inputs and outputs lie in memory."""
+        return self.run == self.kernel.pattern.d and LANES % self.run == 0
+
+    @property
+    def square(self) -> int:
+        """Vectors that are woven into each other: j, or as many as make a square."""
+        return self.run if self.is_woven else LANES
+
+    @property
+    def groups(self) -> int:
+        """Groups of a plane's outputs."""
+        return divide_up(self.kernel.pattern.b, self.constants.outputs)
+
+    @property
+    def columns(self) -> int:
+        """What parts share out."""
+        return self.planes * self.groups
+
+    # ---- what comes next
+
+    @property
+    def squares(self) -> int:
+        """Two by two tiles of a group."""
+        return self.run * self.constants.outputs // PAIR * (self.constants.block // PAIR)
+
+    @property
+    def ahead_run(self) -> int:
+        """Lines of a row of the next plane: a batch entry's, or an input's."""
+        line = LINE_BYTES // self.kernel.item_bytes
+        if not self.is_bsf:
+            return divide_up(self.constants.block, line)
+        _, _, c, d = self.kernel.pattern.shape
+        return divide_up(c * d, line) if self.run == d else c
+
+    @property
+    def ahead_apart(self) -> int:
+        """Elements from one of them to the next."""
+        line = LINE_BYTES // self.kernel.item_bytes
+        return line if not self.is_bsf or self.run == self.kernel.pattern.d else self.kernel.pattern.d
+
+    @property
+    def ahead_lines(self) -> int:
+        """That are fetched with two by two tiles."""
+        rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
+        return divide_up(rows * self.ahead_run, self.groups * self.squares)
+
+    # ---- what a work group keeps
+
+    @property
+    def panel(self) -> int:
+        return self.run * self.constants.block // ROWS * self.steps * self.step_items // 2
+
+    @property
+    def sums_row(self) -> int:
+        """From one row of sums to the next: of batch entries by outputs; of outputs by batch entries, that meet in many sets of a cache."""
+        return PAIR if self.is_bsf else self.constants.block + LANES
+
+    @property
+    def sums(self) -> int:
+        if self.is_bsf:
+            return self.run * self.constants.outputs * self.constants.block
+        return self.constants.outputs * self.sums_row
+
+    @property
+    def slot(self) -> int:
+        return round_up(self.panel + self.sums, LINE_BYTES)

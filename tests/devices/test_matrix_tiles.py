@@ -1,0 +1,93 @@
+"""Tiles are used where the processor has them, the compiler makes their instructions and the system permits them: all three."""
+
+import platform
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ksgen.build.host import HostCompiler
+from ksgen.devices import matrix_tiles
+from ksgen.devices.matrix_tiles import is_permitted, usable_tiles
+
+MACROS = frozenset({"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"})
+FEATURES = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
+
+
+class Compiler:
+    """One that says what it defines, and how often it was asked."""
+
+    def __init__(self, macros: frozenset[str]) -> None:
+        self._macros, self.asked = macros, 0
+
+    def macros(self, target: str) -> frozenset[str]:
+        self.asked += 1
+        return self._macros
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, ...]]]:
+    def told(features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True) -> tuple[str, ...]:
+        monkeypatch.setattr(matrix_tiles, "processor_features", lambda: features)
+        monkeypatch.setattr(matrix_tiles, "is_permitted", lambda: permits)
+        usable_tiles.cache_clear()
+        return usable_tiles(Compiler(macros))  # type: ignore[arg-type]
+
+    yield told
+    usable_tiles.cache_clear()
+
+
+def test_all_three_are_needed(found: Callable[..., tuple[str, ...]]) -> None:
+    assert found() == ("bf16",)
+    assert found(features=FEATURES - {"amx_tile"}) == found(features=FEATURES - {"amx_bf16"}) == ()
+    assert found(macros=MACROS - {"__AMX_TILE__"}) == found(macros=MACROS - {"__AMX_BF16__"}) == ()
+    assert found(permits=False) == ()
+
+
+def test_each_operand_is_by_itself(found: Callable[..., tuple[str, ...]]) -> None:
+    newer = FEATURES | {"amx_fp16"}
+    assert found(features=newer) == ("bf16",)  # the compiler is older than these products
+    assert found(features=newer, macros=MACROS | {"__AMX_FP16__"}) == ("bf16", "f16")
+
+
+def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_tiles, "processor_features", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(matrix_tiles, "is_permitted", lambda: pytest.fail("asked"))
+    usable_tiles.cache_clear()
+    compiler = Compiler(MACROS)
+    assert usable_tiles(compiler) == ()  # type: ignore[arg-type]
+    assert compiler.asked == 0
+    usable_tiles.cache_clear()
+
+
+def test_the_system_is_asked_by_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it answers is believed: here, what this processor has."""
+    assert isinstance(is_permitted(), bool)
+    asked = []
+
+    class Library:
+        def syscall(self, *given: int) -> int:
+            asked.append(given)
+            return -1
+
+    monkeypatch.setattr(matrix_tiles.ctypes, "CDLL", lambda *given, **named: Library())
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    is_permitted.cache_clear()
+    assert not is_permitted()
+    assert asked == [(158, 0x1023, 18)]
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")  # whose call of that number is another
+    is_permitted.cache_clear()
+    assert not is_permitted()
+    assert len(asked) == 1
+    is_permitted.cache_clear()
+
+
+def test_a_compiler_says_what_it_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksgen.build.host import find_host_compiler, host_target
+    from ksgen.errors import ToolchainError
+
+    try:
+        compiler: HostCompiler = find_host_compiler()
+    except ToolchainError as absent:
+        pytest.skip(str(absent))
+    assert {"__cplusplus", "__GNUC__"} <= compiler.macros(host_target())

@@ -1,0 +1,422 @@
+"""Products by matrix tiles, played where the processor has none: right, within their arrays, beyond finite numbers as plain float32."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ksgen import reference
+from ksgen.build.host import find_host_compiler, source_of
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.emit.render import render
+from ksgen.errors import DeviceError
+from ksgen.families.amx import AmxConstants, Shape
+from ksgen.families.amx.defaults import reads_in_place
+from ksgen.launch.planner import PLANNER
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import compare, make_problem, tolerance
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.emulator import is_installed
+from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
+from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
+from tests.support.host_memory import NOTHING, Array, Fenced, placed
+from tests.support.played_tiles import needs_play
+
+BATCHES = (1, 16, 31, 33, 97)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    needs_play()
+    try:
+        found = find_device("native")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
+    monkeypatch.setenv("KSGEN_DEVICE", "native")
+    return found
+
+
+def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
+    """Short blocks; rows where they lie if they can be read there; outputs past the caches in every other block."""
+    found = AmxConstants(block, outputs, 1, int(not reads_in_place(kernel)), block // 32 % 2)
+    return replace(found, parts=min(parts, Shape(kernel, found).columns))
+
+
+# ---- what is right
+
+
+def matrix() -> Iterator[object]:
+    """Every pattern and layout; precisions, epilogues and constants in turn."""
+    for number, ((name, shape), layout) in enumerate(product(PATTERNS.items(), LAYOUTS)):
+        precision = PRECISIONS[number * 3 // 2 % 4]
+        kernel = kernel_of(shape, precision, layout, EPILOGUES[number % len(EPILOGUES)])
+        constants = constants_of(kernel, (32, 64, 96)[number % 3], (32, 64)[number // 2 % 2], 1 + number % 3)
+        if number % 5 == 0:
+            constants = replace(constants, panel=1)
+        yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
+
+
+@pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
+def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> None:
+    for batch in BATCHES:
+        agrees(kernel, constants, batch)
+
+
+def test_the_matrix_holds_all_there_is() -> None:
+    rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
+    assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
+    assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
+    for name in ("panel", "past"):
+        assert {getattr(constants, name) for _, constants in rows} == {0, 1}
+    assert {constants.parts > 1 for _, constants in rows} == {True, False}
+    assert {Shape(*row).is_woven for row in rows} == {True, False}
+    assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
+    number = st.integers
+    shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
+    precision = data.draw(st.sampled_from(PRECISIONS))
+    kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
+    constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)))
+    if reads_in_place(kernel):
+        constants = replace(constants, panel=data.draw(number(0, 1)))
+    constants = replace(constants, parts=data.draw(number(1, min(7, Shape(kernel, constants).columns))))
+    for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=4)):
+        agrees(kernel, constants, batch)
+
+
+@pytest.mark.slow
+@settings(
+    parent=settings.default,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+@given(st.data())
+def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
+    test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precision: str, layout: str) -> None:
+    kernel = kernel_of((2, 48, 33, 2), precision, layout)
+    problem, constants = make_problem(kernel, 100), constants_of(kernel, 32, 32, 3)
+    first = multiplied(problem, constants)
+    for groups in (1, 5, 30):
+        np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
+    for past, boundary in product((0, 1), (64, 1)):
+        np.testing.assert_array_equal(multiplied(problem, replace(constants, past=past), boundary=boundary), first)
+
+
+def test_rows_in_place_give_the_same_bits_as_a_panel_of_them() -> None:
+    for shape, batch in (((2, 20, 50, 1), 75), ((1, 33, 64, 1), 64), ((3, 16, 32, 1), 33)):
+        problem = make_problem(kernel_of(shape, "bfloat16"), batch)
+        constants = constants_of(problem.kernel, 64)
+        assert constants.panel == 0
+        np.testing.assert_array_equal(multiplied(problem, constants), multiplied(problem, replace(constants, panel=1)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+def test_the_residual_may_be_the_output(precision: str, layout: str, device: Device) -> None:
+    kernel = kernel_of((2, 18, 5, 3), precision, layout, Epilogue(True, "relu", True))
+    for batch in (2, 37):
+        problem = make_problem(kernel, batch)
+        x, weights, _, bias, residual = placed(arrays_of(problem), kernel.dtype)[1]
+        launch(device, planned(device, kernel, constants_of(kernel), batch), [x, weights, residual, bias, residual])
+        assert compare(problem, residual.reshape(problem.y_shape))[0] <= tolerance(precision, 5)
+
+
+def test_a_kernel_specialised_to_one_batch() -> None:
+    kernel = kernel_of((2, 9, 5, 2), "bfloat16", batch=70)
+    agrees(kernel, constants_of(kernel), 70)
+
+
+# ---- float32 by six products of bfloat16
+
+
+def relative_error(c: int, precision: str) -> float:
+    """Frobenius norm of the difference over that of float64's."""
+    problem = make_problem(kernel_of((1, 32, c, 1), precision), 64)
+    return compare(problem, multiplied(problem, constants_of(problem.kernel, 64)))[0]
+
+
+@pytest.mark.parametrize("c", [2, 48, 192, 1024])
+def test_six_products_are_more_precise_than_float32s_own(c: int) -> None:
+    """Multiply-adds of float32 one after the other, as plain kernels do them."""
+    problem = make_problem(kernel_of((1, 32, c, 1)), 64)
+    x, weights, total = problem.x, problem.weights[0, :, :, 0], np.zeros((64, 32), np.float32)
+    for inputs, column in zip(x.T, weights.T, strict=True):
+        total = (total.astype(np.float64) + np.outer(inputs, column).astype(np.float64)).astype(np.float32)
+    assert relative_error(c, "bf16x6") < max(compare(problem, total)[0], 6e-8)
+
+
+def test_components_are_the_number() -> None:
+    """One product by 1 gives back each float32 from 2^-103 on, whatever its digits. Below, parts of less than 2^-126 are lost."""
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 2**32, 4096, np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)[: 4096 // 32 * 32]
+    values = np.where(np.isfinite(values), values, 1).astype(np.float32)
+    values[:6] = [np.finfo(np.float32).max, -np.finfo(np.float32).max, 3.395e38, 2.0**-126, 2.0**-149, 0]
+    for layout in LAYOUTS:
+        kernel = kernel_of((1, 1, 1, 1), "bf16x6", layout)
+        problem = replace(make_problem(kernel, len(values)), x=values.reshape((-1, 1) if layout == "bsf" else (1, -1)))
+        for one in (np.float32(1), np.float32(-1)):
+            problem = replace(problem, weights=np.full((1, 1, 1, 1), one))
+            got = multiplied(problem, constants_of(kernel)).reshape(-1) * one
+            is_whole = (np.abs(values) >= 2.0**-103) | (values == 0)
+            np.testing.assert_array_equal(got[is_whole], values[is_whole])
+            assert is_whole.sum() > len(values) // 2
+            assert np.abs(got - values)[~is_whole].max() <= 3 * 2.0**-126
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout: str) -> None:
+    """In the last batch entry above all, behind which rows are empty; in the weights of one output; in what tiles hold beside the edges."""
+    for shape in ((2, 5, 7, 2), (1, 17, 33, 3), (2, 20, 40, 1)):
+        kernel = kernel_of(shape, precision, layout)
+        problem = make_problem(kernel, 37)
+        x, weights = problem.x, problem.weights
+        for at in (36, 3):
+            entry = x[at] if layout == "bsf" else x[:, at]
+            entry[3], entry[10] = np.inf, np.nan
+        weights[-1, 4, 2, -1] = -np.inf
+        got = multiplied(problem, constants_of(kernel)).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            truth = reference.multiply(kernel.pattern, x, weights, layout)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
+        np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
+        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
+        assert np.isfinite(got).sum() > got.size // 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_beyond_finite_numbers_it_is_plain_float32(layout: str, d: int) -> None:
+    """Inf times what is a bfloat16, whose other parts are zeros; what a rounding would make Inf; sums that leave float32's range."""
+    kernel = kernel_of((1, 20, 34, d), "bf16x6", layout)
+    problem = make_problem(kernel, 40)
+    x, weights = problem.x.copy(), problem.weights.copy()
+    rows = x if layout == "bsf" else x.T
+    weights[0, :5] = 1
+    weights[0, 6, 3] = np.inf
+    weights[0, 7, :2] = 3.4e38
+    weights[0, 8] = 0
+    rows[0, 0] = np.inf
+    rows[1, d] = np.finfo(np.float32).max
+    rows[2, : 5 * d] = 3.4e38
+    rows[3, 2 * d], rows[3, 3 * d] = np.inf, -np.inf
+    problem = replace(problem, x=x, weights=weights)
+    got = multiplied(problem, constants_of(kernel))
+    plain = np.zeros((40, 20, d), np.float32)
+    with np.errstate(all="ignore"):
+        for each in range(34):
+            wide = rows.reshape(40, 34, d)[:, each, None, :].astype(np.float64) * weights[0, :, each].astype(np.float64)
+            plain = (plain.astype(np.float64) + wide).astype(np.float32)
+    plain = plain.reshape(40, -1) if layout == "bsf" else plain.reshape(40, -1).T
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(plain))
+    np.testing.assert_array_equal(got[np.isinf(plain)], plain[np.isinf(plain)])
+    finite = np.isfinite(plain)
+    assert finite.sum() > got.size // 2
+    assert (~finite).sum() > 60
+    np.testing.assert_allclose(got[finite], plain[finite], rtol=1e-4, atol=1e-4)
+
+
+# ---- nothing beside the arrays is touched
+
+BOTH = Epilogue(True, "none", True)
+FENCED = [  # every way to copy, to read in place and to store, and edges of every kind
+    ((2, 20, 40, 1), "bfloat16", "bsf", 0),
+    ((2, 20, 40, 1), "bf16x6", "bsf", 1),
+    ((2, 20, 7, 2), "bf16x6", "bsf", 1),
+    ((1, 17, 33, 3), "bfloat16", "bsf", 1),
+    ((1, 17, 3, 3), "tf32x3", "bsf", 1),
+    ((2, 5, 7, 20), "float16", "bsf", 1),
+    ((1, 33, 35, 3), "bfloat16", "bsl", 1),
+    ((1, 5, 7, 2), "bf16x6", "bsl", 1),
+]
+
+
+def run_fenced() -> None:
+    device = find_device("native")
+    for shape, precision, layout, panel in FENCED:
+        kernel = kernel_of(shape, precision, layout, BOTH)
+        constants = replace(constants_of(kernel), panel=panel)
+        for batch in (1, 37, 64):
+            problem = make_problem(kernel, batch)
+            plan = planned(device, kernel, constants, batch)
+            for at_end in (False, True):
+                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays_of(problem)]
+                launch(device, plan, places)
+                assert compare(problem, places[2].reshape(problem.y_shape))[0] <= tolerance(precision, shape[2])
+    print("all within their arrays")
+
+
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_amx import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+MAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+static void* taken(FILE* from, const size_t bytes) {  // an array to its last byte, and nothing behind it
+    void* memory = malloc(bytes);
+    if (from ? fread(memory, 1, bytes, from) != bytes : !memset(memory, 0xFF, bytes)) exit(3);
+    return memory;
+}
+int main() {
+    FILE* from = fopen("given", "rb");
+    void *x = taken(from, SIZE_X), *w = taken(from, SIZE_W), *bias = taken(from, SIZE_BIAS), *residual = taken(from, SIZE_Y);
+    void *packed = taken(0, SIZE_PACKED), *workspace = taken(0, SIZE_WORKSPACE), *y = taken(0, SIZE_Y);
+    const int64_t packs[] = {(int64_t)w, (int64_t)packed};
+    const int64_t multiplies[] = {
+        (int64_t)x, (int64_t)packed, (int64_t)y, (int64_t)workspace, (int64_t)bias, (int64_t)residual, BATCH_GIVEN};
+    PACK(packs, 0, PACK_GROUPS, PACK_GROUPS);
+    MULTIPLY(multiplies, 0, GROUPS_GIVEN, GROUPS_GIVEN);
+    FILE* to = fopen("made", "wb");
+    fwrite(y, 1, SIZE_Y, to);
+    fclose(to), fclose(from);
+    free(x), free(w), free(bias), free(residual), free(packed), free(workspace), free(y);
+}
+"""
+
+
+def sanitized(
+    kernel: KernelSpec, constants: AmxConstants, batch: int, folder: Path, change: tuple[str, str] = ("", "")
+) -> tuple[Array, str]:
+    """What a program gives whose arrays end where its memory does, and what AddressSanitizer and UndefinedBehaviorSanitizer say of it."""
+    problem = make_problem(kernel, batch)
+    assert problem.bias is not None
+    assert problem.residual is not None
+    source = render(kernel, constants, family="amx", dialect="opencl")
+    geometry, groups = FAMILY.geometry(kernel, constants, batch), 3
+    sizes = {
+        "SIZE_X": problem.x.nbytes, "SIZE_W": problem.weights.nbytes, "SIZE_BIAS": problem.bias.nbytes, "SIZE_Y": problem.residual.nbytes,
+        "SIZE_PACKED": FAMILY.packed_bytes(kernel, constants), "SIZE_WORKSPACE": geometry.group_bytes * groups, "BATCH_GIVEN": batch,
+        "PACK_GROUPS": FAMILY.pack_geometry(kernel, constants).grid, "GROUPS_GIVEN": groups,
+        "MULTIPLY": f"{source.entry}__walk", "PACK": f"{source.pack_entry}__walk",
+    }  # fmt: skip
+    text = source_of(source.text.replace(*change) if change[0] else source.text, source.entries)
+    (folder / "k.cpp").write_text(
+        "#define EMULATED_TILES\n" + text + "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + MAIN
+    )
+    (folder / "given").write_bytes(b"".join(each.tobytes() for each in (problem.x, problem.weights, problem.bias, problem.residual)))
+    options = (
+        "-std=gnu++17",
+        "-O1",
+        "-march=native",
+        "-w",
+        "-fno-strict-aliasing",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+    )
+    subprocess.run([*find_host_compiler().command, *options, "k.cpp", "-o", "k"], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["./k"], cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "LSAN_OPTIONS": "detect_leaks=0"}
+    )
+    made = folder / "made"
+    got = np.frombuffer(made.read_bytes(), problem.x.dtype).reshape(problem.y_shape) if made.exists() else np.zeros(0)
+    return got, done.stderr
+
+
+SANITIZED = [
+    ((2, 20, 40, 1), "bfloat16", "bsf"),
+    ((1, 17, 33, 2), "bf16x6", "bsf"),
+    ((1, 17, 33, 3), "float16", "bsf"),
+    ((1, 18, 5, 20), "bf16x6", "bsf"),
+    ((2, 20, 33, 2), "bfloat16", "bsl"),
+    ((1, 9, 35, 1), "tf32x3", "bsl"),
+]
+
+
+@pytest.mark.parametrize(("shape", "precision", "layout"), SANITIZED)
+def test_sanitizers_find_nothing(shape: tuple[int, ...], precision: str, layout: str, tmp_path: Path) -> None:
+    if not is_installed("address"):
+        pytest.skip("needs the libraries of the compiler's sanitizers")
+    kernel = kernel_of(shape, precision, layout, BOTH)
+    got, said = sanitized(kernel, constants_of(kernel, 64), 37, tmp_path)
+    assert said == ""
+    error, _ = compare(make_problem(kernel, 37), got)
+    assert error <= tolerance(precision, shape[2])
+
+
+def test_sanitizers_would_find_it(tmp_path: Path) -> None:
+    if not is_installed("address"):
+        pytest.skip("needs the libraries of the compiler's sanitizers")
+    kernel = kernel_of((2, 20, 40, 1), "bfloat16", "bsf", BOTH)
+    _, said = sanitized(
+        kernel, constants_of(kernel, 64), 37, tmp_path, ("if (some >= LANES) return vload16(0, at);", "return vload16(0, at);")
+    )
+    assert "ERROR: AddressSanitizer" in said
+
+
+# ---- who is served
+
+SHAPE = (2, 20, 34, 2)
+
+
+@pytest.fixture
+def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A processor that says it has tiles, with nothing found by a search."""
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=("bf16", "f16")))
+    PLANNER.forget()
+    yield device
+    monkeypatch.undo()
+    PLANNER.forget()
+
+
+def called(precision: str | None = None) -> tuple[Array, float]:
+    problem = make_problem(kernel_of(SHAPE), 40)
+    got = np.asarray(Launcher(*SHAPE)(problem.x, problem.weights, precision=precision))
+    return got, compare(problem, got)[0]
+
+
+def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
+    plain, _ = called()
+    for precision in ("bf16x6", "tf32x3"):
+        assert "by amx" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2], precision=precision).plan)
+        got, error = called(precision)
+        assert error <= tolerance(precision, 34)
+        assert (got != plain).any()
+    assert "by vector" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2]).plan)
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
+def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=()))
+    PLANNER.forget()
+    np.testing.assert_array_equal(called(precision)[0], called()[0])
+    PLANNER.forget()
+
+
+def test_pack_writes_every_tile(device: Device) -> None:
+    """Zeros beyond the edges, whatever lay there."""
+    kernel = kernel_of((2, 17, 33, 3), "bfloat16")
+    plan = planned(device, kernel, constants_of(kernel), 5)
+    packed, problem = np.full(plan.packed_bytes, NOTHING, np.uint8), make_problem(kernel, 5)
+    weights = np.ones_like(problem.weights)
+    plan.pack(device.shared(weights.ctypes.data), None, into=device.shared(packed.ctypes.data))
+    found = packed.view(np.uint16)
+    assert set(found.tolist()) == {0, 0x3F80}
+    assert (found == 0x3F80).sum() == weights.size
+    assert packed.nbytes == 2 * 3 * 2 * 2 * 1024  # two tiles of outputs, two of inputs
