@@ -5,8 +5,9 @@ from functools import lru_cache
 from typing import Any
 
 from ksgen.devices.base import Device
+from ksgen.families import family_named
 from ksgen.families.vector import factor_kernels
-from ksgen.launch.choice import Choice
+from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
@@ -45,6 +46,9 @@ def _plan(
 ) -> FusedPlan | None:
     *before, last = patterns
     kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before))
+    wanted = kernel.arithmetic.family  # which has no chains
+    if wanted and family_named(wanted).serves(KernelSpec(last, precision, layout), limits_of(device)):
+        return None
     whole = PLANNER.plan(device, kernel, batch)
     constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
