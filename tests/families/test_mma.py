@@ -176,6 +176,13 @@ def test_unaligned_memory(precision: str, layout: str, shift: int) -> None:
     check_result(source_of("mma", each), 65, in_emulator(), shift=shift)
 
 
+@pytest.mark.parametrize("shift", [1, 3])
+def test_unaligned_memory_of_resident_x(shift: int) -> None:
+    precision, pattern, constants = RESIDENT[0]
+    each = KernelSpec(Pattern(*pattern), precision, "bsf")
+    check_result(source_of("mma", each, constants), 37, in_emulator(), shift=shift)
+
+
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float16", "tf32x3"])

@@ -568,8 +568,11 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
         (64, (1, 128, 512, 8), 6272, "outputs"),  # enough registers to hold an input for a whole tile
         (64, (1, 128, 128, 16), 6272, "outputs"),
         (32, (1, 512, 512, 4), 6272, "outputs"),  # an input is repeated for all lanes
-        (32, (1, 48, 48, 8), 6272, "outputs"),  # too few multiply-adds for what is turned
-        (32, (2, 384, 96, 64), 6272, "outputs"),  # too many features to stay near
+        (32, (1, 72, 72, 8), 6272, "batch"),
+        (32, (1, 72, 71, 8), 6272, "outputs"),  # too few multiply-adds for what is turned
+        (32, (2, 96, 104, 64), 6272, "batch"),
+        (32, (2, 96, 105, 64), 6272, "outputs"),  # too many features to stay near
+        (32, (1, 128, 512, 8), 17, "batch"),
         (32, (1, 128, 512, 8), 16, "outputs"),
     ],
 )
