@@ -203,7 +203,7 @@ def test_where_there_are_tiles_they_do_the_same_bit_by_bit(operand: str, played:
 
 # ---- a text's instructions
 
-FOR_TILES = ("-march=x86-64-v4", "-mamx-tile", "-mamx-bf16")
+FOR_TILES = ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
 ROUNDED = re.compile(r"\b(tileloadd|tdpbf16ps|tilezero|tilestored|ldtilecfg|sttilecfg|tilerelease)\b(.*)")
 
 
@@ -263,6 +263,8 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
     assert {words.count("tileloadd") for words in whole} == {loads}
     every = tile_words(lines)
     assert {"sttilecfg", "ldtilecfg", "tilerelease", "tilezero", "tilestored"} <= set(every)
+    rounds = any(re.search(r"vcvtneps2bf16\s+%zmm\d+,%ymm\d+", line) for line in lines)
+    assert rounds == (loads == 14)  # of float32 alone, by the instruction for it
     assert not any("EMULATED" in line or "multiply_played" in line for line in lines)
 
 

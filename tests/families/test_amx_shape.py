@@ -38,9 +38,9 @@ def test_operands_are_whole_tiles() -> None:
 
 def test_what_comes_next_is_fetched_once() -> None:
     """By all two by two tiles of a plane together."""
-    for pattern, layout in (((1, 64, 96, 2), "bsf"), ((1, 64, 96, 40), "bsf"), ((2, 64, 96, 3), "bsl")):
+    for pattern, layout in (((1, 96, 98, 2), "bsf"), ((1, 96, 98, 40), "bsf"), ((2, 96, 98, 3), "bsl")):
         found = shape(pattern, layout=layout)
-        rows = 64 if layout == "bsf" else 96
+        rows = 64 if layout == "bsf" else 98
         fetched = found.ahead_lines * found.squares * found.groups
         assert rows * found.ahead_run <= fetched < rows * found.ahead_run + found.squares * found.groups
 
