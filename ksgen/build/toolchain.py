@@ -262,9 +262,12 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 
 
 def _install_hint() -> str:
-    from ksgen.install import install_line  # reads the distribution's metadata
+    from ksgen.install import NEWEST, cuda_extra, install_line, served_cuda  # reads the distribution's metadata
 
-    return f"{install_line('cuda')} brings NVRTC; {install_line('nvcc')} brings nvcc, to use beside g++"
+    nvrtc = f"{install_line(cuda_extra())} brings NVRTC"
+    if 0 < served_cuda() < NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
+        return nvrtc
+    return f"{nvrtc}; {install_line('nvcc')} brings nvcc, to use beside g++"
 
 
 _unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # what was tried in this process and did not work, by target
@@ -286,7 +289,7 @@ def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
         return found
     if name != "nvrtc" and not _has_host(path, host) and (nvcc := next(_find_nvccs(surroundings), None)):
         return f"{nvcc.path} needs a host compiler, and there is no gcc on PATH; install g++, or else {_install_hint()}"
-    places = "KSGEN_NVCC, PATH, CUDA_HOME, /usr/local/cuda, Python packages"
+    places = "Python packages" if name == "nvrtc" else "KSGEN_NVCC, PATH, CUDA_HOME, /usr/local/cuda, Python packages"
     return f"no {name or 'CUDA compiler'} found ({places}); {_install_hint()}"
 
 

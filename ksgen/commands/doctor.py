@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ksgen.build.toolchain import CudaCompiler
 
 _OLDEST_CUDA = 12  # of the compilers that kernels are written for
+_BUILDER = "kernels are built by"
+_UNSET_NVCC = "unset KSGEN_NVCC, which names it, or let it name another"
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,23 @@ class Finding:
 @click.command("doctor", short_help="List what is installed and what is missing, with the line that installs it.")
 @json_option
 def command(as_json: bool) -> None:
-    """List what is installed and what is missing, with the line that installs it. Exit code 1 if no kernel can run here.
+    """List what is installed and what is missing, with the line that installs it. Exit code 1 if no kernel can be built and run here.
 
     \b
     Examples:
       ksgen doctor
       KSGEN_DEVICE=opencl ksgen doctor --json
     """
+    from ksgen.build.build import compiling_is_forbidden
+
     device = _chosen_device()
     findings = [*_installation(), *_driver(), *_devices(), device, *_compilers(_target()), *_folders(), *_neighbours()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
         _print(findings)
-    if not device.found:
+    is_stuck = any(each.what == _BUILDER and not each.found for each in findings) and _taken_gpu() and not compiling_is_forbidden()
+    if not device.found or is_stuck:
         sys.exit(1)
 
 
@@ -111,11 +117,12 @@ def _compilers(target: str) -> list[Finding]:
     from ksgen.errors import KsgenError
 
     findings, taken = [], list[CudaCompiler]()
-    for name, extra in (("nvcc", "nvcc"), ("nvrtc", cuda_extra())):
+    for name in ("nvcc", "nvrtc"):
         try:
             tried = [(each, *_verdict(each, target)) for each in compilers(name) or [find_compiler(name)]]
         except KsgenError as error:
-            findings.append(Finding(name, "", str(error).splitlines()[0], install_line(extra)))
+            why, _, remedy = str(error).splitlines()[0].partition("; ")
+            findings.append(Finding(name, "", why, remedy))
             continue
         taken += [compiler for compiler, why, _ in tried if not why]
         findings += [
@@ -125,14 +132,21 @@ def _compilers(target: str) -> list[Finding]:
             for compiler, why, remedy in tried
         ]
     if served_cuda():
-        words = "no compiler makes binaries that this GPU and its driver take"
-        chosen = next((compiler for compiler in compilers() if compiler in taken), None)
-        findings.append(
-            Finding("kernels are built by", f"{chosen}, {chosen.version}, for {target}")
-            if chosen
-            else Finding("kernels are built by", "", words, install_line(cuda_extra()))
-        )
+        findings.append(_builder(next((each for each in compilers() if each in taken), None), target))
     return findings
+
+
+def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
+    from ksgen.build.build import compiling_is_forbidden
+
+    if compiling_is_forbidden():
+        why = "KSGEN_NO_COMPILE forbids compiling: launchers take what caches and bundles hold"
+        return Finding(_BUILDER, "", why, "unset KSGEN_NO_COMPILE")
+    if chosen:
+        return Finding(_BUILDER, f"{chosen}, {chosen.version}, for {target}")
+    if os.environ.get("KSGEN_NVCC"):
+        return Finding(_BUILDER, "", "what KSGEN_NVCC names does not serve here, and nothing is taken in its place", _UNSET_NVCC)
+    return Finding(_BUILDER, "", "no compiler makes binaries that this GPU and its driver take", install_line(cuda_extra()))
 
 
 def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
@@ -141,26 +155,41 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     from ksgen.devices.base import cuda_driver_version
     from ksgen.errors import ToolchainError
 
-    instead = f"{install_line(cuda_extra())} brings NVRTC"
+    is_named = compiler.name == "nvcc" and os.environ.get("KSGEN_NVCC")  # then none is taken in its place
+    instead = _UNSET_NVCC if is_named else f"{install_line(cuda_extra())} brings NVRTC"
     try:
         check_target(target, compiler)
         version = compiler.version
     except UnfitError as error:
-        return str(error).splitlines()[0], f"{instead}, or install a newer toolkit"
+        return str(error).splitlines()[0], instead if is_named else f"{instead}, or install a newer toolkit"
     except ToolchainError as error:
         return str(error).splitlines()[0], instead
     if is_newer_than_driver(version):
         driver = f"the driver ({cuda_driver_version(served_cuda())})"
         return f"{version} is newer than {driver}, which loads none of its binaries", f"update the driver, or: {instead}"
     if why := trial(compiler, target):
-        return why, f"NVCC_CCBIN=g++-12 names a host compiler that it accepts, or: {instead}, which needs none"
+        host = "NVCC_CCBIN=g++-12 names a host compiler that it accepts"
+        return why, f"{host}, or: {instead}" if is_named else f"{host}, or: {instead}, which needs none"
     return "", ""
 
 
+def _taken_gpu() -> str:
+    """The target of the GPU that launchers take; empty if they take none."""
+    from ksgen.devices import find_device
+    from ksgen.errors import DeviceError
+
+    with suppress(DeviceError):
+        if (device := find_device()).kind == "cuda":
+            return device.target
+    return ""
+
+
 def _target() -> str:
-    """The target of the first GPU, and without one a usual one."""
+    """The target of the GPU that launchers take, else of the first one, and without any a usual one."""
     from ksgen.devices import Found, list_devices
 
+    if taken := _taken_gpu():
+        return taken
     return next((line.target for line in list_devices() if isinstance(line, Found) and line.target.startswith("sm_")), "sm_80")
 
 

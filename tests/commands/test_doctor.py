@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ksgen import install
+from ksgen import devices, install
 from ksgen.build import toolchain
 from ksgen.commands import doctor
 from ksgen.commands.doctor import Finding
@@ -26,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[pytest.Mon
     (tmp_path / "gcc").symlink_to("/bin/true")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/usr/bin", "/bin"]))
-    for variable in ("KSGEN_NVCC", "CUDA_HOME", "CUDA_PATH"):
+    for variable in ("KSGEN_NVCC", "KSGEN_NO_COMPILE", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", (str(tmp_path / "cuda-*"),))
     monkeypatch.setattr(toolchain, "_packaged_toolkits", list)
@@ -51,7 +52,7 @@ def test_a_machine_as_it_should_be(machine: tuple[pytest.MonkeyPatch, Path]) -> 
     told = found()
     assert told["nvcc"] == Finding("nvcc", f"13.0.88 {nvcc}")
     assert told["kernels are built by"] == Finding("kernels are built by", f"{nvcc}, 13.0.88, for sm_90a")
-    assert told["nvrtc"].remedy == "pip install -e '.[cuda]' in ksgen's checkout"
+    assert told["nvrtc"].remedy == f"{NVRTC}; pip install -e '.[nvcc]' in ksgen's checkout brings nvcc, to use beside g++"
 
 
 def test_a_compiler_that_does_not_know_the_gpu(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
@@ -87,6 +88,67 @@ def test_a_compiler_newer_than_the_driver(machine: tuple[pytest.MonkeyPatch, Pat
     both = [each for each in doctor._compilers("sm_90a") if each.what == "nvcc"]
     assert [bool(each.found) for each in both] == [True, False]
     assert found()["kernels are built by"].found == f"{old}, 12.8.88, for sm_90a"
+
+
+def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    """Another that would serve is not taken in its place, so nothing is to be installed."""
+    monkeypatch, folder = machine
+    with_driver(monkeypatch, 13000)
+    fake_nvcc(folder / "cuda-13" / "bin", WORKS)
+    named = fake_nvcc(folder / "named", WORKS, "11.5", "sm_75\\nsm_86\\n")
+    monkeypatch.setenv("KSGEN_NVCC", str(named))
+    told = found()
+    assert told["nvcc"].why == f"{named} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
+    assert told["nvcc"].remedy == "unset KSGEN_NVCC, which names it, or let it name another"
+    why = "what KSGEN_NVCC names does not serve here, and nothing is taken in its place"
+    assert told["kernels are built by"] == Finding("kernels are built by", "", why, told["nvcc"].remedy)
+    monkeypatch.setenv("KSGEN_NVCC", str(folder / "nowhere"))
+    told = found()
+    assert told["nvcc"] == Finding(
+        "nvcc", "", f"KSGEN_NVCC={folder / 'nowhere'} names nothing that runs", "give the path of nvcc, or unset it"
+    )
+    assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, which names it, or let it name another"
+
+
+def test_no_compiler_at_all(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, _ = machine
+    with_driver(monkeypatch, 12040)
+    told = found()
+    assert told["nvcc"].why == "no nvcc found (KSGEN_NVCC, PATH, CUDA_HOME, /usr/local/cuda, Python packages)"
+    assert told["nvcc"].remedy == NVRTC_12  # and not the packaged nvcc, which is of CUDA 13
+    assert told["nvrtc"].why == "no nvrtc found (Python packages)"
+
+
+def test_compiling_is_forbidden(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, folder = machine
+    with_driver(monkeypatch, 13000)
+    fake_nvcc(folder / "cuda-13" / "bin", WORKS)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    why = "KSGEN_NO_COMPILE forbids compiling: launchers take what caches and bundles hold"
+    assert found()["kernels are built by"] == Finding("kernels are built by", "", why, "unset KSGEN_NO_COMPILE")
+
+
+@pytest.mark.parametrize(("kind", "variable", "status"), [("cuda", "", 1), ("native", "", 0), ("cuda", "KSGEN_NO_COMPILE", 0)])
+def test_a_gpu_without_a_compiler_runs_no_kernels(kind: str, variable: str, status: int, machine: tuple[pytest.MonkeyPatch, Path]) -> None:
+    monkeypatch, _ = machine
+    with_driver(monkeypatch, 13000)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    limits = SimpleNamespace(multiprocessors=1, shared_bytes_per_block=49152)
+    taken = SimpleNamespace(kind=kind, name="it", runtime="driver", driver_version="1", limits=limits, target="sm_80")
+    monkeypatch.setattr(devices, "find_device", lambda: taken)
+    done = run("doctor", "--json")
+    assert done.exit_code == status
+    row = next(row for row in json.loads(done.stdout) if row["what"] == "kernels are built by")
+    assert row["found"] == ""
+
+
+def test_compilers_are_tried_for_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [devices.Found(f"driver:{index}", "driver", "GPU", target) for index, target in enumerate(("sm_89", "sm_80"))]
+    monkeypatch.setattr(devices, "list_devices", lambda: found)
+    for kind, target in (("cuda", "sm_80"), ("native", "sm_89")):
+        monkeypatch.setattr(devices, "find_device", lambda kind=kind: SimpleNamespace(kind=kind, target="sm_80"))
+        assert doctor._target() == target
 
 
 @pytest.mark.parametrize(("served", "said"), [(0, []), (13000, [True]), (12020, [True]), (11040, [False])])
