@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from ksgen.build.toolchain import Nvrtc
+from ksgen.errors import ToolchainError
 from tests.launch.test_faults import on_both, script
 
 pytestmark = pytest.mark.slow
@@ -26,6 +28,15 @@ def test_a_binary_of_a_newer_cuda_than_the_drivers_is_told_with_both_versions(dr
 @on_both
 def test_a_driver_that_is_new_enough(runtime: str) -> None:
     assert script("print(find_device().driver_version)\nmultiply()", runtime, KSGEN_DRIVER_CUDA="13000") == ["CUDA 13.0", "right"]
+
+
+def test_nvrtc_works_beside_the_driver_that_it_asks() -> None:
+    try:
+        Nvrtc().targets()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    program = "from ksgen.build.toolchain import Nvrtc, trial; print(trial(Nvrtc(), 'sm_90a') or 'compiles')"
+    assert script(program, "driver", KSGEN_DRIVER_CUDA="13000") == ["compiles"]
 
 
 EARLY_IN_A_GRAPH = """

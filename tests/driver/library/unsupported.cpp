@@ -17,6 +17,7 @@ UNSUPPORTED(cuCtxSetCacheConfig)
 UNSUPPORTED(cuCtxSetLimit)
 UNSUPPORTED(cuCtxSetSharedMemConfig)
 UNSUPPORTED(cuDeviceGetByPCIBusId)
+UNSUPPORTED(cuGetExportTable)  // NVRTC asks for it since CUDA 13.5, and calls it without looking
 UNSUPPORTED(cuIpcCloseMemHandle)
 UNSUPPORTED(cuIpcGetEventHandle)
 UNSUPPORTED(cuIpcGetMemHandle)
