@@ -5,7 +5,10 @@ Each subcommand is one module of `ksgen/commands/`, imported when it is called.
 
 import io
 import sys
+import warnings
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -75,6 +78,7 @@ def main() -> None:
     """The console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
+    _tell_own_warnings()
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:
@@ -101,6 +105,19 @@ def main() -> None:
     except MemoryError as error:
         _complain(f"ksgen: this machine has not enough memory for that ({error})")
         sys.exit(2)
+
+
+def _tell_own_warnings() -> None:
+    """In one line each, without the place in the code. Other libraries' warnings stay as they are."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        if Path(filename).is_relative_to(Path(__file__).parent):
+            _complain(f"ksgen: {' '.join(str(message).split())}")
+        else:
+            others(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def _complain(message: str) -> None:

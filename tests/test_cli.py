@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from ksgen import cli
 from tests.support.program import SMALL, ksgen
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +59,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
     assert len(done.stderr.splitlines()) == 1
     assert len(done.stderr) < 600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml", "small.yaml"]  # nothing half-written
+
+
+def test_a_warning_is_one_line_without_its_place_in_the_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those of ksgen. What other libraries warn of is theirs."""
+
+    def warn(**_: object) -> None:
+        for folder in (ROOT / "ksgen" / "build", tmp_path):
+            warnings.warn_explicit("another is taken in its place", UserWarning, str(folder / "build.py"), 1)
+
+    monkeypatch.setattr(warnings, "showwarning", lambda *told: print(f"theirs: {told[0]}", file=sys.stderr))
+    monkeypatch.setattr(cli.cli, "main", warn)
+    cli.main()
+    own, *others = capsys.readouterr().err.splitlines()
+    assert own == "ksgen: another is taken in its place"
+    assert others == ["theirs: another is taken in its place"]
 
 
 @pytest.mark.parametrize("command", ["emit", "build", "bundle", "run", "demo"])
