@@ -46,6 +46,7 @@ matrix: .venv/.ready-dev  ## Compile every family's defaults for every GPU targe
 	@$(BIN) -m tests.compile_matrix
 
 gpu-check: .venv/.ready-dev  ## On an NVIDIA GPU: tests, benchmarks, compute-sanitizer; results go to benchmarks/results.
+	@$(BIN) -c "import torch" 2>/dev/null || $(INSTALL) ".[bench]" --retries 1 || echo "ksgen: without PyTorch nothing is compared"
 	@$(BIN) -m tests.gpu_check
 
 setup: .venv/.ready-dev  ## Make .venv with all that the tests need.

@@ -177,6 +177,8 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
     """The next compiler of the search, told once; the error itself where the user named the compiler, or none is left."""
     failed = unfit.compiler
     if not failed.is_found:
+        if failed.name == "nvcc" and os.environ.get("KSGEN_NVCC"):
+            raise ToolchainError(f"{unfit}; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another") from None
         raise unfit
     is_new = (failed, target) not in _unfit
     _unfit[failed, target] = unfit

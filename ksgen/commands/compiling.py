@@ -12,6 +12,7 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import cuda_limits
 from ksgen.families.expected import CLASSES, LARGE
+from ksgen.families.gpus import asked_for
 from ksgen.launch.choice import choose
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
@@ -42,6 +43,9 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
     """Compile every kernel of the spec for every target, with the constants tuned for the named device."""
     compiler = find_compiler()
     targets = parse_targets(arch, compiler)
+    for target in targets:
+        if (asked := asked_for(target)) != target:
+            click.echo(f"--arch {target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
     wanted = [(source, target) for target in targets for source in _sources(spec.kernels, target, wisdom)]
     with progress() as bar:

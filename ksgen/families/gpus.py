@@ -85,3 +85,9 @@ def target_of(major: int, minor: int) -> str:
     """The target of a compute capability, with all of the GPU's instructions."""
     number = 10 * major + minor
     return f"sm_{number}{GPUS[number].suffix if number in GPUS else ''}"
+
+
+def asked_for(target: str) -> str:
+    """What launchers ask for on a GPU of that target's capability: `sm_90a` for `sm_90`."""
+    found = re.match(r"sm_(\d+)(\d)", target)
+    return target_of(int(found[1]), int(found[2])) if found else target

@@ -188,6 +188,7 @@ def test_a_compiler_that_the_user_named_is_not_replaced(two_toolkits, monkeypatc
         with pytest.raises(ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "no target of nvcc") as caught:
             build(SOURCE, "scale", target, given)
         assert "no compiler here" not in str(caught.value)
+        assert str(caught.value).endswith("; KSGEN_NVCC names it, so no other is taken: unset it, or let it name another")
     assert not (usual.parent / "journal").exists()
 
 

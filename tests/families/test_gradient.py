@@ -47,5 +47,5 @@ def test_rules_on_job_layout_and_precision() -> None:
 
 def test_which_family_takes_a_gradient() -> None:
     chosen = {precision: family_for(kernel(precision=precision), GPU).name for precision in PRECISIONS}
-    assert chosen == {precision: "gradient" if precision in ("float32", "float64") else "gradient_mma" for precision in PRECISIONS}
+    assert chosen == {name: "gradient_mma" if precision.operand else "gradient" for name, precision in PRECISIONS.items()}
     assert {family_for(kernel(precision=precision), cuda_limits("sm_75")).name for precision in PRECISIONS} == {"gradient"}
