@@ -48,11 +48,20 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    left_out = set(slow.left_out((item.nodeid for item in items), slow.listed()))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every", type=int, default=1, help="of slow tests with many cases run one case in so many, and one for each word")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    names, listed = [item.nodeid for item in items], slow.listed()
+    left_out = set(slow.left_out(names, listed))
     for item in items:
         if item.nodeid in left_out:
             item.add_marker("slow")
+    beyond = set(slow.beyond_sample(names, listed, config.getoption("every")))
+    if beyond:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in beyond])
+        items[:] = [item for item in items if item.nodeid not in beyond]
 
 
 @pytest.hookimpl(tryfirst=True)

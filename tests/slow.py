@@ -1,11 +1,15 @@
-"""Which tests `make quick` leaves out: `python -m tests.slow REPORT` writes the list, from the JUnit report of a run of all tests.
+"""Which tests are slow, and which of their cases are run: `python -m tests.slow REPORT` writes the list, from the JUnit report of a run
+of all tests.
 
-`slow.txt` names the test functions that took SECONDS or more, all their cases together. Of such a function with several cases `make quick`
-runs the first. What is marked `slow` by hand is left out besides.
+`slow.txt` names the test functions that took SECONDS or more, all their cases together. Of such a function with several cases, `make quick`
+runs the first, and `make test` a sample (`beyond_sample`); `make test-all` runs all. What is marked `slow` by hand is left out of
+`make quick` besides.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,6 +36,27 @@ def left_out(tests: Iterable[str], slow: frozenset[str]) -> Iterator[str]:
         if function in slow and (test == function or function in seen):
             yield test
         seen.add(function)
+
+
+def beyond_sample(tests: Sequence[str], slow: frozenset[str], every: int) -> Iterator[str]:
+    """Of the tests, those that a sample leaves out. It has one in `every` case of a slow function, the same ones each time, and besides
+    the first case that has a word: each precision, layout or pattern that several cases name.
+    """
+    cases = [test for test in tests if "[" in test and function_of(test) in slow]
+    uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for test in cases:
+        uses[function_of(test)].update(_words(test))
+    seen: defaultdict[str, set[str]] = defaultdict(set)
+    for test in cases:
+        function = function_of(test)
+        new = {word for word in _words(test) if uses[function][word] > 1} - seen[function]
+        seen[function] |= new
+        if not new and int(hashlib.sha256(test.encode()).hexdigest(), 16) % every:
+            yield test
+
+
+def _words(test: str) -> set[str]:
+    return set(re.findall(r"[\w.]+", test.partition("[")[2]))
 
 
 def slow_ones(report: str, known: frozenset[str]) -> list[str]:

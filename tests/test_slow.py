@@ -1,5 +1,7 @@
 """The tests that `make quick` leaves out are tests, and of each with several cases one is run."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,28 @@ def test_of_several_cases_the_first_is_run() -> None:
         "tests/test_c.py::test_long[x]",
     ]
     assert list(slow.left_out(tests, SLOW)) == [*tests[1:3], tests[4]]
+
+
+def test_a_sample_has_each_word_that_several_cases_name_and_the_same_cases_each_time() -> None:
+    cases = [f"{precision}-{layout}-size{number}" for precision in ("float16", "float32") for layout in ("bsf", "bsl") for number in range(50)]
+    tests = [*(f"tests/emit/test_a.py::test_long[{case}]" for case in cases), "tests/test_b.py::test_alone", "tests/test_b.py::test_short[x]"]
+    left_out = set(slow.beyond_sample(tests, SLOW, 5))
+    kept = [test for test in tests if test not in left_out]
+    assert set(slow.beyond_sample(tests, SLOW, 1)) == set()
+    assert tests[-2:] == kept[-2:]
+    assert 50 <= len(kept) <= 90, "a fifth, and a size each"
+    for word in ("float16", "float32", "bsf", "bsl", *(f"size{number}]" for number in range(50))):
+        assert any(word in test for test in kept), word
+    assert [test for test in kept if test in set(tests) - set(slow.beyond_sample(tests, SLOW, 5))] == kept
+
+
+def test_pytest_collects_a_sample_where_asked() -> None:
+    def collected(*options: str) -> int:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/families/test_mma.py", *options]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return int(said.partition(": ")[2].split()[0])
+
+    assert collected("--every", "5") < collected() * 3 // 4
 
 
 def test_the_list_is_written_from_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
