@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,9 @@ def test_of_several_cases_the_first_is_run() -> None:
 
 
 def test_a_sample_has_each_word_that_several_cases_name_and_the_same_cases_each_time() -> None:
-    cases = [f"{precision}-{layout}-size{number}" for precision in ("float16", "float32") for layout in ("bsf", "bsl") for number in range(50)]
-    tests = [*(f"tests/emit/test_a.py::test_long[{case}]" for case in cases), "tests/test_b.py::test_alone", "tests/test_b.py::test_short[x]"]
+    words = product(("float16", "float32"), ("bsf", "bsl"), (f"size{number}" for number in range(50)))
+    cases = [f"tests/emit/test_a.py::test_long[{'-'.join(each)}]" for each in words]
+    tests = [*cases, "tests/test_b.py::test_alone", "tests/test_b.py::test_short[x]"]
     left_out = set(slow.beyond_sample(tests, SLOW, 5))
     kept = [test for test in tests if test not in left_out]
     assert set(slow.beyond_sample(tests, SLOW, 1)) == set()
