@@ -158,7 +158,7 @@ def template_of(family: str) -> str:
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
     """Those that the family's texts in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
-        return (*VECTOR_WORDS, "amx") if family == "amx" else VECTOR_WORDS
+        return (*VECTOR_WORDS, "amx") if family.startswith("amx") else VECTOR_WORDS
     others = {"tile" if family.startswith("gradient") else "parts", "sums" if family.startswith("wgmma") else "warpgroups"}
     if not family_named(family).on_tensor_cores:
         others |= {"operands", "sums"}

@@ -5,6 +5,7 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
+from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import WORTH, default_us, plain_pays
 from ksgen.families.gradient import Gradient
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Family[Any]] = {
         Amx(),
         Vector(),
         VectorChain(),
+        AmxGradient(),
         VectorGradient(),
         WgmmaShared(),
         WgmmaRegisters(),
@@ -54,8 +56,8 @@ def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, a
 def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:
     """Of those that were measured, or that the precision asks for, the one whose default is expected to be the fastest; the first, where
     nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
-    wanted = kernel.arithmetic.family
-    able = [each for each in families_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name == wanted]
+    wanted = kernel.arithmetic.families
+    able = [each for each in families_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name in wanted]
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 

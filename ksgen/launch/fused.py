@@ -46,13 +46,13 @@ def _plan(
 ) -> FusedPlan | None:
     *before, last = patterns
     kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before))
-    wanted = kernel.arithmetic.family  # which has no chains
-    if wanted and family_named(wanted).serves(KernelSpec(last, precision, layout), limits_of(device)):
+    alone, limits = KernelSpec(last, precision, layout), limits_of(device)
+    if any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families):  # which have no chains
         return None
     whole = PLANNER.plan(device, kernel, batch)
     constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
-    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
     packings = (
-        PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain")) for each, own in zip(alone, constants, strict=True)
+        PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain")) for each, own in zip(factors, constants, strict=True)
     )
     return FusedPlan(whole, tuple(packings))

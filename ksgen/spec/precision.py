@@ -49,7 +49,7 @@ class Precision:
     promote_batch: int = 1024  # the same for gradients, in batch entries
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # of a processor; None: they have no such products
-    family: str = ""  # of kernels that it asks for, where they serve it, whether measured or not
+    families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
     range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
     aliases: tuple[str, ...] = ()  # what other libraries call it
 
@@ -76,6 +76,7 @@ class Precision:
 
 
 SIX_PRODUCTS = TileProducts(BF16, parts=3, products=6)  # of bfloat16, for float32
+BY_TILES = ("amx", "amx_gradient")
 
 PRECISIONS = {
     each.name: each
@@ -87,13 +88,13 @@ PRECISIONS = {
         Precision("tf32", "float32", 4, 2.0**-11, TF32),  # ten bits of mantissa in each product
         Precision(  # three such products: at most twice the error of a float32 sum
             "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3, least_in=17, promote=(16, 32), promote_batch=32,
-            tiles=SIX_PRODUCTS, family="amx",
+            tiles=SIX_PRODUCTS, families=BY_TILES,
         ),
         Precision(  # the same from three float16 ones; gradients are smaller than what float16 resolves
             "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, least_in=4, promote=(32, 64), gradient="tf32x3",
             range_note="|x| up to 65504 and |weights| up to 63.9",
         ),
-        Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, family="amx"),  # six products of a processor's tiles
+        Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, families=BY_TILES),  # six products of a processor's tiles
     )
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, family_for
+from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.vector_gradient import Shape, VectorGradient, VectorGradientConstants
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan
@@ -63,12 +64,14 @@ def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()
 
 
-def planned(device: Device, kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> Plan:
-    check(FAMILY, kernel, constants)
-    return PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
+    """By the family whose constants these are."""
+    family = family_of(constants)
+    check(family, kernel, constants)
+    return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
 
 
-def gradient(kernel: KernelSpec, constants: VectorGradientConstants, x: Array, grad_y: Array, groups: int | None = None) -> Array:
+def gradient(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array, groups: int | None = None) -> Array:
     """The kernel's result; nothing else was written to. `groups`: how many are launched."""
     device = processor()
     batch = x.shape[0 if kernel.layout == "bsf" else 1]
@@ -91,7 +94,7 @@ def arrays_of(kernel: KernelSpec, batch: int) -> tuple[Array, Array]:
     return problem.x, problem.grad_y
 
 
-def agrees(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> None:
+def agrees(kernel: KernelSpec, constants: Any, batch: int) -> None:
     x, grad_y = arrays_of(kernel, batch)
     truth = reference.gradient(kernel.pattern, x, grad_y, kernel.layout)
     error = np.linalg.norm(gradient(kernel, constants, x, grad_y).astype(np.float64) - truth)

@@ -35,12 +35,10 @@ def products_of(kernel: KernelSpec) -> TileProducts:
     return kernel.arithmetic.tiles
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Everything that follows; sizes in elements of the sums' type."""
+class TilePlanes:
+    """What kernels by tiles share: how an (i, j)'s products become tiles, and what is copied at a time."""
 
     kernel: KernelSpec
-    constants: AmxConstants
 
     @property
     def is_bsf(self) -> bool:
@@ -59,31 +57,10 @@ class Shape:
     def products(self) -> TileProducts:
         return products_of(self.kernel)
 
-    # ---- tiles
-
-    @property
-    def steps(self) -> int:
-        """Tiles along the inputs."""
-        return divide_up(self.kernel.pattern.c, INPUTS)
-
     @property
     def step_items(self) -> int:
         """16-bit operands from one step's tile to the next one's: its parts lie behind each other."""
         return TILE_ITEMS * self.products.parts
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of an (i, j)'s outputs."""
-        return divide_up(self.kernel.pattern.b, ROWS)
-
-    @property
-    def packed_tiles(self) -> int:
-        """Along the outputs, of all (i, j)."""
-        return self.kernel.pattern.a * self.kernel.pattern.d * self.tiles
-
-    @property
-    def packed_bytes(self) -> int:
-        return self.packed_tiles * self.steps * self.step_items * 2
 
     # ---- planes: what is copied at a time
 
@@ -103,13 +80,44 @@ class Shape:
 
     @property
     def is_woven(self) -> bool:
-        """Whether vectors hold whole runs of j, as inputs and outputs lie in memory."""
+        """Whether vectors hold whole runs of j, as they lie in memory."""
         return self.run == self.kernel.pattern.d and LANES % self.run == 0
 
     @property
     def square(self) -> int:
         """Vectors that are woven into each other: j, or as many as make a square."""
         return self.run if self.is_woven else LANES
+
+
+@dataclass(frozen=True)
+class Shape(TilePlanes):
+    """Everything that follows; sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: AmxConstants
+
+    # ---- tiles
+
+    @property
+    def steps(self) -> int:
+        """Tiles along the inputs."""
+        return divide_up(self.kernel.pattern.c, INPUTS)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an (i, j)'s outputs."""
+        return divide_up(self.kernel.pattern.b, ROWS)
+
+    @property
+    def packed_tiles(self) -> int:
+        """Along the outputs, of all (i, j)."""
+        return self.kernel.pattern.a * self.kernel.pattern.d * self.tiles
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed_tiles * self.steps * self.step_items * 2
+
+    # ---- groups of outputs
 
     @property
     def groups(self) -> int:

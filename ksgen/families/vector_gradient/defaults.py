@@ -39,7 +39,10 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGrad
     outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
     height, width = min(tile_sizes(kernel, along, lanes, limits), key=lambda size: cost(size, outputs, c, most))
     constants = VectorGradientConstants(along, lanes, height, width, lanes, 1, 1)
-    return _shared_out(kernel, replace(constants, block=_block(kernel, constants, batch)), limits, batch)
+    constants = replace(constants, block=_block(kernel, constants, batch))
+    shape = Shape(kernel, constants)
+    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, constants.block), shape.part, shape.units)
+    return replace(constants, parts=parts, pieces=pieces)
 
 
 def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> int:
@@ -54,13 +57,12 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     return min(max(least, min(vectors, most)) * constants.lanes, round_up(batch, constants.lanes))
 
 
-def _shared_out(kernel: KernelSpec, constants: VectorGradientConstants, limits: Limits, batch: int) -> VectorGradientConstants:
-    """Parts of the batch while their sums are little beside X and dY, then pieces of the weights; more parts where those do not do."""
-    shape = Shape(kernel, constants)
+def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums: int, units: int) -> tuple[int, int]:
+    """Parts of the batch while their sums are little beside X and dY, then pieces of the weights; more parts where those do not do.
+    `blocks`: of the batch; `sums`: that a part leaves; `units`: of which pieces are made."""
     tasks = TASKS * limits.multiprocessors
-    blocks = divide_up(batch, constants.block)
     features = kernel.pattern.in_features + kernel.pattern.out_features
-    most = min(blocks, batch * features // (SPARE * shape.part))
+    most = min(blocks, batch * features // (SPARE * sums))
     parts = max(count for count in range(1, tasks + 1) if tasks % count == 0 and (count <= most or count == 1))
-    pieces = min(divide_up(tasks, parts), shape.units)
-    return replace(constants, parts=max(parts, min(blocks, divide_up(tasks, pieces))), pieces=pieces)
+    pieces = min(divide_up(tasks, parts), units)
+    return max(parts, min(blocks, divide_up(tasks, pieces))), pieces

@@ -1,0 +1,138 @@
+"""The gradient family for matrix tiles: the weights' gradient, for every pattern, batch and layout.
+
+Decides the tiles of `amx_gradient.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS
+from ksgen.families.amx.shape import INPUTS, LANES, PAIR, ROWS, TILE_ITEMS
+from ksgen.families.amx_gradient.cycles import dots, gradient_cycles
+from ksgen.families.amx_gradient.defaults import default
+from ksgen.families.amx_gradient.shape import TILE_SUMS, AmxGradientConstants, Shape
+from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
+from ksgen.families.drawing import Side, draw
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Shaped
+from ksgen.families.signature import GRADIENT
+from ksgen.families.tiles import pattern_constexprs
+from ksgen.families.vector_gradient import SHARED_OUT
+from ksgen.families.vector_gradient.defaults import TASKS
+from ksgen.spec import KernelSpec
+from ksgen.spec.precision import on_tiles
+
+__all__ = ["AmxGradient", "AmxGradientConstants", "Shape"]
+
+_RULES: tuple[Rule[AmxGradientConstants], ...] = (
+    Rule("job is gradient", lambda k, c: k.job == "gradient"),
+    Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
+    Rule("every constant is at least 1", lambda k, c: min(asdict(c).values()) >= 1),
+    Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
+    Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
+    Rule(
+        "pieces is at most the columns that work groups take apart",
+        lambda k, c: c.pieces <= Shape(k, c).units,
+        lambda k, c: Shape(k, c).units,
+    ),
+)
+
+
+class AmxGradient(Shaped[AmxGradientConstants]):
+    """Sums over the batch by matrix tiles of a processor."""
+
+    name = "amx_gradient"
+    signature = GRADIENT
+    constants_type = AmxGradientConstants
+    listed = _RULES
+    why = "the weights' gradient by matrix tiles: processors that have them"
+    measured = False  # no machine with tiles has shown what it is worth
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        tiles = kernel.arithmetic.tiles
+        return limits.is_cpu and kernel.job == "gradient" and tiles is not None and tiles.operand.name in limits.tiles
+
+    def shape(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Shape:
+        return Shape(kernel, constants)
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AmxGradientConstants:
+        return default(kernel, limits, batch)
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxGradientConstants]:
+        for block, outputs, (parts, pieces) in product((64, 128, 256, 512), (32, 64, 128, 256), SHARED_OUT):
+            constants = AmxGradientConstants(block, outputs, parts, pieces)
+            if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
+                yield constants
+
+    def packed_bytes(self, kernel: KernelSpec, constants: AmxGradientConstants) -> int:
+        return Shape(kernel, constants).part_bytes * constants.parts
+
+    def geometry(self, kernel: KernelSpec, constants: AmxGradientConstants, batch: int) -> Geometry:
+        shape = Shape(kernel, constants)
+        parts = shape.parts(batch)
+        return Geometry(
+            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS, group_bytes=shape.slot * kernel.real_bytes,
+            after=(Pass("sum", self.pack_geometry(kernel, constants)),),
+        )  # fmt: skip
+
+    def pack_geometry(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Geometry:
+        shape = Shape(kernel, constants)
+        return Geometry(shape.units * shape.tiles, 1, 0)
+
+    def work(self, kernel: KernelSpec, constants: AmxGradientConstants, batch: int) -> Work:
+        shape = Shape(kernel, constants)
+        parts, moved = shape.parts(batch), kernel.bytes(batch)
+        return Work(
+            parts * constants.pieces, moved, moved, 0, dots(shape, batch) * DOT_MULTIPLY_ADDS, cycles=gradient_cycles(shape, batch),
+            passed_bytes=parts * shape.part_bytes,
+        )  # fmt: skip
+
+    def words(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Mapping[str, Any]:
+        shape = Shape(kernel, constants)
+        is_split = shape.products.parts > 1
+        return {
+            "reals": "lanes",
+            "lanes": LANES,
+            "layout": kernel.layout,
+            "operand": shape.products.operand.name,
+            "variants": ("split",) if is_split else (),
+            "inputs_lie": "woven" if shape.is_woven else "apart",
+            "mending": "split" if is_split else "none",
+            "picture": draw(
+                "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all entries of a block.",
+                Side(PAIR, "outputs k", 2), Side(PAIR, "inputs l", 2), lambda row, column: f"tile {2 * row + column}",
+            ),
+        }  # fmt: skip
+
+    def constexprs(self, kernel: KernelSpec, constants: AmxGradientConstants) -> list[Constexpr]:
+        shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
+        return [
+            *pattern_constexprs(kernel),
+            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
+            Constexpr("BLOCK", constants.block, "batch entries whose sums stay in tiles, at most"),
+            Constexpr("UNIT", INPUTS, "batch entries of which blocks are made"),
+            Constexpr("OUTPUTS", constants.outputs, "outputs of a j, that are copied and multiplied together"),
+            Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),
+            Constexpr("PIECES", constants.pieces, "of the weights, each a work group's"),
+            Constexpr("COLUMNS", shape.units, "each a plane's inputs with one group of its outputs"),
+            Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
+            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+            Constexpr("TILES_OUT", shape.tiles_out, "tiles of a group's outputs, of one j"),
+            Constexpr("TILES_IN", shape.tiles_in, "tiles of an (i, j)'s inputs"),
+            Constexpr("STEPS", shape.steps, "tiles along a block of the batch, 32 entries each"),
+            Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
+            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
+            Constexpr("TILE_SUMS", TILE_SUMS, "sums of a tile"),
+            Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
+            Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
+            Constexpr("X_BASE", shape.x_base, "where X begins in what a work group keeps: in operands, behind dY", "long long"),
+            Constexpr("PART", shape.part, "sums of a part of the batch", "long long"),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+            Constexpr("X_ENTRY", pattern.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of dY to the next", "long long"),
+            Constexpr("IS_BATCH_LAST", not is_bsf, "whether the batch entries of a feature lie beside each other"),
+            Constexpr("ROWS", ROWS, "of a tile"),
+        ]

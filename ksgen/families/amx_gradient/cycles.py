@@ -1,0 +1,25 @@
+"""How many cycles of a processor's cores a gradient by matrix tiles takes: terms of the cost model. Never measured."""
+
+from ksgen.families.amx.cycles import DOT, ITEM, TILE_BYTES
+from ksgen.families.amx.shape import INPUTS
+from ksgen.families.amx_gradient.shape import TILE_SUMS, Shape
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
+
+
+def dots(shape: Shape, batch: int) -> int:
+    """Products of two tiles, of one launch."""
+    return divide_up(batch, INPUTS) * shape.units * shape.tiles * shape.products.products
+
+
+def gradient_cycles(shape: Shape, batch: int) -> float:
+    """Of all cores together, for one launch."""
+    constants, pattern = shape.constants, shape.kernel.pattern
+    blocks, parts = divide_up(batch, constants.block), shape.parts(batch)
+    inputs = dots(shape, batch) / 2 * TILE_BYTES * shape.products.parts / shape.products.products  # outputs stay in the first-level cache
+    sums = blocks * shape.units * shape.tiles * TILE_SUMS * 4 * 2
+    sharing = max(1.0, constants.pieces / shape.planes)  # pieces that each copy a plane's inputs
+    copied = ITEM * batch * (sharing * pattern.in_features + pattern.out_features)
+    added = parts * shape.part / 8
+    multiplied = max(DOT * dots(shape, batch), inputs / SECOND_LEVEL_BYTES) + sums / SECOND_LEVEL_BYTES
+    return multiplied + copied + added + TASK * (blocks + parts * constants.pieces) + LAUNCH

@@ -1,0 +1,35 @@
+"""The constants of a gradient by matrix tiles before any search: by rule, since no processor with tiles has measured them."""
+
+from dataclasses import replace
+
+from ksgen.families.amx.defaults import KEPT_BYTES
+from ksgen.families.amx.shape import INPUTS, PAIR
+from ksgen.families.amx_gradient.shape import AmxGradientConstants, Shape
+from ksgen.families.base import Limits
+from ksgen.families.tiles import divide_up
+from ksgen.families.vector.defaults import MANY
+from ksgen.families.vector.planes import round_up
+from ksgen.families.vector_gradient.defaults import shared_out
+from ksgen.spec import KernelSpec
+
+MOST_OUTPUTS = 256  # of a j, that share a copy of its inputs
+BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # longer ones add to the sums in memory less often
+
+
+def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
+    """Batches between two powers of two share their constants, and so their text."""
+    batch = kernel.batch or 1 << ((batch or MANY) - 1).bit_length()
+    outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
+    found = AmxGradientConstants(INPUTS, outputs, 1, 1)
+    while found.outputs > PAIR and not _fits(Shape(kernel, found)):
+        found = replace(found, outputs=found.outputs - PAIR)
+    block = next((block for block in BLOCKS if _fits(Shape(kernel, replace(found, block=block)))), INPUTS)
+    found = replace(found, block=min(block, round_up(batch, INPUTS)))
+    shape = Shape(kernel, found)
+    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, found.block), shape.part, shape.units)
+    return replace(found, parts=parts, pieces=pieces)
+
+
+def _fits(shape: Shape) -> bool:
+    """Whether a block's operands stay in the second-level cache."""
+    return shape.slot * 4 <= KEPT_BYTES

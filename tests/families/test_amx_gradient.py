@@ -1,0 +1,283 @@
+"""Gradients by matrix tiles, played where the processor has none: right, within their arrays, the same bits always."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ksgen import reference
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.errors import ConstantsError, DeviceError
+from ksgen.families import check, family_for
+from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, Shape
+from ksgen.launch.planner import PLANNER
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import tolerance
+from ksgen.spec import LAYOUTS, KernelSpec
+from tests.families.test_vector_gradient import agrees, arrays_of, gradient, kernel_of, launch, planned
+from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
+from tests.support.host_memory import Array, Fenced
+from tests.support.played_tiles import needs_play
+
+FAMILY = AmxGradient()
+BATCHES = (1, 31, 64, 131)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    needs_play()
+    try:
+        found = find_device("native")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
+    monkeypatch.setenv("KSGEN_DEVICE", "native")
+    return found
+
+
+def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 3) -> AmxGradientConstants:
+    """Short blocks, some parts, and two pieces where they may be."""
+    constants = AmxGradientConstants(block, outputs, parts, 1)
+    return replace(constants, pieces=min(2, Shape(kernel, constants).units))
+
+
+# ---- what is right
+
+
+def matrix() -> Iterator[object]:
+    """Every pattern and layout; precisions and constants in turn."""
+    for number, ((name, shape), layout) in enumerate(product(PATTERNS.items(), LAYOUTS)):
+        kernel = kernel_of(shape, PRECISIONS[number * 3 // 2 % 4], layout)
+        constants = constants_of(kernel, (32, 64, 96)[number % 3], (32, 64)[number // 2 % 2], 1 + number % 3)
+        yield pytest.param(kernel, constants, id=f"{name} {kernel.precision} {layout}")
+
+
+@pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
+def test_agrees_with_float64(kernel: KernelSpec, constants: AmxGradientConstants) -> None:
+    for batch in BATCHES:
+        agrees(kernel, constants, batch)
+
+
+def test_the_matrix_holds_all_there_is() -> None:
+    rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
+    assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
+    assert {Shape(*row).is_woven for row in rows} == {True, False}
+    assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
+    assert {Shape(*row).groups > 1 for row in rows} == {True, False}
+    assert {constants.pieces for _, constants in rows} == {1, 2}
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
+    number = st.integers
+    shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
+    kernel = kernel_of(shape, data.draw(st.sampled_from(PRECISIONS)), data.draw(st.sampled_from(LAYOUTS)))
+    constants = AmxGradientConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), data.draw(number(1, 5)), 1)
+    constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
+    for batch in data.draw(st.lists(number(1, 200), min_size=2, max_size=4)):
+        agrees(kernel, constants, batch)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24)])
+def test_defaults_for_few_entries(shape: tuple[int, ...], layout: str) -> None:
+    for precision, batch in (("bfloat16", 1), ("bf16x6", 5)):
+        kernel = kernel_of(shape, precision, layout)
+        agrees(kernel, FAMILY.default(kernel, CPU, batch), batch)
+
+
+def test_a_kernel_specialised_to_one_batch() -> None:
+    kernel = kernel_of((2, 9, 5, 3), "bfloat16", batch=70)
+    agrees(kernel, constants_of(kernel), 70)
+
+
+def test_long_sums_err_less_than_float32s_own() -> None:
+    """Of six products, beside multiply-adds of float32 one after the other."""
+    kernel, batch = kernel_of((1, 16, 16, 1), "bf16x6"), 1024
+    x, grad_y = arrays_of(kernel, batch)
+    truth = reference.gradient(kernel.pattern, x, grad_y, "bsf")
+    plain = np.zeros((16, 16), np.float32)
+    for entry in range(batch):
+        plain = (plain.astype(np.float64) + np.outer(grad_y[entry].astype(np.float64), x[entry])).astype(np.float32)
+    got = gradient(kernel, constants_of(kernel, 512), x, grad_y).astype(np.float64)
+    assert np.linalg.norm(got - truth) < np.linalg.norm(plain[None, :, :, None] - truth)
+
+
+# ---- the same bits, and each weight's own
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout: str) -> None:
+    kernel = kernel_of((2, 40, 33, 2), precision, layout)
+    constants = constants_of(kernel)
+    x, grad_y = arrays_of(kernel, 131)
+    first = gradient(kernel, constants, x, grad_y)
+    assert np.isfinite(first.astype(np.float32)).all()
+    for groups in (1, 2, 3, None):
+        np.testing.assert_array_equal(gradient(kernel, constants, x, grad_y, groups), first)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout: str) -> None:
+    """In the last batch entry above all, behind which tiles are empty."""
+    for shape in ((2, 20, 7, 2), (1, 17, 33, 3)):
+        kernel = kernel_of(shape, precision, layout)
+        x, grad_y = arrays_of(kernel, 37)
+        entry_x, entry_y = (x[-1], grad_y[-1]) if layout == "bsf" else (x[:, -1], grad_y[:, -1])
+        entry_x[5], entry_x[16], entry_y[41] = np.inf, np.nan, -np.inf
+        got = gradient(kernel, constants_of(kernel), x, grad_y).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
+        np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
+        assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_beyond_bfloat16s_parts_are_plain_float32s(layout: str) -> None:
+    """The largest float32, which bfloat16 rounds to Inf; sums that leave float32's range and come back."""
+    kernel = kernel_of((1, 2, 3, 2), "bf16x6", layout)
+    x, grad_y = arrays_of(kernel, 40)
+    rows_x, rows_y = (x, grad_y) if layout == "bsf" else (x.T, grad_y.T)
+    rows_x[:, 0], rows_y[:, 0] = 0, 1
+    rows_x[3, 0], rows_x[5, 0] = np.finfo(np.float32).max, -1e38
+    got = gradient(kernel, constants_of(kernel), x, grad_y)
+    assert got[0, 0, 0, 0] == np.float32(np.finfo(np.float32).max) - np.float32(1e38)
+
+
+# ---- nothing beside the arrays is touched
+
+FENCED = [  # every way to copy, and edges of every kind
+    ((2, 20, 40, 1), "bfloat16", "bsf"),
+    ((2, 20, 7, 2), "bf16x6", "bsf"),
+    ((1, 17, 33, 3), "bfloat16", "bsf"),
+    ((2, 5, 7, 20), "float16", "bsf"),
+    ((1, 33, 35, 3), "bfloat16", "bsl"),
+    ((1, 5, 7, 2), "bf16x6", "bsl"),
+]
+
+
+def run_fenced() -> None:
+    device = find_device("native")
+    for shape, precision, layout in FENCED:
+        kernel = kernel_of(shape, precision, layout)
+        for batch in (1, 37):
+            x, grad_y = arrays_of(kernel, batch)
+            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
+            plan = planned(device, kernel, constants_of(kernel), batch)
+            for at_end in (False, True):
+                places = [Fenced.of(each.nbytes).place(each, at_end) for each in (x, grad_y, np.zeros(shape, x.dtype))]
+                launch(device, plan, places)
+                error = np.linalg.norm(places[2].reshape(shape).astype(np.float64) - truth)
+                assert error <= tolerance(precision, batch) * np.linalg.norm(truth)
+    print("all within their arrays")
+
+
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_amx_gradient import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- who is served, and by which constants
+
+
+@pytest.fixture
+def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A processor that says it has tiles, with nothing found by a search."""
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=("bf16", "f16")))
+    PLANNER.forget()
+    yield device
+    monkeypatch.undo()
+    PLANNER.forget()
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
+def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
+    kernel = kernel_of((2, 20, 34, 2), precision)
+    ks = Launcher(*kernel.pattern.shape)
+    assert "amx_gradient (the weights' gradient by matrix tiles" in ks.explain(300, job="gradient", precision=precision)
+    assert "vector_gradient" in ks.explain(300, job="gradient")
+    x, grad_y = arrays_of(kernel, 300)
+
+    def error(got: Array) -> float:
+        truth = reference.gradient(kernel.pattern, x, grad_y, "bsf")
+        return float(np.linalg.norm(got - truth) / np.linalg.norm(truth))
+
+    by_tiles, plain = ks.gradient(x, grad_y, precision=precision), ks.gradient(x, grad_y)
+    assert error(by_tiles) <= tolerance(precision, 300)
+    assert (by_tiles != plain).any()
+
+
+def test_which_processors_it_serves() -> None:
+    kernel = kernel_of((2, 9, 5, 3), "bf16x6")
+    assert family_for(kernel, CPU).name == "amx_gradient"
+    assert family_for(kernel, replace(CPU, tiles=())).name == "vector_gradient"
+    assert family_for(kernel, replace(CPU, tiles=("f16",))).name == "vector_gradient"
+    assert family_for(replace(kernel, precision="bfloat16"), CPU).name == "vector_gradient", "not measured yet"
+    assert family_for(replace(kernel, precision="bfloat16"), CPU, unmeasured=True).name == "amx_gradient"
+    assert family_for(replace(kernel, job="multiply"), CPU).name == "amx"
+
+
+GOOD = AmxGradientConstants(64, 32, 3, 2)
+BAD = {
+    "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
+    "outputs=33 must be a multiple of 32; try 32 or 64": replace(GOOD, outputs=33),
+    "every constant is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "pieces=7 must be at most the columns that work groups take apart = 2; try 2": replace(GOOD, pieces=7),
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_rules(says: str) -> None:
+    kernel = kernel_of((2, 20, 7, 2), "bfloat16")
+    check(FAMILY, kernel, GOOD)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, BAD[says])
+
+
+def test_rules_of_the_job_and_the_precision() -> None:
+    kernel = kernel_of((2, 20, 7, 2), "bfloat16")
+    with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
+        check(FAMILY, replace(kernel, job="multiply"), GOOD)
+    with pytest.raises(ConstantsError, match="precision=float64 must be one that matrix tiles multiply"):
+        check(FAMILY, replace(kernel, precision="float64"), GOOD)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [*PATTERNS.values(), (6, 64, 64, 1), (1, 768, 192, 3), (512, 2, 2, 1), (1, 4096, 4096, 1)])
+def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision: str) -> None:
+    kernel = kernel_of(shape, precision, layout)
+    for cores, batch in product((1, 2, 64), (None, 1, 100, 25088)):
+        limits = replace(CPU, multiprocessors=cores)
+        constants = FAMILY.default(kernel, limits, batch)
+        check(FAMILY, kernel, constants, limits)
+        geometry = FAMILY.geometry(kernel, constants, batch or 1)
+        assert geometry.workspace_bytes == Shape(kernel, constants).parts(batch or 1) * Shape(kernel, constants).part_bytes
+        if batch == 25088 and kernel.pattern.weight_count > 10**4:
+            assert geometry.grid >= cores  # every core has work
+        assert FAMILY.work(kernel, constants, batch or 1).multiply_adds >= kernel.flops(batch or 1) / 2
+
+
+def test_the_space_keeps_the_rules() -> None:
+    for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 80, 5, 3)), LAYOUTS):
+        kernel = kernel_of(shape, "bf16x6", layout)
+        found = list(FAMILY.space(kernel, CPU))
+        assert len(set(found)) == len(found) > 2
+        for constants in found:
+            check(FAMILY, kernel, constants, CPU)
