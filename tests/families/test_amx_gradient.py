@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
+from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError
-from ksgen.families import check, family_for
+from ksgen.families import check, family_for, family_named
 from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, Shape
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
@@ -154,6 +155,16 @@ def test_sums_beyond_bfloat16s_parts_are_plain_float32s(layout: str) -> None:
     rows_x[3, 0], rows_x[5, 0] = np.finfo(np.float32).max, -1e38
     got = gradient(kernel, constants_of(kernel), x, grad_y)
     assert got[0, 0, 0, 0] == np.float32(np.finfo(np.float32).max) - np.float32(1e38)
+
+
+@pytest.mark.parametrize("family", ["amx", "amx_gradient"])
+def test_a_thread_gets_its_tiles_back(family: str) -> None:
+    kernel = replace(kernel_of((2, 20, 7, 2), "bfloat16"), job="multiply" if family == "amx" else "gradient")
+    text = render(kernel, family_named(family).default(kernel, CPU), family=family, dialect="opencl").text
+    begun, _, rest = text.partition("const TileState before = tile_begin(bf16);")
+    assert rest.count("tile_end(bf16, before);") == 1
+    assert "return" not in rest.partition("tile_end(")[0]
+    assert "tile_" not in begun.partition("{")[2]
 
 
 # ---- nothing beside the arrays is touched

@@ -77,7 +77,8 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
         precision.item_bytes > precision.tiles.operand.item_bytes
     )
-    assert not precision.family or FAMILIES[precision.family].serves(KernelSpec(Pattern(2, 48, 64, 4), precision.name), ALL_TILES)
+    for family, job in zip(precision.families, ("multiply", "gradient"), strict=False):
+        assert FAMILIES[family].serves(KernelSpec(Pattern(2, 48, 64, 4), precision.name, job=job), ALL_TILES)
     for alias in precision.aliases:
         assert alias not in PRECISIONS
         assert named_otherwise(alias) == precision.name
