@@ -147,6 +147,13 @@ def render_processor_probe(precision: str, vector_bytes: int) -> Probe:
     return Probe(text, entry, lanes * sums)
 
 
+def render_tiles_probe(operand: str) -> Probe:
+    """What the matrix tiles of a processor multiply, of so many products in a round."""
+    entry, sums = f"ks_probe_tiles_{operand}", 16 * 16
+    words = {"entry": entry, "operand": operand, "version": __version__, "sums": sums, "lanes": 16}
+    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_WORDS), entry, 4 * sums * 32)
+
+
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of the constants where they are not the portable default."""
     if family.serves(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):

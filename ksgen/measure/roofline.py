@@ -2,10 +2,10 @@
 
 A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest multiply-adds for
 the kernel's operands measure that of arithmetic: plain ones, or those of tensor cores, by warpgroups where the device has them and
-else by warps. On a processor, vector instructions on all cores.
+else by warps. On a processor, vector instructions on all cores, or its matrix tiles where they multiply what is stored.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
 CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # of each multiprocessor at a time, and rounds of the probe: about a millisecond
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
+TILE_ROUNDS = 1 << 13  # the same of matrix tiles
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,23 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
     copy_s = device.time(lambda: device.launch(copy, groups, 1, 0, (x, y, vectors), None), None, runs=7, warmup=1)
     multiply_s = device.time(lambda: device.launch(multiply, groups, 1, 0, (y, PROCESSOR_ROUNDS), None), None, runs=15, warmup=2)
     flops = 2.0 * groups * PROCESSOR_ROUNDS * probe.multiply_adds
-    return Ceilings(2 * PROCESSOR_COPIED_BYTES / median(copy_s), flops / median(multiply_s))
+    plain = Ceilings(2 * PROCESSOR_COPIED_BYTES / median(copy_s), flops / median(multiply_s))
+    return max(plain, _by_tiles(device, precision, plain, y), key=lambda each: each.flops_per_s)
+
+
+def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") -> Ceilings:
+    """The same where the device's matrix tiles multiply what the precision stores."""
+    tiles = PRECISIONS[precision].tiles
+    if tiles is None or tiles.operand.name not in device.limits.tiles:
+        return plain
+    from ksgen.build.build import build
+    from ksgen.emit.render import render_tiles_probe
+
+    probe, groups = render_tiles_probe(tiles.operand.name), device.limits.multiprocessors * GROUPS_A_CORE
+    kernel = device.load(build(probe.text, probe.entry, device.target, device.compiler()), probe.entry, 0)
+    seconds = device.time(lambda: device.launch(kernel, groups, 1, 0, (y, TILE_ROUNDS), None), None, runs=15, warmup=2)
+    flops = 2.0 * groups * TILE_ROUNDS * probe.multiply_adds / tiles.products
+    return replace(plain, flops_per_s=flops / median(seconds), products=tiles.products)
 
 
 def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelHandle]":

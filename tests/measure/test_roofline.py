@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen.build.build import build
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Found, find_device, list_devices
-from ksgen.devices.base import Limits, uploaded
-from ksgen.emit.render import render_cache_probe, render_processor_probe, render_wait
+from ksgen.devices.base import Device, Limits, uploaded
+from ksgen.emit.render import render_cache_probe, render_processor_probe, render_tiles_probe, render_wait
 from ksgen.families.gpus import TYPICAL
 from ksgen.measure import roofline
-from ksgen.measure.roofline import PROCESSOR_COPIED_BYTES, Ceilings, load_probe
+from ksgen.measure.roofline import GROUPS_A_CORE, PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.emulator import is_installed, run_cuda
+from tests.support.played_tiles import needs_play
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -47,6 +49,42 @@ def test_a_processors_probes_do_what_is_counted(precision: str, vector_bytes: in
         found = np.empty_like(x)
         device.download(found, buffer)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture
+def with_tiles(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A native device that says it has tiles, which are played where there are none."""
+    needs_play()
+    found = find_device("native")
+    monkeypatch.setattr(found, "limits", replace(found.limits, tiles=("bf16", "f16")))
+    return found
+
+
+@pytest.mark.parametrize(("operand", "one"), [("bf16", 0x3F80), ("f16", 0x3C00)])
+def test_a_probe_of_tiles_does_what_is_counted(operand: str, one: int, with_tiles: Device) -> None:
+    device, probe, groups, rounds = with_tiles, render_tiles_probe(operand), 3, 5
+    assert probe.multiply_adds == 4 * 16 * 16 * 32
+    kernel = device.load(build(probe.text, probe.entry, device.target, device.compiler()), probe.entry, 0)
+    items = np.full((groups + 1, 512), one, np.uint16)
+    memory = uploaded(device, items)
+    device.launch(kernel, groups, 1, 0, (memory, rounds), None)
+    device.download(items, memory)
+    np.testing.assert_array_equal(items[:groups].view(np.float32), 32 * rounds)
+    np.testing.assert_array_equal(items[groups], one)
+
+
+def test_the_ceiling_is_that_of_tiles_where_they_multiply_what_is_stored(with_tiles: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played tiles are slower than vectors; here they take no time."""
+    monkeypatch.setattr(roofline, "TILE_ROUNDS", 1)
+    monkeypatch.setattr(roofline, "PROCESSOR_COPIED_BYTES", 2**20)
+    monkeypatch.setattr(roofline, "PROCESSOR_ROUNDS", 64)
+    seconds = iter([1.0, 1.0, 1e-9] * 3)
+    monkeypatch.setattr(type(with_tiles), "time", lambda *_, **__: [next(seconds)])
+    per_product = 2.0 * with_tiles.limits.multiprocessors * GROUPS_A_CORE * 4 * 16 * 16 * 32 / 1e-9
+    bfloat16, six = measure_ceilings(with_tiles, "bfloat16"), measure_ceilings(with_tiles, "bf16x6")
+    assert (bfloat16.flops_per_s, bfloat16.products) == (pytest.approx(per_product), 1)
+    assert (six.flops_per_s, six.products) == (pytest.approx(per_product / 6), 6)
+    assert measure_ceilings(with_tiles, "float32").flops_per_s < 1e9
 
 
 def test_a_processors_probe_copies_more_than_a_cache_holds() -> None:
