@@ -165,7 +165,7 @@ BOMBS = {
     "deep dashes": "- " * 5 * 10**5,
     "question marks": "? " * 5 * 10**5,
     "a giant sweep": "defaults: {batch: ["
-    + ",".join(map(str, range(1, 10**5)))
+    + ",".join(map(str, range(1, 2 * 10**4)))
     + "], precision: [float32, float16]}\nkernels: [[1,1,1,1]]",
     "a giant factor": "layers: {a: {chain: {family: deformable_butterfly, in_features: 1, blocks: [" + "[1,1]," * 10**4 + "]}}}",
     "a giant chain": "layers: {a: [" + "[1,1,1,1]," * 10**4 + "]}",
