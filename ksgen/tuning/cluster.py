@@ -3,11 +3,13 @@
 Dask moves the jobs of a lost worker to others. Each worker keeps child processes of its own, as a local search does.
 """
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from ksgen import __version__
@@ -125,12 +127,13 @@ class ClusterEngine(Engine):
         while True:
             workers = self._at_least_one() if on_device else None
             task = self._client.submit(function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources)
-            done = threading.Event()  # the client's own waiting with a time limit fails where a worker is lost meanwhile
-            task.add_done_callback(lambda _, done=done: done.set())
+            # Of a worker that is lost when its task is done, the client would wait for the result for ever; and its own waiting with a
+            # time limit cancels what other threads gather. So the client gathers, and this thread looks whether workers are left.
+            gathered = asyncio.run_coroutine_threadsafe(self._client.gather(task, asynchronous=True), self._client.loop.asyncio_loop)
             while workers is None or not set(workers).isdisjoint(self._eligible()):
-                if done.wait(POLL_SECONDS):
+                if wait([gathered], POLL_SECONDS).done:
                     try:
-                        return task.result()
+                        return gathered.result()
                     except distributed.scheduler.KilledWorker as error:
                         raise DeviceError(f"the cluster lost {LOSSES} workers one after the other: {error}") from None
             task.cancel()

@@ -82,9 +82,11 @@ class Tuner:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
                 wait(searches)
-            except KeyboardInterrupt:
+            except BaseException as error:  # whatever it is: without this the pool would wait for its searches, maybe for ever
                 self.stop.set()
                 self.engine.close()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
             return [_result(search) for search in searches]
 
     def families(self, job: Job) -> list[str]:

@@ -160,3 +160,32 @@ def test_an_engine_that_is_lost_ends_the_search_with_its_own_words(store: TrialS
     results = Tuner(engine, store).run(JOBS)
     assert [str(each) for each in results] == ["it is gone", "it is gone"]
     assert store.trials() == [trial for trial in store.trials() if trial.state in ("failed", "pruned")]
+
+
+class PatientEngine(ImaginedEngine):
+    """Its device never answers, until the engine is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        super().__init__()
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        self.closed.wait(30)
+        raise DeviceError("it is closed")
+
+    def close(self) -> None:
+        self.closed.set()
+        super().close()
+
+
+def test_whatever_comes_between_ends_the_searches_that_wait(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a test that takes too long, and is interrupted, would go on waiting."""
+
+    def interrupted(searches: Sequence[object]) -> None:
+        raise GeneratorExit("the time is up")
+
+    monkeypatch.setattr(tuner, "wait", interrupted)
+    engine = PatientEngine()
+    with pytest.raises(GeneratorExit, match="the time is up"):
+        Tuner(engine, store).run(JOBS)
+    assert engine.closed.is_set()
