@@ -73,25 +73,23 @@ def test_weights_are_initialised_anew(make: Any, rule: Any) -> None:
 FRESH = """
 import sys, torch, transformers
 import ksgen.torch.pretrained
-kind, folder = sys.argv[1:]
-model = getattr(transformers, kind).from_pretrained(folder).eval()
-ids, y = torch.load(folder + "/xy.pt")
-torch.testing.assert_close(model(input_ids=ids, **({"decoder_input_ids": ids} if "T5" in kind else {})).logits, y)
-print("equal")
+for folder, kind in zip(*[iter(sys.argv[1:])] * 2):
+    model = getattr(transformers, kind).from_pretrained(folder).eval()
+    ids, y = torch.load(folder + "/xy.pt")
+    torch.testing.assert_close(model(input_ids=ids, **({"decoder_input_ids": ids} if "T5" in kind else {})).logits, y)
+    print(kind, "equal")
 """
 
 
-@pytest.mark.parametrize(
-    ("make", "rule", "kind"),
-    [(t5, {"wi": UP, "wo": DOWN}, "T5ForConditionalGeneration"), (bert, BERT_RULE, "AutoModelForSequenceClassification")],
-)
-def test_a_fresh_process_gives_the_same_logits(make: Any, rule: Any, kind: str, tmp_path: Path) -> None:
-    model = make()
-    convert(model, rule, backend="einsum")
-    model.save_pretrained(tmp_path)
-    torch.save((IDS, logits_of(model)), tmp_path / "xy.pt")
-    done = subprocess.run([sys.executable, "-c", FRESH, kind, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
-    assert (done.stdout, done.returncode) == ("equal\n", 0), done.stderr
+def test_a_fresh_process_gives_the_same_logits(tmp_path: Path) -> None:
+    words, kinds = [], ["T5ForConditionalGeneration", "AutoModelForSequenceClassification"]
+    for kind, model, rule in zip(kinds, (t5(), bert()), ({"wi": UP, "wo": DOWN}, BERT_RULE), strict=True):
+        convert(model, rule, backend="einsum")
+        model.save_pretrained(tmp_path / kind)
+        torch.save((IDS, logits_of(model)), tmp_path / kind / "xy.pt")
+        words += [str(tmp_path / kind), kind]
+    done = subprocess.run([sys.executable, "-c", FRESH, *words], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.splitlines(), done.returncode) == ([f"{kind} equal" for kind in kinds], 0), done.stderr
 
 
 def test_a_loaded_model_is_like_any_other(tmp_path: Path) -> None:
