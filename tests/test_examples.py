@@ -2,8 +2,10 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +29,31 @@ def run(program: str, *arguments: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a program in this process, which has imported PyTorch, and maybe transformers: that takes longer than most programs."""
+
+    def run(program: str, *arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
 def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
     assert programs == ["digits.py", "fine_tune.py", "propose_vit.py", "serve.py"]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
     assert [name for name in programs if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")] == []
-    assert [name for name in programs if f'run("{name}"' not in tests] == []
+    assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
 
 
 @needs_torch
-def test_digits(tmp_path: Path) -> None:
-    lines = run("digits.py", "--short", cwd=tmp_path).splitlines()
+def test_digits(played: Callable[..., str]) -> None:
+    lines = played("digits.py", "--short").splitlines()
     found = [re.match(r" *(\w+): accuracy ([\d.]+)% after [\d.]+ s, ([\d.]+) MB", line).groups() for line in lines]  # type: ignore[union-attr]
     assert [name for name, *_ in found] == ["dense", "masked", "KSLinear"]
     assert all(float(accuracy) > 20 for _, accuracy, _ in found)  # a guess is right in 10
@@ -48,8 +63,8 @@ def test_digits(tmp_path: Path) -> None:
 
 @needs_torch
 @needs_transformers
-def test_fine_tune(tmp_path: Path) -> None:
-    out = run("fine_tune.py", "--short", cwd=tmp_path)
+def test_fine_tune(played: Callable[..., str]) -> None:
+    out = played("fine_tune.py", "--short")
     losses = [float(each) for each in re.findall(r"loss ([\d.]+), [\d,]+ parameters", out)]
     sizes = [int(each.replace(",", "")) for each in re.findall(r"loss [\d.]+, ([\d,]+) parameters", out)]
     assert losses[1] < losses[0]
@@ -67,8 +82,8 @@ def test_serve(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_propose_vit(tmp_path: Path) -> None:
-    out = run("propose_vit.py", "--short", "--device", "sm_80", "--most", "1", cwd=tmp_path)
+def test_propose_vit(played: Callable[..., str]) -> None:
+    out = played("propose_vit.py", "--short", "--device", "sm_80", "--most", "1")
     assert "12 layers of 384 to 1152 features, such as blocks.0.attention.qkv" in out
     before, after = (int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0]))
     assert after < before == 22_050_664
