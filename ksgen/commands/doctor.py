@@ -213,12 +213,9 @@ def _existing(folder: Path) -> Path:
 
 def _neighbours() -> list[Finding]:
     """Libraries whose arrays launchers accept, found without importing them."""
-    findings = []
-    for name in ("torch", "cupy", "jax"):
-        versions = [found.version for found in metadata.distributions() if found.name.split("-cuda")[0].lower() == name]
-        if versions:
-            findings.append(_of_its_cuda(name, versions[0]))
-    return findings
+    found = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]  # the first of a name is imported
+    versions = dict(reversed(found))
+    return [_of_its_cuda(name, versions[name]) for name in ("torch", "cupy", "jax") if name in versions]
 
 
 def _of_its_cuda(name: str, version: str) -> Finding:
