@@ -131,7 +131,8 @@ def _served() -> list[tuple[str, str, str]]:
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
         kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
         if kernel := next((each for each in kernels if serves(family, each)), None):
-            found.setdefault(_body(source_of(family, kernel)), (family, precision, layout))
+            constants = next(iter(FAMILIES[family].space(job_of(family, kernel), LIMITS)))  # any, and at once: a default is searched for
+            found.setdefault(_body(source_of(family, kernel, constants)), (family, precision, layout))
     return list(found.values())
 
 
