@@ -345,6 +345,7 @@ def has_begun(report: Path) -> bool:
 OF_ONE_FILE = 'from tests import gpu_check; gpu_check.TESTS = ("tests/launch/test_driver.py",); gpu_check.main()'
 
 
+@pytest.mark.timeout(900)
 def test_killed_at_any_moment_it_leaves_every_verdict(tmp_path: Path) -> None:
     """Over the stand-in driver, ten times: what pytest printed of a test is in the report, and nothing goes on running."""
     try:
