@@ -33,7 +33,6 @@ from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import file_name
 from tests import gpu_benchmarks, gpu_children, gpu_report
 from tests.gpu_benchmarks import Outcome
-from tests.support.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of
 
 TESTS = ("tests/test_gpu.py", "tests/devices/test_devices.py", "tests/launch/test_runtimes.py", "tests/launch/test_driver.py")
 TOOLS = ("memcheck", "racecheck")
@@ -105,6 +104,8 @@ def find_sanitizer() -> str | None:
 
 def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
     """A small kernel that the family serves on this device, and a batch that it takes."""
+    from tests.support.kernels import BATCHES, SERVED, job_of, kernel_of, ragged_of  # a second, which each of many tests would wait for
+
     chosen, limits = FAMILIES[family], limits_of(device)
     kernels = [job_of(family, kernel_of(ragged_of(*served), *served[1:])) for served in SERVED if served[0] == family]
     able = next((kernel for kernel in kernels if chosen.serves(kernel, limits)), None)
