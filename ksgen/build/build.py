@@ -1,7 +1,7 @@
 """From one source text to its `Binary`: found in a cache, or compiled now and stored. Calls no GPU, chooses no constants.
 
 Caches are asked in this order: the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; those that do not exist
-are skipped), the user's folder, then bundles that the caller adds. A new binary goes to the first folder that takes
+are skipped), the user's folder, bundles in use, then those that the caller adds. A new binary goes to the first folder that takes
 it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from ksgen import paths
-from ksgen.build.bundle import open_bundle
+from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.cache import Cache, max_bytes_from_environment
 from ksgen.build.children import Children, current_children
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
@@ -32,6 +33,8 @@ LOCK_SECONDS = 120.0  # how long to wait for another process that compiles the s
 MOST_WAIT_S = 60  # for a compiler within this process that ends the process with an abort if it is left alone
 
 Result = Binary | KsgenError
+
+bundles_in_use: weakref.WeakSet[Bundle] = weakref.WeakSet()  # by this process
 
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
 _guard = threading.Lock()
@@ -70,7 +73,22 @@ class Layers:
 def default_caches(*bundles: Layer) -> Layers:
     listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
     project = tuple(place.absolute() for place in listed if place.exists())
-    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles))
+    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles_in_use, *bundles))
+
+
+@dataclass(frozen=True)
+class AbsentCompiler:
+    """In place of a compiler that a device needs and nobody finds: what was built before is found, by whatever compiler."""
+
+    why: str
+    name: str = "none"
+    version: str = ""
+
+    def options(self, target: str) -> tuple[str, ...]:
+        return ()
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        raise ToolchainError(f"{entry}: {self.why}")
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
@@ -90,6 +108,10 @@ def build(text: str, entry: str, target: str, compiler: Compiler | None = None, 
             if found := caches.get(request):
                 return found
             raise _missing(request, str(error)) from None
+    if isinstance(compiler, AbsentCompiler):
+        if found := caches.get(request):
+            return found
+        raise _missing(request, compiler.why)
     if isinstance(compiler, Nvcc | Nvrtc):
         compiler = fit_for(compiler, target)
     while True:
@@ -256,6 +278,7 @@ def _first_time(places: tuple[Path, ...]) -> bool:
 
 
 def _missing(request: Request, why: str) -> ToolchainError:
-    where = f" --arch {request.target}" if request.target.startswith("sm_") else ", on this device"
+    is_host = request.target.startswith("host ")
+    where = f" --arch {'host' if is_host else request.target}" if is_host or request.target.startswith("sm_") else ", on this device"
     message = f"{request.entry}: no cache holds it for {request.target}, and {why}"
     return ToolchainError(f"{message}; prepare it with: ksgen build SPEC{where}")

@@ -16,12 +16,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from ksgen.build.children import current_children
+from ksgen.build.processors import InstructionSet, digest_of_processor, machine, processor_features, set_of
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
@@ -29,16 +29,17 @@ from ksgen.errors import ToolchainError
 WORDS = Path(__file__).with_name("host_words.hpp")
 TILES = Path(__file__).with_name("host_tiles.hpp")
 WALKS = "__walk"  # as `HOST_WALK` of the words says: behind the name of an entry: the function that walks through its work groups
-_ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
+ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
 _CANDIDATES = ("c++", "g++", "clang++")
 _REMEDY = "install g++ or clang, or pip install ziglang; KSGEN_CXX names another"
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """`command`: what is run, before options."""
+    """`command`: what is run, before options. `builds_for`: the kind of processor that it builds for."""
 
     command: tuple[str, ...]
+    builds_for: str = field(default_factory=machine)
     name: ClassVar[str] = "c++"
 
     @property
@@ -47,7 +48,7 @@ class HostCompiler:
         return f"{_first_line(self.command)}, {_digest_of_words()}"
 
     def options(self, target: str) -> tuple[str, ...]:
-        return (*_options(self.command), *_for_this_processor())
+        return options_of(self, set_of(target))
 
     def macros(self, target: str) -> frozenset[str]:
         """What it defines of itself for a target, such as `__AVX2__`."""
@@ -55,12 +56,16 @@ class HostCompiler:
         return frozenset(re.findall(r"^#define (\w+)", said.log, re.MULTILINE))
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        if target != host_target():
-            raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
-        entries = _ENTRY.findall(text)
+        self.check_target(target, entry)
+        entries = ENTRY.findall(text)
         if entry not in entries:
             raise ToolchainError(f"{entry}: its groups have several work items; only an OpenCL driver runs such kernels")
         return Binary(self.compile_whole(source_of(text, entries), entry, target), entry, target)
+
+    def check_target(self, target: str, entry: str) -> None:
+        named = set_of(target)
+        if (named.machine != self.builds_for) if named else target != host_target():
+            raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
         """The shared library that a C++ source becomes."""
@@ -97,23 +102,9 @@ def host_target() -> str:
     return f"host {platform.system()} {instruction_set()}"
 
 
-@functools.cache
 def instruction_set() -> str:
     """Of this processor, in two words. A binary that uses all of it may not run on another."""
-    return f"{platform.machine()} {hashlib.sha256((_told_features() or platform.processor()).encode()).hexdigest()[:8]}"
-
-
-@functools.cache
-def processor_features() -> frozenset[str]:
-    """As the system names them: avx2, avx512f, asimd."""
-    return frozenset(_told_features().split())
-
-
-def _told_features() -> str:
-    with suppress(OSError):
-        if found := re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return found[1]
-    return ""
+    return f"{platform.machine()} {digest_of_processor()}"
 
 
 @functools.cache
@@ -121,24 +112,74 @@ def _digest_of_words() -> str:
     return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes()).hexdigest()[:8]}"
 
 
-def _options(command: tuple[str, ...]) -> tuple[str, ...]:
-    is_clang = "clang" in _first_line(command).lower() or "ziglang" in command
-    vectors = () if is_clang else ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:
+    """For an instruction set; None: for all that this processor has."""
+    is_x86, is_zig = compiler.builds_for == "x86_64", "ziglang" in compiler.command
+    is_clang = is_zig or "clang" in _first_line(compiler.command).lower()
+    features = named.features if named else processor_features()
+    has_few_registers = is_x86 and "avx512f" not in features
+    vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
-    return ("-std=gnu++17", *_level(is_clang), "-fPIC", "-shared", "-pthread", *quiet, *vectors)
+    level = _level(is_clang, has_few_registers, is_x86)
+    return (
+        "-std=gnu++17",
+        *level,
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        *quiet,
+        *vectors,
+        *_of_processor(named, is_x86, is_zig),
+        *_links(named, is_clang),
+    )
 
 
-def _level(is_clang: bool) -> tuple[str, ...]:
-    """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that a processor without AVX-512 has; by -O2 too,
-    where it shares a register between a sum and its copies."""
-    has_few_registers = platform.machine() in ("x86_64", "AMD64") and "avx512f" not in processor_features()
-    if not has_few_registers:
-        return ("-O3",)
-    return ("-O2",) if is_clang else ("-O2", "-fno-tree-coalesce-vars")
+def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
+    """How far to optimise. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has; by -O2 too, where it
+    shares a register between a sum and its copies. For ARM, where it reorders instructions before it chooses registers.
+    """
+    if has_few_registers:
+        return ("-O2",) if is_clang else ("-O2", "-fno-tree-coalesce-vars")
+    return ("-O3",) if is_clang or is_x86 else ("-O3", "-fno-schedule-insns")
 
 
-def _for_this_processor() -> tuple[str, ...]:
-    return ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> tuple[str, ...]:
+    if not named:
+        return ("-march=native",) if is_x86 else ("-mcpu=native",)
+    if is_zig:  # which has names of its own
+        return (f"-mcpu={named.name.replace('-', '_')}" if is_x86 else "-mcpu=generic",)
+    return (f"-march={named.march}",)
+
+
+def _links(named: InstructionSet | None, is_clang: bool) -> tuple[str, ...]:
+    """What goes to another machine needs nothing there but the C library."""
+    if not named or is_clang or platform.system() != "Linux":
+        return ()
+    return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")
+
+
+def compiler_for(target: str) -> HostCompiler:
+    """The one that builds for a target: the host's own, or one that builds for another kind of processor."""
+    named = set_of(target)
+    if named is None or named.machine == machine():
+        return find_host_compiler()
+    return _cross_compiler(named.machine)
+
+
+def _cross_compiler(wanted: str) -> HostCompiler:
+    own, usual = os.environ.get("KSGEN_CXX"), f"{wanted}-linux-gnu-g++"
+    if own and _builds_for(find_host_compiler().command) == wanted:
+        return HostCompiler(find_host_compiler().command, wanted)
+    if found := shutil.which(usual):
+        return HostCompiler((found,), wanted)
+    if importlib.util.find_spec("ziglang"):
+        return HostCompiler((sys.executable, "-m", "ziglang", "c++", "-target", f"{wanted}-linux-gnu"), wanted)
+    remedy = f"install {usual} (Debian: g++-{wanted.replace('_', '-')}-linux-gnu), or pip install ziglang; KSGEN_CXX names another"
+    raise ToolchainError(f"no compiler here builds for {wanted}, as this machine is of {machine()}; {remedy}")
+
+
+def _builds_for(command: tuple[str, ...]) -> str:
+    return current_children.get().run((*command, "-dumpmachine")).log.partition("-")[0]
 
 
 @functools.lru_cache

@@ -199,8 +199,22 @@ static inline T max(const T a, const T b) { return a < b ? b : a; }
 typedef unsigned short half;
 
 namespace host {
-static inline float of_half(const half bits) { return (float)same_bits<_Float16>(bits); }
-static inline half to_half(const float value) { return same_bits<half>((_Float16)value); }
+#ifdef __ARM_FP16_FORMAT_IEEE
+typedef __fp16 Half;  // GCC before 13 knows no _Float16 there
+#else
+typedef _Float16 Half;
+#endif
+static inline float of_half(const half bits) {
+    Half value;
+    memcpy(&value, &bits, sizeof value);
+    return (float)value;
+}
+static inline half to_half(const float value) {
+    const Half rounded = (Half)value;
+    half bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    return bits;
+}
 
 template <int N>
 struct Halves {

@@ -21,10 +21,11 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     \b
     Examples:
       ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
+      ksgen bundle specs/vit.yaml --arch x86-64-v3,x86-64-v4,aarch64 -o vit.ksb
     """
     from ksgen import __version__
     from ksgen.build.bundle import write_bundle
-    from ksgen.commands.compiling import compile_spec
+    from ksgen.commands.compiling import compile_spec, compile_threads
     from ksgen.files import check_writable
     from ksgen.spec import load
     from ksgen.wisdom.store import dump, file_name, load_wisdom
@@ -37,7 +38,7 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
     write_bundle(
         path,
-        [(request, job.binary) for request, job in compiled.items()],
+        [*((request, job.binary) for request, job in compiled.items()), *compile_threads(arch)],
         wisdom,
         {"ksgen": __version__, "spec": loaded.name},
     )

@@ -31,7 +31,12 @@ SPEC = click.Path(path_type=Path)
 REPLACED = "an older one is replaced"  # said by every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
-arch_option = click.option("--arch", default="sm_80,sm_90a", show_default=True, help="GPU targets, separated by commas.")
+arch_option = click.option(
+    "--arch",
+    default="sm_80,sm_90a",
+    show_default=True,
+    help="Targets, separated by commas: of GPUs such as sm_90a, of processors such as x86-64-v3, aarch64 and host.",
+)
 
 
 def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:

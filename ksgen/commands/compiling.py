@@ -1,23 +1,28 @@
 """Compiles a whole spec for several targets; shared by `build`, `bundle` and `demo`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import click
 
-from ksgen.build.build import Binary, Request, build_many
+from ksgen.build.build import Binary, Compiler, Request, build, build_many
+from ksgen.build.host import HostCompiler, compiler_for, find_host_compiler
+from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.commands.common import progress
+from ksgen.devices.native import OfThreads, limits_for, open_device, threads_request
 from ksgen.emit.render import Source, render
-from ksgen.errors import KsgenError
-from ksgen.families import cuda_limits
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.families import Limits, cuda_limits
 from ksgen.families.expected import CLASSES, LARGE
 from ksgen.families.gpus import asked_for
-from ksgen.launch.choice import choose
+from ksgen.launch.choice import MOST_ENTRIES, choose_for_many, limits_from
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices
 from ksgen.wisdom.store import Wisdom, load_wisdom
+
+HOST = "host"  # this very processor, as a target
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Compiled:
 
     source: Source
     target: str
-    result: Binary | KsgenError
+    result: Binary | KsgenError = field(default_factory=lambda: KsgenError("not compiled yet"))
 
     @property
     def request(self) -> Request:
@@ -39,24 +44,68 @@ class Compiled:
         return self.result
 
 
+@dataclass(frozen=True)
+class _Aim:
+    """A target, what builds for it, and the texts that launchers render there."""
+
+    target: str
+    compiler: Compiler
+    dialect: str
+    limits: Limits
+
+
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
     """Compile every kernel of the spec for every target, with the constants tuned for the named device."""
-    compiler = find_compiler()
-    targets = parse_targets(arch, compiler)
-    for target in targets:
-        if (asked := asked_for(target)) != target:
-            click.echo(f"--arch {target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
+    aims = _aims(arch)
+    for aim in aims:
+        if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
+            click.echo(f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
-    wanted = [(source, target) for target in targets for source in _sources(spec.kernels, target, wisdom)]
+    wanted = [(aim, [Compiled(source, aim.target) for source in _sources(spec.kernels, aim, wisdom)]) for aim in aims]
+    finished: list[Compiled] = []
     with progress() as bar:
-        task = bar.add_task(f"compiling {spec.name}", total=len(wanted), now="")
-        results = build_many(
-            [Request(source.text, source.entry, target) for source, target in wanted],
-            compiler,
-            workers=jobs,
-            on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
-        )
-    return [Compiled(source, target, result) for (source, target), result in zip(wanted, results, strict=True)]
+        task = bar.add_task(f"compiling {spec.name}", total=sum(len(jobs_of) for _, jobs_of in wanted), now="")
+        for aim, compiled in wanted:
+            results = build_many(
+                [job.request for job in compiled],
+                aim.compiler,
+                workers=jobs,
+                on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
+            )
+            finished += [replace(job, result=result) for job, result in zip(compiled, results, strict=True)]
+    return finished
+
+
+def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
+    """What processors need besides kernels, of each of their targets."""
+    wanted = [(threads_request(aim.target), OfThreads(aim.compiler)) for aim in _aims(arch) if isinstance(aim.compiler, HostCompiler)]
+    return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
+
+
+def _aims(arch: str) -> list[_Aim]:
+    """`host,x86-64-v3,sm_90a`: processors' targets, then those of GPUs."""
+    words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
+    own = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
+    if odd := next((word for word in words if word not in own and not word.startswith("sm_") and has_processors_look(word)), None):
+        raise ToolchainError(f"{excerpt(odd)} is no instruction set; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}")
+    others = ",".join(word for word in words if word not in own)
+    aims = [_aim_at_processor(word) for word in own]
+    if others or not own:
+        compiler = find_compiler()
+        aims += [_Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(others or arch, compiler)]
+    return aims
+
+
+def has_processors_look(word: str) -> bool:
+    return word.lower().startswith(("x86", "aarch", "arm", "amd64", "avx", "sse", "native"))
+
+
+def _aim_at_processor(word: str) -> _Aim:
+    if word == HOST:
+        device = open_device(0)
+        return _Aim(device.target, find_host_compiler(), device.dialect, limits_from("native", device.target, device.limits))
+    named = INSTRUCTION_SETS[word]
+    return _Aim(named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named)))
 
 
 def _wisdom(device_name: str) -> Wisdom:
@@ -68,13 +117,13 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources(kernels: Iterable[KernelSpec], target: str, wisdom: Wisdom) -> list[Source]:
+def _sources(kernels: Iterable[KernelSpec], aim: _Aim, wisdom: Wisdom) -> list[Source]:
     """The sources that launchers on this target will render: one per batch that wisdom has, or one for each class of batches."""
-    limits = cuda_limits(target)
+    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if aim.limits.is_cpu else [LARGE, *CLASSES]
     sources: dict[str, Source] = {}
     for kernel in kernels:
-        for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else [LARGE, *CLASSES]):
-            choice = choose(kernel, batch, limits, wisdom)
-            source = render(kernel, choice.constants, family=choice.family)
+        for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else classes):
+            choice = choose_for_many(kernel, batch, aim.limits, wisdom)
+            source = render(kernel, choice.constants, family=choice.family, dialect=aim.dialect)
             sources[source.digest] = source
     return list(sources.values())

@@ -1,29 +1,41 @@
 """Runs kernels on this machine's processor as plain functions of shared libraries, on threads of its own or those of OpenMP.
 
 A launch returns when it is done. Host memory is used where it lies. Only texts whose work groups are single work items run here: those of
-the families for processors. `host_threads.cpp` shares work groups out among threads.
+the families for processors. `host_threads.cpp` shares work groups out among threads. Without a compiler, what a cache or a bundle holds
+for an instruction set of this processor's is run.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import re
 import sys
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from ksgen.build.build import build, usable_cores
-from ksgen.build.host import WALKS, HostCompiler, find_host_compiler, host_target, processor_features
-from ksgen.build.request import Binary
+from ksgen.build.build import AbsentCompiler, build, default_caches, usable_cores
+from ksgen.build.bundle import Bundle
+from ksgen.build.host import WALKS, HostCompiler, find_host_compiler, host_target
+from ksgen.build.processors import (
+    INSTRUCTION_SETS,
+    InstructionSet,
+    instruction_sets_here,
+    machine,
+    processor_features,
+    processor_name,
+    set_of,
+    why_not_here,
+)
+from ksgen.build.request import Binary, Request
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index, host_memory
 from ksgen.devices.matrix_tiles import usable_tiles
 from ksgen.devices.threads import wanted_threads
@@ -34,7 +46,8 @@ if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
 
 MOST_THREADS = 1024
-_THREADS = Path(__file__).with_name("host_threads.cpp")
+THREADS = Path(__file__).with_name("host_threads.cpp")
+USUAL_CORES = 16  # for which a binary that goes to other machines shares out work: too many groups cost less than idle cores
 _LAUNCH = "ksgen_launch"
 
 
@@ -48,12 +61,48 @@ def found() -> list[Found]:
 def open_device(index: int) -> NativeDevice:
     if os.name != "posix":
         raise UnavailableError("native: kernels are loaded so on Linux and macOS alone", "")
-    try:
-        device = NativeDevice(find_host_compiler())
-    except ToolchainError as error:
-        raise UnavailableError(f"native: {error}", "") from error
+    device = NativeDevice(_compiler_or_none())
     check_index("native", index, [device.name])
     return device
+
+
+def _compiler_or_none() -> HostCompiler | AbsentCompiler:
+    """The compiler; none, where what runs here was built before."""
+    try:
+        return find_host_compiler()
+    except ToolchainError as error:
+        if _built_before():
+            return AbsentCompiler(str(error))
+        raise UnavailableError(f"native: {error}{_what_else_there_is()}", "") from error
+
+
+def threads_request(target: str) -> Request:
+    """What is built for a target besides kernels: the function that shares work groups out among threads."""
+    return Request(THREADS.read_text(encoding="utf-8"), _LAUNCH, target)
+
+
+def _built_before() -> Binary | None:
+    """That function, by any compiler: for this very processor, else for the best of its instruction sets."""
+    targets = (host_target(), *(each.target for each in instruction_sets_here()))
+    caches = default_caches()
+    return next((found for target in targets if (found := caches.get(threads_request(target)))), None)
+
+
+def _what_else_there_is() -> str:
+    """In words: instruction sets that bundles hold kernels for, none of which this processor has."""
+    bundles = [layer for layer in default_caches().layers if isinstance(layer, Bundle)]
+    targets = {each.target for each in chain.from_iterable(bundle.entries() for bundle in bundles)}
+    held = [each for each in INSTRUCTION_SETS.values() if each.target in targets]
+    return "".join(f"; a bundle holds kernels for {each.name}, but {why_not_here(each)}" for each in held)
+
+
+def limits_for(instruction_set: InstructionSet) -> Limits:
+    """Those that kernels for any processor with these instructions are made for."""
+    return _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
+
+
+def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> Limits:
+    return Limits(2**18, 1024, cores, is_cpu=True, vector_bytes=vector_bytes, has_arm_vectors=has_arm_vectors)
 
 
 class Memory:
@@ -101,15 +150,13 @@ class NativeDevice:
     context = 0
     index = 0
 
-    def __init__(self, compiler: HostCompiler) -> None:
+    def __init__(self, compiler: HostCompiler | AbsentCompiler) -> None:
         self._compiler = compiler
-        self.name = _processor_name()
+        self.name = processor_name()
         self.target = host_target()
         self.driver_version = compiler.version
-        self.limits = Limits(
-            shared_bytes_per_block=2**18, threads_per_block=1024, multiprocessors=usable_cores(), is_cpu=True,
-            vector_bytes=_vector_bytes(), tiles=usable_tiles(compiler),
-        )  # fmt: skip
+        tiles = usable_tiles(compiler) if isinstance(compiler, HostCompiler) else ()
+        self.limits = replace(_limits(_vector_bytes(), machine() == "aarch64", usable_cores()), tiles=tiles)
         self._starting = threading.Lock()
         self._launcher: Any = None
         self._own = threading.local()
@@ -121,8 +168,7 @@ class NativeDevice:
         return self._compiler
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> _Kernel:
-        if binary.target != self.target:
-            raise DeviceError(f"{entry}: a binary for {binary.target} does not run on {self.target}")
+        check_runs_here(binary)
         if shared_bytes:
             raise DeviceError(f"{entry}: a kernel whose work items share memory needs an OpenCL driver; {self.name} runs it by opencl")
         library = _library(binary.data, entry)
@@ -152,7 +198,16 @@ class NativeDevice:
         return self._launcher
 
     def _built_threads(self) -> Binary:
-        return build(_THREADS.read_text(encoding="utf-8"), _LAUNCH, self.target, _OfThreads(self._compiler))
+        request, compiler = threads_request(self.target), self._compiler
+        try:
+            return build(
+                request.text, request.entry, self.target, compiler if isinstance(compiler, AbsentCompiler) else OfThreads(compiler)
+            )
+        except ToolchainError:
+            if found := _built_before():
+                check_runs_here(found)
+                return found
+            raise
 
     def allocate(self, nbytes: int) -> Buffer:
         return _allocated(nbytes)
@@ -193,7 +248,7 @@ def _allocated(nbytes: int) -> Memory:
     return Memory(memory.ctypes.data, nbytes, memory)
 
 
-class _OfThreads:
+class OfThreads:
     """The same compiler, for a text that is C++ already."""
 
     name = "c++ threads"
@@ -206,7 +261,16 @@ class _OfThreads:
         return self._compiler.options(target)
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
+        self._compiler.check_target(target, entry)
         return Binary(self._compiler.compile_whole(text, entry, target), entry, target)
+
+
+def check_runs_here(binary: Binary) -> None:
+    """Raise `DeviceError` for another processor's library: it would end the process, at the first instruction that this one lacks."""
+    named = set_of(binary.target)
+    why = why_not_here(named) if named else "" if binary.target == host_target() else f"this is {host_target()}"
+    if why:
+        raise DeviceError(f"{binary.entry}: a binary for {binary.target} does not run here: {why}")
 
 
 def _library(data: bytes, name: str) -> ctypes.CDLL:
@@ -248,14 +312,6 @@ def _parallel_of(module: str | None) -> int | None:
             loaded = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value
     return None
-
-
-@cache
-def _processor_name() -> str:
-    with suppress(OSError):
-        if found := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return found[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _vector_bytes() -> int:

@@ -26,11 +26,17 @@ class Limits:
     is_cpu: bool = False
     vector_bytes: int = 16  # a processor's vector registers
     tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply, by `Operand.name`
+    has_arm_vectors: bool = False  # ARM's, of which there are 32
     multiprocessors: int = 1  # a processor's cores; of a CUDA target that nobody asks on a device, those of its usual card
     async_copies: bool = True  # cp.async
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums
     warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over
     target: str = ""  # a CUDA target's name: what is known of its rates
+
+    @property
+    def vector_registers(self) -> int:
+        """Of a processor: x86 has 32 where they are 64 bytes wide, else 16."""
+        return 32 if self.has_arm_vectors or self.vector_bytes >= 64 else 16
 
     def shared_bytes_for(self, blocks: int) -> int:
         """What each of so many blocks may use that share a multiprocessor."""

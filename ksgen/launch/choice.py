@@ -6,6 +6,7 @@ Never builds or loads.
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
@@ -13,6 +14,7 @@ from ksgen.families import Limits, check, cuda_limits, families_for, family_for,
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Wisdom
 
+MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
 NEAR = 4  # a search says something of batches so many times longer or shorter
 
 
@@ -39,6 +41,24 @@ def usual_limits_of(device: Device) -> Limits:
     return replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
 
 
+def elsewhere_built(device: Device) -> list[tuple[str, Limits]]:
+    """What may have been built on another machine and runs on this device: targets, and the limits that constants are chosen for."""
+    if device.kind == "native":
+        from ksgen.devices.native import limits_for  # which loads what runs kernels natively
+
+        return [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
+    usual = usual_limits_of(device)
+    return [(device.target, usual)] if usual != limits_of(device) else []
+
+
+def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
+    """As `choose`; without wisdom, for all batches up to a power of two alike, so that few texts serve every batch."""
+    choice = choose(kernel, batch, limits, wisdom, aligned)
+    if choice.from_wisdom or kernel.batch or not limits.is_cpu:
+        return choice
+    return choose(kernel, min(MOST_ENTRIES, 1 << (batch - 1).bit_length()), limits, wisdom, aligned)
+
+
 def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
     """The target's table, where the device itself does not say less, and the device's own multiprocessors."""
     if kind == "cuda":
@@ -48,7 +68,7 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
         return replace(table, shared_bytes=shared, threads=threads, multiprocessors=told.multiprocessors)
     return Limits(
         told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
-        vector_bytes=told.vector_bytes, tiles=told.tiles, multiprocessors=told.multiprocessors,
+        vector_bytes=told.vector_bytes, has_arm_vectors=told.has_arm_vectors, tiles=told.tiles, multiprocessors=told.multiprocessors,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from ksgen.devices.base import Device
+from ksgen.errors import ToolchainError
 from ksgen.families import family_named
 from ksgen.families.vector import factor_kernels
 from ksgen.launch.choice import Choice, limits_of
@@ -49,10 +50,14 @@ def _plan(
     alone, limits = KernelSpec(last, precision, layout), limits_of(device)
     if any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families):  # which have no chains
         return None
-    whole = PLANNER.plan(device, kernel, batch)
-    constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
-    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    packings = (
-        PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain")) for each, own in zip(factors, constants, strict=True)
-    )
-    return FusedPlan(whole, tuple(packings))
+    try:
+        whole = PLANNER.plan(device, kernel, batch)
+        constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
+        factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+        packings = tuple(
+            PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain"))
+            for each, own in zip(factors, constants, strict=True)
+        )
+    except ToolchainError:
+        return None  # bundles hold each factor by itself
+    return FusedPlan(whole, packings)

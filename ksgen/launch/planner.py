@@ -3,6 +3,7 @@
 Takes binaries and wisdom from bundles first. Never launches.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ksgen.build.build import Request, build, default_caches
+from ksgen.build.build import AbsentCompiler, Request, build, bundles_in_use, default_caches
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
 from ksgen.errors import ToolchainError
-from ksgen.launch.choice import Choice, choose, limits_of, usual_limits_of
+from ksgen.launch.choice import Choice, choose, choose_for_many, elsewhere_built, limits_of
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
@@ -44,6 +45,7 @@ class Planner:
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
+            bundles_in_use.add(bundle)  # where a device finds what it needs itself
             self.forget()
 
     def forget(self) -> None:
@@ -74,17 +76,17 @@ class Planner:
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """The plan of a choice; where its kernel cannot be built, that for the target's usual card, which may have been built before."""
+        """The plan of a choice; where its kernel cannot be built, one that may have been built elsewhere: for the target's usual card,
+        or for an instruction set of this processor's."""
         try:
             return self.plan_of(device, kernel, batch, choice)
         except ToolchainError:
-            usual = choose(kernel, batch, usual_limits_of(device), self._wisdom_of(device), aligned)
-            if (usual.family, usual.constants) == (choice.family, choice.constants):
-                raise
-            try:
-                return self.plan_of(device, kernel, batch, usual)
-            except ToolchainError:
-                pass
+            for target, limits in elsewhere_built(device):
+                usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
+                if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
+                    continue
+                with contextlib.suppress(ToolchainError):
+                    return self.plan_of(device, kernel, batch, usual, target)
             raise
 
     def _wisdom_of(self, device: Device) -> Wisdom:
@@ -97,24 +99,25 @@ class Planner:
                 self._wisdom[device.name] = load_wisdom(device.name, texts)
             return self._wisdom[device.name]
 
-    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice) -> Plan:
-        """The plan that a choice asks for, whoever made it; kept by the caller."""
+    def plan_of(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None) -> Plan:
+        """The plan that a choice asks for, whoever made it; kept by the caller. `target`: of its binary, if not the device's own."""
         check_grid(kernel, choice.family, choice.constants, batch)
-        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice))
+        return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice, target or device.target))
 
-    def _load(self, device: Device, kernel: KernelSpec, choice: Choice) -> Loaded:
+    def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
         key = (device, kernel, choice.family, choice.constants)
         if key not in self._loaded:
             if choice.misfit:
                 _log.warning("%s: %s", kernel.name, choice.why)
             source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
-            self._loaded[key] = load(device, source, self._binary(device, source))
+            self._loaded[key] = load(device, source, self._binary(device, source, target))
         return self._loaded[key]
 
-    def _binary(self, device: Device, source: Source) -> Binary:
-        request = Request(source.text, source.entry, device.target)
+    def _binary(self, device: Device, source: Source, target: str) -> Binary:
+        request = Request(source.text, source.entry, target)
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        return next(packed, None) or build(source.text, source.entry, device.target, device.compiler(), default_caches())
+        compiler = device.compiler() if target == device.target else AbsentCompiler("it is looked for only as it was built elsewhere")
+        return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
 
 
 PLANNER = Planner()

@@ -8,15 +8,20 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ksgen.build.request import Binary
+from ksgen.build import processors
+from ksgen.build.cache import Cache
+from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
+from ksgen.build.request import Binary, Request
 from ksgen.devices import find_device, native
 from ksgen.devices.base import Device, UnavailableError
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
+from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
@@ -204,7 +209,7 @@ def test_there_are_no_streams(device: Device) -> None:
 
 def test_another_processor_s_library_is_not_loaded(device: Device) -> None:
     plan = measure(device, KERNEL, 9, runs=0).plan
-    with pytest.raises(DeviceError, match=r"a binary for host Linux m68k does not run on host "):
+    with pytest.raises(DeviceError, match=r"a binary for host Linux m68k does not run here: this is host "):
         device.load(replace(plan.binary, target="host Linux m68k"), plan.source.entry, 0)
     with pytest.raises(DeviceError, match=r"loading ks_gone: .*TMPDIR names a folder whose files may be run"):
         device.load(Binary(b"no library", "ks_gone", device.target), "ks_gone", 0)
@@ -234,10 +239,47 @@ def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_pa
     assert os.listdir(str(tmp_path)) == []
 
 
+# ---- built elsewhere
+
+
+def test_another_instruction_set_s_library_is_not_loaded(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the process by an instruction that is not there."""
+    binary = measure(device, KERNEL, 9, runs=0).plan.binary
+    for each in INSTRUCTION_SETS.values():
+        built = replace(binary, target=each.target)
+        if each in instruction_sets_here():
+            assert device.load(built, binary.entry, 0).entry == binary.entry
+            monkeypatch.setattr(processors, "processor_features", lambda: frozenset())
+        with pytest.raises(
+            DeviceError, match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is of|lacks) "
+        ):
+            device.load(built, binary.entry, 0)
+        monkeypatch.undo()
+
+
+def test_foreign_and_damaged_entries_of_the_cache_are_built_again(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose bytes changed, and one that another processor's machine left under its own target."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+
+    def built() -> Binary:
+        return Planner().plan(device, KERNEL, 9).binary
+
+    first = built()
+    (entry,) = [each for each in Cache(tmp_path).entries() if each.entry == first.entry]
+    for damage in (first.data[: len(first.data) // 2], first.data[:-1] + b"?", b""):
+        (entry.path / "binary").write_bytes(damage)
+        assert built().data == first.data
+        assert (entry.path / "binary").read_bytes() == first.data
+    request = Request(Planner().plan(device, KERNEL, 9).source.text, first.entry, "host Linux m68k")
+    Cache(tmp_path).put(request, replace(first, target="host Linux m68k", data=b"of another"))
+    assert built().data == first.data
+
+
 # ---- chosen
 
 
-def test_a_machine_without_a_compiler_takes_opencl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_takes_opencl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("KSGEN_CXX", raising=False)
     monkeypatch.setattr("ksgen.build.host.importlib.util.find_spec", lambda name: None)

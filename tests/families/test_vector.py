@@ -574,6 +574,7 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
         (32, (2, 96, 105, 64), 6272, "outputs"),  # too many features to stay near
         (32, (1, 128, 512, 8), 17, "batch"),
         (32, (1, 128, 512, 8), 16, "outputs"),
+        (16, (1, 128, 512, 8), 6272, "outputs"),  # measured: never worth it
     ],
 )
 def test_sixteen_registers_take_turned_inputs_where_j_fill_a_vector(

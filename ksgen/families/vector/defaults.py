@@ -8,6 +8,7 @@ from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
 TURNED_VECTORS = 2  # of a tile of outputs that are turned, at most: what a chunk of the batch holds stays near
+TURNED_VECTOR_BYTES = 32  # of a processor on which turning may be faster although lanes are full without it
 TURNED_WORTH = 36  # multiply-adds for each input or output from which turning pays: b * c / (b + c)
 TURNED_BYTES = 800 * 1024  # of a chunk's inputs and outputs: they stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
@@ -19,8 +20,8 @@ FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the o
 
 
 def tile_sizes(limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) that fill the vector registers: 32 of them where they are 64 bytes wide, else 16."""
-    if limits.vector_bytes >= 64:
+    """(height, width) that fill the vector registers."""
+    if limits.vector_registers == 32:
         return [(6, 4), (8, 3), (12, 2), (4, 6), (14, 2), (24, 1), (3, 8), (2, 12), (1, 16), (1, 24), (4, 4), (2, 8)]
     return [(6, 2), (4, 3), (3, 4), (12, 1), (2, 6), (1, 12), (4, 2), (2, 4), (1, 8)]
 
@@ -49,11 +50,11 @@ def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
 
 def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
     """Whether to turn inputs, with lanes along the batch, although outputs would fill the lanes too (batch-size-first): measured on
-    AVX2, where d fills a vector. Turning costs a copy, so it needs enough multiply-adds, and a chunk that stays in the
-    second-level cache.
+    AVX2, where d fills a vector; with vectors of 16 bytes it never was. Turning costs a copy, so it needs enough multiply-adds, and a
+    chunk that stays in the second-level cache.
     """
     _, b, c, d = kernel.pattern.shape
-    if kernel.layout == "bsl" or limits.vector_bytes >= 64 or d < lanes or batch <= FEW:
+    if kernel.layout == "bsl" or limits.vector_bytes != TURNED_VECTOR_BYTES or d < lanes or batch <= FEW:
         return False
     chunk_bytes = (b + c) * d * TURNED_VECTORS * lanes * kernel.real_bytes
     return b * c >= TURNED_WORTH * (b + c) and chunk_bytes <= TURNED_BYTES
@@ -62,9 +63,9 @@ def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int)
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     a, b, c, d = kernel.pattern.shape
     outputs = b * d if d <= lanes else b * lanes
-    most = 24 if limits.vector_bytes >= 64 else 12
+    most = 24 if limits.vector_registers == 32 else 12
     vectors = divide_up(outputs, lanes)
-    far = 1.5 if limits.vector_bytes >= 64 else 2.5
+    far = 1.5 if limits.vector_registers == 32 else 2.5
     height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most, far))
     panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
     if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
@@ -94,7 +95,7 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float 
 
 def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, c, _ = kernel.pattern.shape
-    most = 24 if limits.vector_bytes >= 64 else 12
+    most = 24 if limits.vector_registers == 32 else 12
     vectors = divide_up(batch, lanes)
     widest = min(vectors, TURNED_VECTORS if kernel.layout == "bsf" else vectors)
 

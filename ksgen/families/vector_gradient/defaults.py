@@ -18,9 +18,9 @@ SPARE = 8  # times that X and dY must outweigh the parts' sums
 
 
 def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) whose sums and operands fit the vector registers: 32 of them where they are 64 bytes wide, else 16."""
+    """(height, width) whose sums and operands fit the vector registers."""
     _, b, c, d = kernel.pattern.shape
-    registers = 32 if limits.vector_bytes >= 64 else 16
+    registers = limits.vector_registers
     widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
     return [
         (height, width)
@@ -35,7 +35,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGrad
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     _, b, c, d = kernel.pattern.shape
-    most = 24 if limits.vector_bytes >= 64 else 12
+    most = 24 if limits.vector_registers == 32 else 12
     outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
     height, width = min(tile_sizes(kernel, along, lanes, limits), key=lambda size: cost(size, outputs, c, most))
     constants = VectorGradientConstants(along, lanes, height, width, lanes, 1, 1)

@@ -1,0 +1,118 @@
+"""This machine's processor as the system describes it, and the instruction sets that binaries are built for by name. Runs no compiler.
+
+A binary for an instruction set runs on every processor that has it; one for the host uses all that this processor has.
+"""
+
+import functools
+import hashlib
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # as some systems call what Linux calls so
+_MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")  # where macOS tells what an x86 has
+# what macOS calls otherwise than Linux
+_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}
+
+_V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """One that `--arch` names."""
+
+    name: str
+    machine: str
+    features: frozenset[str]  # by Linux's names: what a processor must have
+    vector_bytes: int
+    march: str  # as GCC and Clang name it
+
+    @property
+    def has_arm_vectors(self) -> bool:
+        return self.machine == "aarch64"
+
+    @property
+    def target(self) -> str:
+        """What its libraries are built for, on a system like this one."""
+        return f"{self.name} {platform.system()}"
+
+
+INSTRUCTION_SETS = {  # of a machine the best first
+    each.name: each
+    for each in (
+        InstructionSet("x86-64-v4", "x86_64", _V4, 64, "x86-64-v4"),
+        InstructionSet("x86-64-v3", "x86_64", _V3, 32, "x86-64-v3"),
+        InstructionSet("x86-64-v2", "x86_64", _V2, 16, "x86-64-v2"),
+        InstructionSet("aarch64", "aarch64", frozenset({"asimd"}), 16, "armv8-a"),
+    )
+}
+
+
+def machine() -> str:
+    """Of what kind this processor is, by Linux's name."""
+    return _MACHINES.get(platform.machine(), platform.machine())
+
+
+def instruction_sets_here() -> tuple[InstructionSet, ...]:
+    """Those that this processor has, the best first."""
+    return tuple(each for each in INSTRUCTION_SETS.values() if not why_not_here(each))
+
+
+def why_not_here(instruction_set: InstructionSet) -> str:
+    """Why this processor does not run it; empty if it does."""
+    if instruction_set.machine != machine():
+        return f"this processor is of {machine()}"
+    lacking = sorted(instruction_set.features - processor_features())
+    return f"this processor lacks {', '.join(lacking)}" if lacking else ""
+
+
+def set_of(target: str) -> InstructionSet | None:
+    """The one whose target it is, on a system like this one; None for any other target."""
+    return next((each for each in INSTRUCTION_SETS.values() if each.target == target), None)
+
+
+@functools.cache
+def digest_of_processor() -> str:
+    """Of what is special about it: equal where all its instructions are."""
+    return hashlib.sha256((_told() or platform.processor()).encode()).hexdigest()[:8]
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """By Linux's names: avx2, avx512f, asimd."""
+    return frozenset(_told().split())
+
+
+@functools.cache
+def processor_name() -> str:
+    with suppress(OSError):
+        if found := re.search(r"^model name\s*:\s*(.+)$", CPUINFO.read_text(), re.MULTILINE):
+            return found[1].strip()
+    return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
+
+
+def _told() -> str:
+    """The system's own list."""
+    with suppress(OSError):
+        if found := re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE):
+            return found[1]
+    if platform.system() != "Darwin":
+        return ""
+    if machine() == "aarch64":
+        return f"asimd {_sysctl('machdep.cpu.brand_string')}"  # every one of Apple's has it; its name stands for the rest
+    words = " ".join(_sysctl(name) for name in _MACOS).lower().split()
+    return " ".join(_LINUX_NAMES.get(word, word.replace(".", "_")) for word in words)
+
+
+def _sysctl(name: str) -> str:
+    """What macOS says; nothing elsewhere."""
+    with suppress(OSError, subprocess.SubprocessError):
+        if platform.system() == "Darwin":
+            return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return ""
