@@ -1,0 +1,77 @@
+"""The C++ that processors' texts become, and the threads that run it, under the compiler's sanitizers: no access outside of arrays, no
+undefined behaviour, no data race. Results too.
+"""
+
+import functools
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ksgen.build.host import find_host_compiler
+from ksgen.devices.base import Limits
+from ksgen.errors import ToolchainError
+from tests.support.processor_cases import CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
+from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
+
+LIMITS = Limits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
+OPTIONS = ("-O1", "-march=native", "-fno-sanitize-recover=all")
+SANITIZERS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
+CASES = [
+    VECTOR[0],
+    replace(VECTOR[2], constants=tiles("outputs", 4, 2, 1, 4, 3, 1)),
+    VECTOR[4],
+    CHAIN[1],
+    *VECTOR_GRADIENT,
+]
+
+
+@functools.cache
+def why_not(sanitizer: str, folder: Path) -> str:
+    """Why programs under a sanitizer do not run here."""
+    try:
+        command = find_host_compiler().command
+    except ToolchainError as absent:
+        return str(absent)
+    (folder / "t.cpp").write_text("int main() { return 0; }\n")
+    for step in ([*command, *OPTIONS, SANITIZERS[sanitizer], "t.cpp", "-o", "t"], ["./t"]):
+        done = subprocess.run(step, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"no sanitizer of the kind {sanitizer}: {' '.join(done.stderr.split())[:200]}"
+    return ""
+
+
+def device(sanitizer: str, folder: Path) -> ProgramDevice:
+    if why := why_not(sanitizer, folder):
+        pytest.skip(why)
+    return ProgramDevice(ProgramCompiler(find_host_compiler().command, (*OPTIONS, SANITIZERS[sanitizer])), folder, LIMITS)
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_is_reported(case: Case, sanitizer: str, tmp_path: Path) -> None:
+    assert all(passes(device(sanitizer, tmp_path), case))
+
+
+BROKEN = """
+ENTRY(1, 1)
+void broken(int* values) {{ {statement} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sanitizer", "statement", "says"),
+    [
+        ("address", "values[4] = 1;", "heap-buffer-overflow"),
+        ("address", "values[0] = 0x7fffffff; values[1] = values[0] + 1 + (int)get_group_id(0);", "signed integer overflow"),
+        ("thread", "for (int at = 0; at < 100000; ++at) values[0] += 1;", "data race"),
+    ],
+)
+def test_what_is_wrong_is_reported(sanitizer: str, statement: str, says: str, tmp_path: Path) -> None:
+    """Texts that are: beyond an array, overflowing, and several work groups at one place."""
+    programs = device(sanitizer, tmp_path)
+    text = "#define ENTRY(X, Y) __kernel\n" + BROKEN.format(statement=statement)
+    handle = programs.load(programs.compiler().compile(text, "broken", programs.target), "broken", 0)
+    with pytest.raises(ProgramError, match=says):
+        programs.launch(handle, 8, 1, 0, (programs.allocate(16),), None)

@@ -1,0 +1,65 @@
+// A program that launches one kernel as `native` does, on arrays from files: for another processor than this one, or under a sanitizer.
+//
+//     program WALK GROUPS THREADS LAUNCHES [i:NUMBER | b:FILE:OFFSET]...
+//
+// A file becomes memory of exactly its bytes, on the boundary of a line of the cache, and is written back at the end. Compiled
+// behind host_threads.cpp, and linked with the kernel's text.
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 16 };
+
+struct Memory {
+    char path[4096];
+    char* begin;
+    size_t bytes;
+};
+
+static void fail(const char* what) {
+    perror(what);
+    exit(2);
+}
+
+static void read_whole(Memory* memory) {
+    FILE* file = fopen(memory->path, "rb");
+    if (!file) fail(memory->path);
+    fseek(file, 0, SEEK_END);
+    memory->bytes = (size_t)ftell(file);
+    rewind(file);
+    if (posix_memalign((void**)&memory->begin, 64, memory->bytes)) fail("memory");
+    if (fread(memory->begin, 1, memory->bytes, file) != memory->bytes) fail(memory->path);
+    fclose(file);
+}
+
+int main(int count, char** words) {
+    auto walk = (Walk)dlsym(RTLD_DEFAULT, words[1]);
+    if (!walk || count > 5 + MOST) return fprintf(stderr, "%s\n", walk ? "too many arguments" : dlerror()), 2;
+    static Memory files[MOST];
+    int64_t arguments[MOST];
+    int known = 0;
+    for (int at = 5; at < count; ++at) {
+        char* offset = strrchr(words[at], ':');
+        arguments[at - 5] = strtoll(offset + 1, nullptr, 10);
+        if (words[at][0] == 'i') continue;
+        *offset = 0;
+        int file = 0;
+        while (file < known && strcmp(files[file].path, words[at] + 2)) ++file;
+        if (file == known) {
+            strcpy(files[known++].path, words[at] + 2);
+            read_whole(&files[file]);
+        }
+        arguments[at - 5] += (int64_t)(intptr_t)files[file].begin;
+    }
+    for (long launch = 0; launch < atol(words[4]); ++launch) ksgen_launch(walk, arguments, atol(words[2]), atol(words[3]), nullptr);
+    for (int file = 0; file < known; ++file) {
+        FILE* to = fopen(files[file].path, "wb");
+        if (!to || fwrite(files[file].begin, 1, files[file].bytes, to) != files[file].bytes || fclose(to)) fail(files[file].path);
+        free(files[file].begin);
+    }
+    fflush(nullptr);
+    _Exit(0);  // the crew's threads wait for ever
+}
