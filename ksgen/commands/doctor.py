@@ -46,7 +46,7 @@ def command(as_json: bool) -> None:
     from ksgen.build.build import compiling_is_forbidden
 
     device = _chosen_device()
-    findings = [*_installation(), *_driver(), *_devices(), device, *_compilers(_target()), *_folders(), *_neighbours()]
+    findings = [*_installation(), *_driver(), *_devices(), device, *_compilers(_target()), _host_compiler(), *_folders(), *_neighbours()]
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -82,6 +82,7 @@ def _devices() -> list[Finding]:
 
 def _chosen_device() -> Finding:
     from ksgen.devices import find_device
+    from ksgen.devices.threads import wanted_threads
     from ksgen.errors import DeviceError
 
     asked = os.environ.get("KSGEN_DEVICE")
@@ -92,11 +93,29 @@ def _chosen_device() -> Finding:
         remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line(cuda_extra())}"
         return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
-    return Finding(
-        "launchers take",
-        f"{device.name} by {device.runtime} ({reason}); driver {device.driver_version}, {limits.multiprocessors} multiprocessors, "
-        f"{limits.shared_bytes_per_block // 1024} KiB of shared memory per block",
-    )
+    has = f"{limits.multiprocessors} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory per block"
+    if limits.is_cpu:
+        threads = min(wanted_threads() or limits.multiprocessors, limits.multiprocessors)
+        has = f"{counted(threads, 'thread')} on {counted(limits.multiprocessors, 'core')}, vectors of {limits.vector_bytes} bytes"
+    made = "compiler" if device.runtime == "native" else "driver"
+    return Finding("launchers take", f"{device.name} by {device.runtime} ({reason}); {made} {device.driver_version or 'none'}, {has}")
+
+
+def _host_compiler() -> Finding:
+    """What builds kernels for this machine's processor, and for which instructions."""
+    from ksgen.build.host import find_host_compiler
+    from ksgen.build.processors import instruction_sets_here, machine
+    from ksgen.errors import ToolchainError
+
+    what = "processors' kernels are built by"
+    sets = ", ".join(each.name for each in instruction_sets_here()) or "none of those that bundles know"
+    try:
+        compiler = find_host_compiler()
+        version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own words
+    except ToolchainError as error:
+        why, _, remedy = str(error).splitlines()[0].partition("; ")
+        return Finding(what, "", f"{why}; of a bundle this {machine()} runs what is built for {sets}", remedy)
+    return Finding(what, f"{' '.join(compiler.command)}, {version}, for this very processor; of a bundle it runs what is built for {sets}")
 
 
 def _driver() -> list[Finding]:

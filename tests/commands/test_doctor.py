@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from ksgen import devices, install
 from ksgen.build import toolchain
+from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.commands import doctor
 from ksgen.commands.doctor import Finding
 from tests.support.commands import run
@@ -210,3 +212,29 @@ def test_doctor_without_pycuda_is_one_line_and_no_traceback() -> None:
     assert row["found"] == ""
     assert "pip install pycuda" in row["remedy"]
     assert "Traceback" not in done.stderr
+
+
+def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("#!/bin/sh\necho 'own 1.0, the best'\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("KSGEN_CXX", str(own))
+    monkeypatch.setattr(
+        "ksgen.build.processors.instruction_sets_here", lambda: (INSTRUCTION_SETS["x86-64-v3"], INSTRUCTION_SETS["x86-64-v2"])
+    )
+    told = doctor._host_compiler()
+    held = "of a bundle it runs what is built for x86-64-v3, x86-64-v2"
+    assert told == Finding("processors' kernels are built by", f"{own}, own 1.0, the best, for this very processor; {held}")
+    monkeypatch.setenv("KSGEN_CXX", "gone++")
+    told = doctor._host_compiler()
+    assert (told.found, told.remedy) == ("", "give a C++ compiler's path, or unset it")
+    assert told.why.startswith("KSGEN_CXX=gone++ names nothing that runs; of a bundle this ")
+
+
+def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_THREADS", "1")
+    monkeypatch.setenv("KSGEN_DEVICE", "native")
+    told = doctor._chosen_device()
+    if not told.found:
+        pytest.skip(told.why)
+    assert re.search(r" by native \(KSGEN_DEVICE=native\); compiler .*, 1 thread on \d+ cores?, vectors of (16|32|64) bytes$", told.found)
