@@ -23,6 +23,8 @@ from ksgen import paths
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.cache import Cache, max_bytes_from_environment
 from ksgen.build.children import Children, current_children
+from ksgen.build.host import host_target
+from ksgen.build.processors import instruction_sets_here, set_of
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
 from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
 from ksgen.errors import KsgenError, ToolchainError
@@ -34,8 +36,7 @@ MOST_WAIT_S = 60  # for a compiler within this process that ends the process wit
 
 Result = Binary | KsgenError
 
-bundles_in_use: weakref.WeakSet[Bundle] = weakref.WeakSet()  # by this process
-
+_in_use: tuple[weakref.ref[Bundle], ...] = ()  # by this process, the newest first; replaced whole, since threads read it
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
 _guard = threading.Lock()
 
@@ -73,7 +74,18 @@ class Layers:
 def default_caches(*bundles: Layer) -> Layers:
     listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
     project = tuple(place.absolute() for place in listed if place.exists())
-    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles_in_use, *bundles))
+    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles_in_use(), *bundles))
+
+
+def put_in_use(bundle: Bundle) -> None:
+    """Every cache that is asked from now on is followed by this bundle, as long as it is kept."""
+    global _in_use
+    with _guard:
+        _in_use = (weakref.ref(bundle), *(each for each in _in_use if each()))
+
+
+def bundles_in_use() -> tuple[Bundle, ...]:
+    return tuple(bundle for each in _in_use if (bundle := each()))
 
 
 @dataclass(frozen=True)
@@ -278,7 +290,15 @@ def _first_time(places: tuple[Path, ...]) -> bool:
 
 
 def _missing(request: Request, why: str) -> ToolchainError:
-    is_host = request.target.startswith("host ")
-    where = f" --arch {'host' if is_host else request.target}" if is_host or request.target.startswith("sm_") else ", on this device"
     message = f"{request.entry}: no cache holds it for {request.target}, and {why}"
-    return ToolchainError(f"{message}; prepare it with: ksgen build SPEC{where}")
+    return ToolchainError(f"{message}; prepare it with: {_preparation(request.target)}")
+
+
+def _preparation(target: str) -> str:
+    if target != host_target():
+        named = set_of(target)
+        word = named.name if named else target if target.startswith("sm_") else ""
+        return f"ksgen build SPEC --arch {word}" if word else "ksgen build SPEC, on this device"
+    best = next((each.name for each in instruction_sets_here()), None)
+    elsewhere = f", or on another machine: ksgen bundle SPEC --arch {best}" if best else ""
+    return f"ksgen build SPEC --arch host{elsewhere}"

@@ -36,7 +36,7 @@ _REMEDY = "install g++ or clang, or pip install ziglang; KSGEN_CXX names another
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """`command`: what is run, before options. `builds_for`: the kind of processor that it builds for."""
+    """`command`: what is run, before options. `builds_for`: the processors' architecture."""
 
     command: tuple[str, ...]
     builds_for: str = field(default_factory=machine)
@@ -120,18 +120,8 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
     has_few_registers = is_x86 and "avx512f" not in features
     vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
-    level = _level(is_clang, has_few_registers, is_x86)
-    return (
-        "-std=gnu++17",
-        *level,
-        "-fPIC",
-        "-shared",
-        "-pthread",
-        *quiet,
-        *vectors,
-        *_of_processor(named, is_x86, is_zig),
-        *_links(named, is_clang),
-    )
+    level, processor = _level(is_clang, has_few_registers, is_x86), _of_processor(named, is_x86, is_zig)
+    return ("-std=gnu++17", *level, "-fPIC", "-shared", "-pthread", *quiet, *vectors, *processor, *_links(named, is_zig))
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
@@ -151,15 +141,15 @@ def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> t
     return (f"-march={named.march}",)
 
 
-def _links(named: InstructionSet | None, is_clang: bool) -> tuple[str, ...]:
-    """What goes to another machine needs nothing there but the C library."""
-    if not named or is_clang or platform.system() != "Linux":
+def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
+    """What goes to another machine needs nothing there but the C library. zig links so by itself."""
+    if not named or is_zig or platform.system() != "Linux":
         return ()
     return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")
 
 
 def compiler_for(target: str) -> HostCompiler:
-    """The one that builds for a target: the host's own, or one that builds for another kind of processor."""
+    """The host's own, or, for another architecture, a cross compiler."""
     named = set_of(target)
     if named is None or named.machine == machine():
         return find_host_compiler()
@@ -175,7 +165,7 @@ def _cross_compiler(wanted: str) -> HostCompiler:
     if importlib.util.find_spec("ziglang"):
         return HostCompiler((sys.executable, "-m", "ziglang", "c++", "-target", f"{wanted}-linux-gnu"), wanted)
     remedy = f"install {usual} (Debian: g++-{wanted.replace('_', '-')}-linux-gnu), or pip install ziglang; KSGEN_CXX names another"
-    raise ToolchainError(f"no compiler here builds for {wanted}, as this machine is of {machine()}; {remedy}")
+    raise ToolchainError(f"no compiler here builds for {wanted}, as this machine is {machine()}; {remedy}")
 
 
 def _builds_for(command: tuple[str, ...]) -> str:

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # as some systems call what Linux calls so
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names for what other systems call so
 _MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")  # where macOS tells what an x86 has
-# what macOS calls otherwise than Linux
-_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}
+_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # for what macOS calls so
 
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
@@ -25,7 +24,7 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One that `--arch` names."""
+    """What `--arch` names: instructions that a group of processors has in common."""
 
     name: str
     machine: str
@@ -43,7 +42,7 @@ class InstructionSet:
         return f"{self.name} {platform.system()}"
 
 
-INSTRUCTION_SETS = {  # of a machine the best first
+INSTRUCTION_SETS = {  # of each architecture the best first
     each.name: each
     for each in (
         InstructionSet("x86-64-v4", "x86_64", _V4, 64, "x86-64-v4"),
@@ -55,7 +54,7 @@ INSTRUCTION_SETS = {  # of a machine the best first
 
 
 def machine() -> str:
-    """Of what kind this processor is, by Linux's name."""
+    """This processor's architecture, by Linux's name."""
     return _MACHINES.get(platform.machine(), platform.machine())
 
 
@@ -67,7 +66,7 @@ def instruction_sets_here() -> tuple[InstructionSet, ...]:
 def why_not_here(instruction_set: InstructionSet) -> str:
     """Why this processor does not run it; empty if it does."""
     if instruction_set.machine != machine():
-        return f"this processor is of {machine()}"
+        return f"this processor is {machine()}"
     lacking = sorted(instruction_set.features - processor_features())
     return f"this processor lacks {', '.join(lacking)}" if lacking else ""
 
@@ -79,7 +78,7 @@ def set_of(target: str) -> InstructionSet | None:
 
 @functools.cache
 def digest_of_processor() -> str:
-    """Of what is special about it: equal where all its instructions are."""
+    """Equal for processors that have the same instructions."""
     return hashlib.sha256((_told() or platform.processor()).encode()).hexdigest()[:8]
 
 

@@ -1,7 +1,7 @@
 """Compiles a whole spec for several targets; shared by `build`, `bundle` and `demo`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import click
 
@@ -31,7 +31,7 @@ class Compiled:
 
     source: Source
     target: str
-    result: Binary | KsgenError = field(default_factory=lambda: KsgenError("not compiled yet"))
+    result: Binary | KsgenError
 
     @property
     def request(self) -> Request:
@@ -61,23 +61,23 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
         if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
             click.echo(f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
-    wanted = [(aim, [Compiled(source, aim.target) for source in _sources(spec.kernels, aim, wisdom)]) for aim in aims]
+    wanted = [(aim, _sources(spec.kernels, aim.limits, aim.dialect, wisdom)) for aim in aims]
     finished: list[Compiled] = []
     with progress() as bar:
-        task = bar.add_task(f"compiling {spec.name}", total=sum(len(jobs_of) for _, jobs_of in wanted), now="")
-        for aim, compiled in wanted:
+        task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
+        for aim, sources in wanted:
             results = build_many(
-                [job.request for job in compiled],
+                [Request(source.text, source.entry, aim.target) for source in sources],
                 aim.compiler,
                 workers=jobs,
                 on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
             )
-            finished += [replace(job, result=result) for job, result in zip(compiled, results, strict=True)]
+            finished += [Compiled(source, aim.target, result) for source, result in zip(sources, results, strict=True)]
     return finished
 
 
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
-    """What processors need besides kernels, of each of their targets."""
+    """What processors need besides kernels, for each of their targets."""
     wanted = [(threads_request(aim.target), OfThreads(aim.compiler)) for aim in _aims(arch) if isinstance(aim.compiler, HostCompiler)]
     return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
 
@@ -86,18 +86,14 @@ def _aims(arch: str) -> list[_Aim]:
     """`host,x86-64-v3,sm_90a`: processors' targets, then those of GPUs."""
     words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
     own = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
-    if odd := next((word for word in words if word not in own and not word.startswith("sm_") and has_processors_look(word)), None):
-        raise ToolchainError(f"{excerpt(odd)} is no instruction set; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}")
-    others = ",".join(word for word in words if word not in own)
+    gpus = [word for word in words if word not in own]
+    if odd := next((word for word in gpus if not word.startswith("sm_")), None):
+        raise ToolchainError(f"{excerpt(odd)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as sm_90a")
     aims = [_aim_at_processor(word) for word in own]
-    if others or not own:
+    if gpus or not own:
         compiler = find_compiler()
-        aims += [_Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(others or arch, compiler)]
+        aims += [_Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)]
     return aims
-
-
-def has_processors_look(word: str) -> bool:
-    return word.lower().startswith(("x86", "aarch", "arm", "amd64", "avx", "sse", "native"))
 
 
 def _aim_at_processor(word: str) -> _Aim:
@@ -117,13 +113,13 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources(kernels: Iterable[KernelSpec], aim: _Aim, wisdom: Wisdom) -> list[Source]:
-    """The sources that launchers on this target will render: one per batch that wisdom has, or one for each class of batches."""
-    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if aim.limits.is_cpu else [LARGE, *CLASSES]
+def _sources(kernels: Iterable[KernelSpec], limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
+    """The sources that launchers on such a target will render: one per batch that wisdom has, or one for each class of batches."""
+    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES]
     sources: dict[str, Source] = {}
     for kernel in kernels:
         for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else classes):
-            choice = choose_for_many(kernel, batch, aim.limits, wisdom)
-            source = render(kernel, choice.constants, family=choice.family, dialect=aim.dialect)
+            choice = choose_for_many(kernel, batch, limits, wisdom)
+            source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
             sources[source.digest] = source
     return list(sources.values())

@@ -108,14 +108,14 @@ def _host_compiler() -> Finding:
     from ksgen.errors import ToolchainError
 
     what = "processors' kernels are built by"
-    sets = ", ".join(each.name for each in instruction_sets_here()) or "none of those that bundles know"
+    sets = ", ".join(each.name for each in instruction_sets_here()) or "no --arch but host"
     try:
         compiler = find_host_compiler()
         version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own words
     except ToolchainError as error:
         why, _, remedy = str(error).splitlines()[0].partition("; ")
-        return Finding(what, "", f"{why}; of a bundle this {machine()} runs what is built for {sets}", remedy)
-    return Finding(what, f"{' '.join(compiler.command)}, {version}, for this very processor; of a bundle it runs what is built for {sets}")
+        return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
+    return Finding(what, f"{' '.join(compiler.command)}, {version}, for this very processor, which also runs bundles for {sets}")
 
 
 def _driver() -> list[Finding]:

@@ -2,7 +2,7 @@
 
 A launch returns when it is done. Host memory is used where it lies. Only texts whose work groups are single work items run here: those of
 the families for processors. `host_threads.cpp` shares work groups out among threads. Without a compiler, what a cache or a bundle holds
-for an instruction set of this processor's is run.
+for this processor's instructions is run.
 """
 
 from __future__ import annotations
@@ -89,11 +89,13 @@ def _built_before() -> Binary | None:
 
 
 def _what_else_there_is() -> str:
-    """In words: instruction sets that bundles hold kernels for, none of which this processor has."""
+    """In words: what bundles hold kernels for, and why none of them runs here."""
     bundles = [layer for layer in default_caches().layers if isinstance(layer, Bundle)]
     targets = {each.target for each in chain.from_iterable(bundle.entries() for bundle in bundles)}
-    held = [each for each in INSTRUCTION_SETS.values() if each.target in targets]
-    return "".join(f"; a bundle holds kernels for {each.name}, but {why_not_here(each)}" for each in held)
+    held = {each.name: why_not_here(each) for each in INSTRUCTION_SETS.values() if each.target in targets}
+    if any(target.startswith("host ") for target in targets):
+        held["host"] = "" if host_target() in targets else "that was another processor"
+    return "".join(f"; a bundle holds kernels for {name}, but {why or 'another version of ksgen wrote it'}" for name, why in held.items())
 
 
 def limits_for(instruction_set: InstructionSet) -> Limits:
@@ -198,14 +200,12 @@ class NativeDevice:
         return self._launcher
 
     def _built_threads(self) -> Binary:
-        request, compiler = threads_request(self.target), self._compiler
+        request = threads_request(self.target)
+        compiler = OfThreads(self._compiler) if isinstance(self._compiler, HostCompiler) else self._compiler
         try:
-            return build(
-                request.text, request.entry, self.target, compiler if isinstance(compiler, AbsentCompiler) else OfThreads(compiler)
-            )
+            return build(request.text, request.entry, request.target, compiler)
         except ToolchainError:
             if found := _built_before():
-                check_runs_here(found)
                 return found
             raise
 

@@ -138,10 +138,10 @@ def render_cache_probe(threads: int, blocks: int) -> Probe:
     return Probe(fill("probe_cache.cu.j2", words, WORDS["cuda"]), entry)
 
 
-def render_processor_probe(precision: str, vector_bytes: int, has_arm_vectors: bool = False) -> Probe:
-    """The same for a processor with so wide vector registers: 32 of them where they are ARM's or 64 bytes wide, else 16."""
+def render_processor_probe(precision: str, limits: Limits) -> Probe:
+    """The same for a processor with such vector registers."""
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].real_bytes == 8
-    lanes, sums = vector_bytes // (8 if is_wide else 4), 24 if has_arm_vectors or vector_bytes >= 64 else 12
+    lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
     text = fill("probe_processor.cl.j2", words, VECTOR_WORDS, (PRECISIONS[precision].sums,))
     return Probe(text, entry, lanes * sums)

@@ -41,12 +41,13 @@ def usual_limits_of(device: Device) -> Limits:
     return replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
 
 
-def elsewhere_built(device: Device) -> list[tuple[str, Limits]]:
-    """What may have been built on another machine and runs on this device: targets, and the limits that constants are chosen for."""
+def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
+    """What may have been built beforehand and runs on this device: targets, and the limits that constants are chosen for."""
     if device.kind == "native":
         from ksgen.devices.native import limits_for  # which loads what runs kernels natively
 
-        return [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
+        sets = [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
+        return [(device.target, limits_of(device)), *sets]
     usual = usual_limits_of(device)
     return [(device.target, usual)] if usual != limits_of(device) else []
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.errors import ToolchainError
 from ksgen.families import family_named
@@ -59,5 +60,7 @@ def _plan(
             for each, own in zip(factors, constants, strict=True)
         )
     except ToolchainError:
+        if not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler):
+            raise
         return None  # bundles hold each factor by itself
     return FusedPlan(whole, packings)

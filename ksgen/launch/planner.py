@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ksgen.build.build import AbsentCompiler, Request, build, bundles_in_use, default_caches
+from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle, open_bundle
 from ksgen.build.request import Binary
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
 from ksgen.errors import ToolchainError
-from ksgen.launch.choice import Choice, choose, choose_for_many, elsewhere_built, limits_of
+from ksgen.launch.choice import Choice, built_beforehand, choose, choose_for_many, limits_of
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
@@ -45,7 +45,7 @@ class Planner:
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
-            bundles_in_use.add(bundle)  # where a device finds what it needs itself
+            put_in_use(bundle)  # for the device: what it needs besides kernels
             self.forget()
 
     def forget(self) -> None:
@@ -76,12 +76,12 @@ class Planner:
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """The plan of a choice; where its kernel cannot be built, one that may have been built elsewhere: for the target's usual card,
-        or for an instruction set of this processor's."""
+        """The plan of a choice; where its kernel cannot be built, one that may have been built beforehand: for the target's usual card,
+        or for any processor with some of this one's instructions."""
         try:
             return self.plan_of(device, kernel, batch, choice)
         except ToolchainError:
-            for target, limits in elsewhere_built(device):
+            for target, limits in built_beforehand(device):
                 usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
                 if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
                     continue
@@ -116,7 +116,7 @@ class Planner:
     def _binary(self, device: Device, source: Source, target: str) -> Binary:
         request = Request(source.text, source.entry, target)
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        compiler = device.compiler() if target == device.target else AbsentCompiler("it is looked for only as it was built elsewhere")
+        compiler = device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
 
 

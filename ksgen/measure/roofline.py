@@ -90,8 +90,9 @@ def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
 def _of_processor(device: "Device", precision: str) -> Ceilings:
     """By vector instructions on all cores. 16-bit types are multiplied in float32."""
     from ksgen.emit.render import render_processor_probe
+    from ksgen.launch.choice import limits_of
 
-    probe = render_processor_probe(precision, device.limits.vector_bytes, device.limits.has_arm_vectors)
+    probe = render_processor_probe(precision, limits_of(device))
     copy, multiply = load_probe(device, probe)
     x, y = device.allocate(PROCESSOR_COPIED_BYTES), device.allocate(PROCESSOR_COPIED_BYTES)
     groups, vectors = device.limits.multiprocessors * GROUPS_A_CORE, PROCESSOR_COPIED_BYTES // device.limits.vector_bytes

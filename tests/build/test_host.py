@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from ksgen.build import host
-from ksgen.build.build import build
+from ksgen.build.build import AbsentCompiler, Layers, build
 from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
+from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.request import Request
 from ksgen.emit.render import render
 from ksgen.errors import ToolchainError
@@ -199,6 +200,21 @@ def test_it_is_compiled_once_and_then_found(compiler: HostCompiler, tmp_path: Pa
     assert build(source, entry, host_target(), compiler).data == made.data
     with pytest.raises(ToolchainError, match=r"KSGEN_NO_COMPILE forbids compiling it"):
         build(source + " ", entry, host_target(), compiler)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (host_target(), r"ksgen build SPEC --arch host(, or on another machine: ksgen bundle SPEC --arch (x86-64-v[234]|aarch64))?"),
+        (INSTRUCTION_SETS["x86-64-v3"].target, "ksgen build SPEC --arch x86-64-v3"),
+        ("pocl on a processor", "ksgen build SPEC, on this device"),
+    ],
+)
+def test_a_missing_binary_is_told_with_what_makes_it(target: str, says: str) -> None:
+    why = "no C++ compiler found; install g++"
+    told = rf"ks: no cache holds it for {target}, and {re.escape(why)}; prepare it with: {says}$"
+    with pytest.raises(ToolchainError, match=told):
+        build("text", "ks", target, AbsentCompiler(why), Layers(()))
 
 
 def test_other_words_are_another_key(compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_arm_on_linux(machine) -> None:
     assert names() == ["aarch64"]
     assert native.limits_for(INSTRUCTION_SETS["aarch64"]).has_arm_vectors
     assert (native._vector_bytes(), processors.machine()) == (16, "aarch64")
-    assert why_not_here(INSTRUCTION_SETS["x86-64-v2"]) == "this processor is of aarch64"
+    assert why_not_here(INSTRUCTION_SETS["x86-64-v2"]) == "this processor is aarch64"
 
 
 def test_macos_says_it_by_other_names(machine) -> None:
@@ -96,7 +96,7 @@ def test_macos_says_it_by_other_names(machine) -> None:
 def test_what_a_processor_lacks_is_named(machine) -> None:
     machine("Linux", "x86_64", f"flags : {V3.replace(' fma', '')}\n")
     assert why_not_here(INSTRUCTION_SETS["x86-64-v3"]) == "this processor lacks fma"
-    assert why_not_here(INSTRUCTION_SETS["aarch64"]) == "this processor is of x86_64"
+    assert why_not_here(INSTRUCTION_SETS["aarch64"]) == "this processor is x86_64"
 
 
 def test_a_target_is_of_one_system(machine) -> None:
@@ -151,7 +151,7 @@ def test_which_compiler_builds_for_another_processor(machine, tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KSGEN_CXX", raising=False)
     says = (
-        r"no compiler here builds for aarch64, as this machine is of x86_64; install aarch64-linux-gnu-g\+\+ "
+        r"no compiler here builds for aarch64, as this machine is x86_64; install aarch64-linux-gnu-g\+\+ "
         r"\(Debian: g\+\+-aarch64-linux-gnu\), or pip install ziglang; KSGEN_CXX names another"
     )
     with pytest.raises(ToolchainError, match=says):

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.build.bundle import open_bundle
-from ksgen.build.host import compiler_for, find_host_compiler
-from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
+from ksgen.build.bundle import write_bundle
+from ksgen.build.host import compiler_for, find_host_compiler, host_target
+from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here, processor_features
+from ksgen.build.request import Binary, Request
 from ksgen.errors import ToolchainError
 from tests.support.program import ksgen, needs_compiler
 
 ROOT = Path(__file__).parents[2]
-# Runs a bundle's kernels in a process that finds no compiler, on a processor that lacks some instructions: prints where each came from.
+# Runs a bundle's kernels in a process that finds no compiler, on a processor that lacks some instructions: prints what each was built for.
 USER = """
 import sys
 import numpy as np
@@ -22,21 +23,25 @@ import ksgen
 from ksgen import reference
 from ksgen.build import processors
 from ksgen.errors import KsgenError
-from ksgen.launcher import Launcher
+from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Pattern
 
 bundle, lacks = sys.argv[1:]
-known = processors.processor_features()
-processors.processor_features = lambda: known - set(lacks.split(","))
+told = processors._told()
+if lacks:
+    processors._told = lambda: " ".join(word for word in told.split() if word not in lacks.split(","))
+shape, random = (2, 5, 5, 3), np.random.default_rng(1)
+weights = random.standard_normal(shape).astype(np.float32)
 try:
     ksgen.use_bundle(bundle)
     for batch in (1, 5, 300):
-        x = np.random.default_rng(1).standard_normal((batch, 30)).astype(np.float32)
-        weights = np.random.default_rng(2).standard_normal((2, 9, 5, 3)).astype(np.float32)
-        call = Launcher(2, 9, 5, 3).prepare(x, weights)
-        truth = reference.multiply(Pattern(2, 9, 5, 3), x.astype(np.float64), weights, "bsf")
+        x = random.standard_normal((batch, 30)).astype(np.float32)
+        call = Launcher(*shape).prepare(x, weights)
+        truth = reference.multiply(Pattern(*shape), x.astype(np.float64), weights, "bsf")
         assert np.abs(call() - truth).max() < 1e-5
         print(call.plan.binary.target)
+    truth = reference.multiply(Pattern(*shape), truth, weights, "bsf")
+    assert np.abs(ChainLauncher(Launcher(*shape), Launcher(*shape))(x, [weights, weights]) - truth).max() < 1e-4
 except KsgenError as error:
     print(error)
 """
@@ -71,45 +76,51 @@ def run_without_compiler(bundle: Path, lacks: str = "", **environment: str) -> l
 
 
 def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: Path) -> None:
-    """The best instruction set that bundle and processor have; another where an instruction is missing; else a word about each."""
+    """What was built for the very processor, else for the best instruction set that bundle and processor have; else a word about each."""
     if "ziglang" in find_host_compiler().command:
         pytest.skip("ziglang is found without PATH")
-    (tmp_path / "one.yaml").write_text('kernels: ["2,9,5,3"]\n')
+    (tmp_path / "one.yaml").write_text('kernels: ["2,5,5,3"]\n')
     best, other = sets[:2]
-    done = ksgen("bundle", "one.yaml", "--arch", f"{best},{other}", cwd=tmp_path)
-    assert f"of one for {best},{other} in one.ksb (" in done.stdout, done.stderr
+    done = ksgen("bundle", "one.yaml", "--arch", f"host,{best},{other}", cwd=tmp_path)
+    assert f"of one for host,{best},{other} in one.ksb (" in done.stdout, done.stderr
     bundle = tmp_path / "one.ksb"
-    assert {each.entry for each in open_bundle(bundle).entries()} >= {"ksgen_launch"}
     named = {each: INSTRUCTION_SETS[each] for each in sets}
-    assert run_without_compiler(bundle) == [named[best].target] * 3
-    lacks = sorted(named[best].features - named[other].features)[0]
+    assert run_without_compiler(bundle) == [host_target()] * 3
+    unused = min(processor_features() - named[best].features)
+    assert run_without_compiler(bundle, unused) == [named[best].target] * 3
+    lacks = min(named[best].features - named[other].features)
     assert run_without_compiler(bundle, lacks) == [named[other].target] * 3
-    both = f"{lacks},{sorted(named[other].features)[0]}"
-    (refused,) = run_without_compiler(bundle, both)
+    (refused,) = run_without_compiler(bundle, f"{lacks},{min(named[other].features)}")
     assert refused.startswith("native: no C++ compiler found")
     for each in (best, other):
         assert f"; a bundle holds kernels for {each}, but this processor lacks " in refused
-    path = f"{tmp_path / 'bin'}"
-    Path(path).mkdir()
-    for word in find_host_compiler().command[:1]:
-        Path(path, "c++").symlink_to(shutil.which(word) or word)
-    assert run_without_compiler(bundle, PATH=path, KSGEN_NO_COMPILE="1") == [named[best].target] * 3
+    assert refused.endswith("; a bundle holds kernels for host, but that was another processor")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "c++").symlink_to(shutil.which(find_host_compiler().command[0]) or "")
+    assert run_without_compiler(bundle, unused, PATH=str(folder), KSGEN_NO_COMPILE="1") == [named[best].target] * 3
 
 
-def test_this_very_processor_is_a_target(sets: list[str], tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text('kernels: [{pattern: "2,9,5,3", batch: 5}]\n')
-    done = ksgen("build", "one.yaml", "--arch", "host", cwd=tmp_path)
-    assert "1 binary of one for host in the cache" in done.stdout, done.stderr
+def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:
+    """Its kernels are for this processor, but what runs them has changed since."""
+    target = INSTRUCTION_SETS[sets[0]].target
+    binary = Binary(b"old", "ksgen_launch", target, provenance={"compiler": "c++", "compiler_version": "1", "options": ""})
+    write_bundle(tmp_path / "old.ksb", [(Request("of old", "ksgen_launch", target), binary)])
+    (refused,) = run_without_compiler(tmp_path / "old.ksb")
+    assert refused.endswith(f"; a bundle holds kernels for {sets[0]}, but another version of ksgen wrote it")
 
 
 @pytest.mark.parametrize(
     ("arch", "says"),
     [
-        ("x86-64-v9", "ksgen: 'x86-64-v9' is no instruction set; accepted: host, x86-64-v4, x86-64-v3, x86-64-v2, aarch64\n"),
-        ("native", "ksgen: 'native' is no instruction set; accepted: host, "),
+        (
+            "x86-64-v9",
+            "ksgen: 'x86-64-v9' is no target; accepted: host, x86-64-v4, x86-64-v3, x86-64-v2, aarch64, and GPUs' such as sm_90a\n",
+        ),
+        ("sm_90a,native", "ksgen: 'native' is no target; accepted: host, "),
     ],
 )
-def test_what_is_no_instruction_set_is_refused(arch: str, says: str, spec: Path) -> None:
+def test_what_is_no_target_is_refused(arch: str, says: str, spec: Path) -> None:
     done = ksgen("bundle", spec.name, "--arch", arch, cwd=spec.parent)
     assert (done.returncode, done.stderr.startswith(says)) == (2, True), done.stderr
 
@@ -125,4 +136,4 @@ def test_bundles_for_another_kind_of_processor(tmp_path: Path) -> None:
     done = ksgen("bundle", "one.yaml", "--arch", other.name, cwd=tmp_path)
     assert "1 binary of one for aarch64 in one.ksb (" in done.stdout, done.stderr
     (refused,) = run_without_compiler(tmp_path / "one.ksb")
-    assert "; a bundle holds kernels for aarch64, but this processor is of x86_64" in refused
+    assert "; a bundle holds kernels for aarch64, but this processor is x86_64" in refused

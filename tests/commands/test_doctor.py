@@ -223,12 +223,13 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
         "ksgen.build.processors.instruction_sets_here", lambda: (INSTRUCTION_SETS["x86-64-v3"], INSTRUCTION_SETS["x86-64-v2"])
     )
     told = doctor._host_compiler()
-    held = "of a bundle it runs what is built for x86-64-v3, x86-64-v2"
-    assert told == Finding("processors' kernels are built by", f"{own}, own 1.0, the best, for this very processor; {held}")
+    held = "which also runs bundles for x86-64-v3, x86-64-v2"
+    assert told == Finding("processors' kernels are built by", f"{own}, own 1.0, the best, for this very processor, {held}")
     monkeypatch.setenv("KSGEN_CXX", "gone++")
     told = doctor._host_compiler()
     assert (told.found, told.remedy) == ("", "give a C++ compiler's path, or unset it")
-    assert told.why.startswith("KSGEN_CXX=gone++ names nothing that runs; of a bundle this ")
+    assert told.why.startswith("KSGEN_CXX=gone++ names nothing that runs; this ")
+    assert told.why.endswith(" runs bundles for x86-64-v3, x86-64-v2")
 
 
 def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,9 +250,7 @@ def test_another_instruction_set_s_library_is_not_loaded(device: Device, monkeyp
         if each in instruction_sets_here():
             assert device.load(built, binary.entry, 0).entry == binary.entry
             monkeypatch.setattr(processors, "processor_features", lambda: frozenset())
-        with pytest.raises(
-            DeviceError, match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is of|lacks) "
-        ):
+        with pytest.raises(DeviceError, match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is|lacks) "):
             device.load(built, binary.entry, 0)
         monkeypatch.undo()
 
