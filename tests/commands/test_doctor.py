@@ -136,7 +136,7 @@ def test_a_gpu_without_a_compiler_runs_no_kernels(kind: str, variable: str, stat
     with_driver(monkeypatch, 13000)
     if variable:
         monkeypatch.setenv(variable, "1")
-    limits = SimpleNamespace(multiprocessors=1, shared_bytes_per_block=49152)
+    limits = devices.Limits(49152, 1024, 1, is_cpu=kind == "native")
     taken = SimpleNamespace(kind=kind, name="it", runtime="driver", driver_version="1", limits=limits, target="sm_80")
     monkeypatch.setattr(devices, "find_device", lambda: taken)
     done = run("doctor", "--json")

@@ -21,11 +21,13 @@ from ksgen.build.request import Binary, Request
 from ksgen.devices import find_device, native
 from ksgen.devices.base import Device, UnavailableError
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
+from ksgen.launch.choice import choose, choose_for_many, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
+from ksgen.wisdom.store import Wisdom
 from tests.families import test_vector as vector
 
 FE_INVALID = 1  # on x86 and ARM
@@ -253,6 +255,20 @@ def test_another_instruction_set_s_library_is_not_loaded(device: Device, monkeyp
         with pytest.raises(DeviceError, match=rf"{binary.entry}: a binary for {each.target} does not run here: this processor (is|lacks) "):
             device.load(built, binary.entry, 0)
         monkeypatch.undo()
+
+
+def test_what_was_built_for_this_very_processor_serves_every_batch(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose own constants would be others than those of the power of two above it."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    kernel, limits, wisdom = KernelSpec(Pattern(1, 48, 48, 2)), limits_of(device), Wisdom()
+    choices = ((batch, choose(kernel, batch, limits, wisdom), choose_for_many(kernel, batch, limits, wisdom)) for batch in range(2, 1000))
+    batch, _, shared = next((batch, own, shared) for batch, own, shared in choices if own.constants != shared.constants)
+    built = Planner().plan_of(device, kernel, batch, shared)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    found = Planner().plan(device, kernel, batch)
+    assert (found.binary.target, found.binary.data) == (device.target, built.binary.data)
+    with pytest.raises(ToolchainError, match="KSGEN_NO_COMPILE forbids compiling it"):
+        Planner().plan(device, replace(kernel, layout="bsl"), batch)
 
 
 def test_foreign_and_damaged_entries_of_the_cache_are_built_again(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

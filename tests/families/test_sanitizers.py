@@ -65,11 +65,15 @@ void broken(int* values) {{ {statement} }}
     [
         ("address", "values[4] = 1;", "heap-buffer-overflow"),
         ("address", "values[0] = 0x7fffffff; values[1] = values[0] + 1 + (int)get_group_id(0);", "signed integer overflow"),
-        ("thread", "for (int at = 0; at < 100000; ++at) values[0] += 1;", "data race"),
+        (
+            "thread",
+            "if (get_group_id(0)) values[0] = 1; else while (*(volatile int*)values == -1) {}",
+            "data race",
+        ),
     ],
 )
 def test_what_is_wrong_is_reported(sanitizer: str, statement: str, says: str, tmp_path: Path) -> None:
-    """Texts that are: beyond an array, overflowing, and several work groups at one place."""
+    """Texts that are: beyond an array, overflowing, and work groups at one place, of which the first waits for another thread."""
     programs = device(sanitizer, tmp_path)
     text = "#define ENTRY(X, Y) __kernel\n" + BROKEN.format(statement=statement)
     handle = programs.load(programs.compiler().compile(text, "broken", programs.target), "broken", 0)
