@@ -82,6 +82,7 @@ def test_extras_are_those_that_are_documented() -> None:
         "cuda",
         "cuda12",
         "nvcc",
+        "zig",
         "cpu",
         "torch",
         "interop",
