@@ -12,11 +12,12 @@ import pytest
 from ksgen.build.host import find_host_compiler
 from ksgen.devices.base import Limits
 from ksgen.errors import ToolchainError
-from tests.support.processor_cases import CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
+from tests.support.played_tiles import needs_play
+from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
 from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
 
 LIMITS = Limits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
-OPTIONS = ("-O1", "-march=native", "-fno-sanitize-recover=all")
+OPTIONS = ("-O1", "-march=native", "-fno-sanitize-recover=all", "-DEMULATED_TILES")
 SANITIZERS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
 CASES = [
     VECTOR[0],
@@ -24,6 +25,7 @@ CASES = [
     VECTOR[4],
     CHAIN[1],
     *VECTOR_GRADIENT,
+    *AMX,
 ]
 
 
@@ -51,6 +53,8 @@ def device(sanitizer: str, folder: Path) -> ProgramDevice:
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_is_reported(case: Case, sanitizer: str, tmp_path: Path) -> None:
+    if case in AMX:
+        needs_play()
     assert all(passes(device(sanitizer, tmp_path), case))
 
 

@@ -111,3 +111,31 @@ VECTOR_GRADIENT = [
     Case((2, 5, 3, 2), batches=(14,), family="vector_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector_gradient", constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces")),
 ]
+AMX = [
+    Case(
+        (2, 20, 40, 1),
+        "bfloat16",
+        "bsf",
+        (True, "relu", True),
+        (37,),
+        "amx",
+        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "past": 0},
+    ),
+    Case(
+        (1, 17, 33, 2),
+        "bf16x6",
+        "bsl",
+        batches=(37,),
+        family="amx",
+        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "past": 1},
+    ),
+    Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="amx_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
+    Case(
+        (2, 20, 7, 2),
+        "bfloat16",
+        "bsl",
+        batches=(70,),
+        family="amx_gradient",
+        constants={"block": 32, "outputs": 32, "parts": 2, "pieces": 2},
+    ),
+]
