@@ -101,7 +101,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(
     parent=settings.default,
-    max_examples=60,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     deadline=None,
 )
