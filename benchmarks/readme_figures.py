@@ -33,7 +33,7 @@ def figures(folder: Path) -> str:
         latest = max(rows, key=lambda row: row.date)
         on_gpu = latest.runtime not in PROCESSOR_RUNTIMES
         is_gpu |= on_gpu
-        made = f"{latest.device}, {latest.date}, commit {latest.commit[:12] or 'unknown'}"
+        made = f"{latest.device}, {_when(rows)}"
         picture = path.with_suffix(".png")
         shown = f"\n![speed-ups and shares of the floor, sorted]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
         table, machine = (overview if on_gpu else processors)(rows), path.with_name("machine.txt")
@@ -41,6 +41,18 @@ def figures(folder: Path) -> str:
             table = replace(table, title=machine.read_text(encoding="utf-8").strip())
         parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
     return "\n".join(parts if is_gpu else [NOTHING, *parts])
+
+
+def _when(rows: list[Row]) -> str:
+    """Date and commit of the rows; of each precision, where they differ."""
+    precisions: dict[str, list[str]] = {}
+    for row in rows:
+        known = precisions.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", [])
+        if row.precision not in known:
+            known.append(row.precision)
+    if len(precisions) == 1:
+        return next(iter(precisions))
+    return "; ".join(f"{', '.join(names)}: {when}" for when, names in precisions.items())
 
 
 def updated(readme: str, shown: str) -> str:
