@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from ksgen.errors import KsgenError
@@ -69,7 +70,7 @@ class TrialStore:
         self.path = path or cache_dir() / "trials.sqlite"
         self._guard = threading.Lock()
         try:
-            self._database = _open(self.path)
+            self._database = _opened(self.path)
         except (sqlite3.Error, OSError) as error:
             self._database = self._in_memory(error)
 
@@ -111,6 +112,18 @@ class TrialStore:
         for row in _readable_rows(self.path):
             memory.execute(_ADD, row)
         return memory
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Waits for others that open it at this moment: SQLite's own waiting does not cover the change to a write-ahead log."""
+    last = monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return _open(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or monotonic() > last:
+                raise
+            sleep(0.01)
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 import multiprocessing
 import sqlite3
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ksgen.families.simt import SimtConstants
 from ksgen.families.vector import ChainConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning import trials
 from ksgen.tuning.trials import Trial, TrialStore
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2), "float16", "bsl", Epilogue(True, "gelu"), 64)
@@ -87,6 +89,31 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert [len(TrialStore(path).trials(batch=batch)) for batch in (1, 2)] == [50, 50]
+
+
+def test_whoever_opens_it_at_the_same_moment_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two processes meet, once in two hundred times: SQLite refuses one of them at once, whatever its time limit is."""
+    path, refusals = tmp_path / "trials.sqlite", iter((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY))
+    usual = trials._open
+
+    def refusing(path: Path) -> sqlite3.Connection:
+        if code := next(refusals, None):
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = code
+            raise error
+        return usual(path)
+
+    monkeypatch.setattr(trials, "_open", refusing)
+    TrialStore(path).add(stages(2))
+    assert TrialStore(path).trials() == [stages(2)]
+
+
+def test_what_stays_locked_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "BUSY_SECONDS", 0.2)
+    path = tmp_path / "trials.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        in_memory(path)
 
 
 def in_memory(path: Path) -> TrialStore:
