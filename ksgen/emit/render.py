@@ -15,6 +15,7 @@ from ksgen.emit.folder import write_folder
 from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dictionaries, fill, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
 from ksgen.pattern import Pattern
@@ -149,9 +150,9 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
 
 def render_tiles_probe(operand: str) -> Probe:
     """What the matrix tiles of a processor multiply, of so many products in a round."""
-    entry, sums = f"ks_probe_tiles_{operand}", 16 * 16
-    words = {"entry": entry, "operand": operand, "version": __version__, "sums": sums, "lanes": 16}
-    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_WORDS), entry, 4 * sums * 32)
+    entry = f"ks_probe_tiles_{operand}"
+    words = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
+    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_WORDS), entry, 4 * TILE_SUMS * INPUTS)
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:

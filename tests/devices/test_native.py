@@ -18,7 +18,7 @@ from ksgen.build import processors
 from ksgen.build.cache import Cache
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
-from ksgen.devices import find_device, native
+from ksgen.devices import native
 from ksgen.devices.base import Device, UnavailableError
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
 from ksgen.launch.choice import choose, choose_for_many, limits_of
@@ -29,19 +29,14 @@ from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Wisdom
 from tests.families import test_vector as vector
+from tests.support.native import chosen_native
 
 FE_INVALID = 1  # on x86 and ARM
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    try:
-        found = find_device("native")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
-    monkeypatch.setenv("KSGEN_DEVICE", "native")
-    return found
+    return chosen_native(monkeypatch)
 
 
 # ---- right

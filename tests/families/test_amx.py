@@ -18,7 +18,6 @@ from ksgen.build.host import find_host_compiler, source_of
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
-from ksgen.errors import DeviceError
 from ksgen.families.amx import AmxConstants, Shape
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.launch.planner import PLANNER
@@ -29,6 +28,7 @@ from tests.emulator import is_installed
 from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
 from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
 from tests.support.host_memory import NOTHING, Array, Fenced, placed
+from tests.support.native import chosen_native, saying_it_has_tiles
 from tests.support.played_tiles import needs_play
 
 BATCHES = (1, 16, 31, 33, 97)
@@ -37,13 +37,7 @@ BATCHES = (1, 16, 31, 33, 97)
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     needs_play()
-    try:
-        found = find_device("native")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
-    monkeypatch.setenv("KSGEN_DEVICE", "native")
-    return found
+    return chosen_native(monkeypatch)
 
 
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
@@ -377,12 +371,8 @@ SHAPE = (2, 20, 34, 2)
 @pytest.fixture
 def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A processor that says it has tiles, with nothing found by a search."""
-    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=("bf16", "f16")))
-    PLANNER.forget()
-    yield device
-    monkeypatch.undo()
-    PLANNER.forget()
+    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
+        yield device
 
 
 def called(precision: str | None = None) -> tuple[Array, float]:

@@ -16,16 +16,16 @@ from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
-from ksgen.errors import ConstantsError, DeviceError
+from ksgen.errors import ConstantsError
 from ksgen.families import check, family_for, family_named
 from ksgen.families.amx_gradient import AmxGradient, AmxGradientConstants, Shape
-from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_vector_gradient import agrees, arrays_of, gradient, kernel_of, launch, planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
 from tests.support.host_memory import Array, Fenced
+from tests.support.native import chosen_native, saying_it_has_tiles
 from tests.support.played_tiles import needs_play
 
 FAMILY = AmxGradient()
@@ -35,13 +35,7 @@ BATCHES = (1, 31, 64, 131)
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     needs_play()
-    try:
-        found = find_device("native")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setenv("KSGEN_TEST_PROCESSOR", "native")
-    monkeypatch.setenv("KSGEN_DEVICE", "native")
-    return found
+    return chosen_native(monkeypatch)
 
 
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 3) -> AmxGradientConstants:
@@ -209,12 +203,8 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
 @pytest.fixture
 def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A processor that says it has tiles, with nothing found by a search."""
-    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    monkeypatch.setattr(device, "limits", replace(device.limits, tiles=("bf16", "f16")))
-    PLANNER.forget()
-    yield device
-    monkeypatch.undo()
-    PLANNER.forget()
+    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
+        yield device
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
 from ksgen.families.amx.defaults import default, reads_in_place
-from ksgen.families.amx.shape import INPUTS, LANES, PAIR, TILE_ITEMS, AmxConstants, Shape
+from ksgen.families.amx.shape import INPUTS, LANES, PAIR, TILE_ITEMS, AmxConstants, Shape, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.drawing import Side, draw
 from ksgen.families.rules import Rule
@@ -47,8 +47,7 @@ class Amx(Shaped[AmxConstants]):
     measured = False  # no machine with tiles has shown what it is worth
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        tiles = kernel.arithmetic.tiles
-        return limits.is_cpu and kernel.job == "multiply" and tiles is not None and tiles.operand.name in limits.tiles
+        return kernel.job == "multiply" and has_tiles_for(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: AmxConstants) -> Shape:
         return Shape(kernel, constants)

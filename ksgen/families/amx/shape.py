@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ksgen.errors import ConstantsError
+from ksgen.families.base import Limits
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
@@ -13,6 +14,7 @@ ROWS, ROW_BYTES = 16, 64  # of a tile
 LANES = ROW_BYTES // 4  # sums of a tile's row, which are one vector
 INPUTS = ROW_BYTES // 2  # 16-bit operands of a tile's row
 TILE_ITEMS = ROWS * INPUTS
+TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of two by two tiles: what is multiplied at a time
 LINE_BYTES = 64  # of a cache
 
@@ -33,6 +35,12 @@ def products_of(kernel: KernelSpec) -> TileProducts:
     if kernel.arithmetic.tiles is None:
         raise ConstantsError(f"{kernel.name}: matrix tiles have no products in {kernel.precision}; accepted: {', '.join(on_tiles())}")
     return kernel.arithmetic.tiles
+
+
+def has_tiles_for(kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether a processor has the tiles that multiply what a kernel's arrays hold."""
+    tiles = kernel.arithmetic.tiles
+    return limits.is_cpu and tiles is not None and tiles.operand.name in limits.tiles
 
 
 class TilePlanes:

@@ -9,10 +9,10 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS
-from ksgen.families.amx.shape import INPUTS, LANES, PAIR, ROWS, TILE_ITEMS
+from ksgen.families.amx.shape import INPUTS, LANES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, has_tiles_for
 from ksgen.families.amx_gradient.cycles import dots, gradient_cycles
 from ksgen.families.amx_gradient.defaults import default
-from ksgen.families.amx_gradient.shape import TILE_SUMS, AmxGradientConstants, Shape
+from ksgen.families.amx_gradient.shape import AmxGradientConstants, Shape
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.drawing import Side, draw
 from ksgen.families.rules import Rule
@@ -51,8 +51,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
     measured = False  # no machine with tiles has shown what it is worth
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        tiles = kernel.arithmetic.tiles
-        return limits.is_cpu and kernel.job == "gradient" and tiles is not None and tiles.operand.name in limits.tiles
+        return kernel.job == "gradient" and has_tiles_for(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: AmxGradientConstants) -> Shape:
         return Shape(kernel, constants)

@@ -1,8 +1,8 @@
 """How many cycles of a processor's cores a gradient by matrix tiles takes: terms of the cost model. Never measured."""
 
 from ksgen.families.amx.cycles import DOT, ITEM, TILE_BYTES
-from ksgen.families.amx.shape import INPUTS
-from ksgen.families.amx_gradient.shape import TILE_SUMS, Shape
+from ksgen.families.amx.shape import INPUTS, TILE_SUMS
+from ksgen.families.amx_gradient.shape import Shape
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
 

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TilePlanes
+from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_SUMS, TilePlanes
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
-
-TILE_SUMS = ROWS * LANES
 
 
 @dataclass(frozen=True)
