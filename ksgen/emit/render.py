@@ -18,6 +18,7 @@ from ksgen.families import Family, Limits, check, cuda_limits, family_for, famil
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
+from ksgen.families.signature import pitches_of
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
@@ -93,6 +94,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "epilogue_words": "".join(f", {word}" for word in kernel.epilogue.words),
         "extras": [name for name, wanted in extras.items() if wanted],
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
+        "pitch_parameters": "".join(f"const extent {pitch}, " for pitch in pitches_of(kernel).values()),
+        "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
         "reals": "real",
@@ -103,6 +106,13 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     variants = (*words["variants"], chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
     text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
+
+
+def _pitch_lines(kernel: KernelSpec) -> str:
+    """Where rows follow each other, how far they lie apart: what a kernel of slices is told at each call."""
+    is_bsf, outputs = kernel.layout == "bsf", kernel.pattern.out_features
+    pitches = {"x": kernel.in_features, "y": outputs} | ({"residual": outputs} if kernel.epilogue.residual else {})
+    return "".join(f"    const extent {array}_pitch = {pitch if is_bsf else 'batch'};\n" for array, pitch in pitches.items())
 
 
 @dataclass(frozen=True)

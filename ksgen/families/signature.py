@@ -18,7 +18,14 @@ def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ..
         "residual": ("residual",) if kernel.epilogue.residual else (),
         "weights": weights_of(kernel),
     }
-    return tuple(name for operand in signature for name in spelled.get(operand, (operand,)))
+    return (*(name for operand in signature for name in spelled.get(operand, (operand,))), *pitches_of(kernel).values())
+
+
+def pitches_of(kernel: KernelSpec) -> dict[str, str]:
+    """The arrays whose rows lie apart, each with the operand that says how many elements: in batch-size-first from a batch entry to
+    the next, in batch-size-last from a feature to the next."""
+    arrays = ("x", "y", *(("residual",) if kernel.epilogue.residual else ()))
+    return {array: f"{array}_pitch" for array in arrays} if kernel.is_strided else {}
 
 
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:

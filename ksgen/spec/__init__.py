@@ -22,7 +22,7 @@ The families and their arguments are the functions of `ksgen.pattern`.
 """
 
 from ksgen.spec.document import Spec, load, parse
-from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec
 from ksgen.spec.paper import paper_patterns, stratified
 from ksgen.spec.precision import PRECISIONS, Precision
 
@@ -31,6 +31,7 @@ __all__ = [
     "JOBS",
     "LAYOUTS",
     "PRECISIONS",
+    "STRIDES",
     "Epilogue",
     "KernelSpec",
     "Precision",

@@ -13,6 +13,7 @@ from ksgen.values import excerpt, whole_number
 
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+STRIDES = ("dense", "any")  # rows of X, Y and the residual follow each other; or lie so far apart as the call says: they are slices
 JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
 CHAIN = "chain"  # the job of several factors in one launch, which no spec names: launchers ask for it
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
@@ -76,6 +77,7 @@ class KernelSpec:
     batch: int | None = None
     job: str = "multiply"
     before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
+    stride: str = "dense"
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -87,6 +89,7 @@ class KernelSpec:
         if self.batch is not None:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
         check_word("job", self.job, (CHAIN,) if self.before else JOBS)
+        check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
         batch = self.batch or 1
@@ -98,6 +101,10 @@ class KernelSpec:
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    @property
+    def is_strided(self) -> bool:
+        return self.stride != "dense"
 
     @property
     def factors(self) -> Chain:
@@ -128,22 +135,26 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it does besides a plain product: the steps of its epilogue, or another job."""
-        return (self.job,) if self.job == "gradient" else self.epilogue.words
+        """What it does besides a plain product: the steps of its epilogue, on slices, or another job."""
+        return (self.job,) if self.job == "gradient" else (*self.epilogue.words, *self._sliced)
+
+    @property
+    def _sliced(self) -> tuple[str, ...]:
+        return ("strided",) if self.is_strided else ()
 
     @property
     def name(self) -> str:
         """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
-        return "_".join(
-            ("ks", *(pattern.name for pattern in self.factors), self.precision, self.layout, *self.epilogue.words, *batch, *job)
-        )
+        patterns = (pattern.name for pattern in self.factors)
+        return "_".join(("ks", *patterns, self.precision, self.layout, *self.epilogue.words, *self._sliced, *batch, *job))
 
     @property
     def digest(self) -> str:
-        """Eight hex digits over every field; the usual job goes without saying."""
-        told = {name: value for name, value in asdict(self).items() if (name, value) not in (("job", "multiply"), ("before", ()))}
+        """Eight hex digits over every field; what is usual goes without saying."""
+        usual = (("job", "multiply"), ("before", ()), ("stride", "dense"))
+        told = {name: value for name, value in asdict(self).items() if (name, value) not in usual}
         canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 

@@ -108,9 +108,11 @@ class Wisdom:
         """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
         kernel was never measured.
 
-        A kernel for one batch uses what was found for any batch, if nothing was found for itself.
+        A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
+        dense arrays.
         """
-        found = self._by_kernel.get(kernel) or self._by_kernel.get(replace(kernel, batch=None)) or {}
+        dense = replace(kernel, stride="dense")
+        found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None)) or {}
         known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
         if not known:
             return None

@@ -43,14 +43,14 @@ class WarpgroupFamily(Packing[ConstantsT]):
         raise NotImplementedError
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.warpgroups and self.is_for(kernel)
+        return kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
         extents = (batch, pattern.in_features, pattern.out_features)
         stride = max(extents[1:]) * item_bytes if kernel.layout == "bsf" else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
-        return aligned and whole and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
+        return aligned and whole and not kernel.is_strided and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 
     def common_rules(self) -> tuple[Rule[ConstantsT], ...]:
         def of(kernel: KernelSpec, constants: ConstantsT) -> Block:
