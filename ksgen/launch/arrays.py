@@ -35,14 +35,14 @@ class ArrayView(NamedTuple):
     pointer: Any  # an address, or a pyopencl Buffer
     shape: tuple[int, ...]
     dtype: str  # one of DTYPES
-    contiguous: bool  # row-major, without gaps
+    strides: tuple[int, ...] | None  # bytes from one element to the next along each axis; None: row-major, without gaps
     device: Place
     stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
     owner: Any
     writeable: bool
 
 
-FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, contiguous and device, which decide whether it fits
+FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, strides and device, which decide whether it fits
 
 Reader = Callable[[Any, str, int | None], ArrayView]
 
@@ -133,7 +133,8 @@ def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
     flags = array.flags
     pointer = array.__array_interface__["data"][0]
     dtype = _dtype(array.dtype, name)
-    return ArrayView("numpy", pointer, array.shape, dtype, flags.c_contiguous, "host", None, array, flags.writeable)
+    strides = None if flags.c_contiguous else array.strides
+    return ArrayView("numpy", pointer, array.shape, dtype, strides, "host", None, array, flags.writeable)
 
 
 def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
@@ -148,14 +149,15 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
         raise LaunchError(f"{name} is a tensor on {tensor.device}; give one on a CUDA device or the CPU")
     dtype = _dtype(tensor.dtype, name)
     try:
-        pointer, contiguous = tensor.data_ptr(), tensor.is_contiguous()
+        pointer = tensor.data_ptr()
+        strides = None if tensor.is_contiguous() else _in_bytes(tensor.stride(), tensor.element_size())
     except RuntimeError as error:  # sparse, quantised or traced: there is no plain memory behind it
         raise LaunchError(f"{name} is a tensor without plain memory ({error}); give a dense one") from None
     if not pointer and tensor.numel():
         raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
     if tensor.is_neg():
         raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
-    return ArrayView("torch", pointer, tensor.shape, dtype, contiguous, place, current, tensor, True)
+    return ArrayView("torch", pointer, tensor.shape, dtype, strides, place, current, tensor, True)
 
 
 def _torch_stream(index: int) -> int:
@@ -168,26 +170,23 @@ def _torch_stream(index: int) -> int:
 
 def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
-    contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pycuda", pointer, array.shape, dtype, contiguous, ("cuda", device_of(pointer)), None, array, True)
+    return ArrayView("pycuda", pointer, array.shape, dtype, _gaps(array), ("cuda", device_of(pointer)), None, array, True)
 
 
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
     index = array.device.id
     current = sys.modules["cupy"].cuda.get_current_stream().ptr
-    contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("cupy", array.data.ptr, array.shape, dtype, contiguous, ("cuda", index), current, array, True)
+    return ArrayView("cupy", array.data.ptr, array.shape, dtype, _gaps(array), ("cuda", index), current, array, True)
 
 
 def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
     if array.offset:  # a kernel's argument is a whole buffer
         raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {name}.copy()")
     place: Place = ("opencl", array.context)
-    contiguous = array.flags.c_contiguous
     dtype = _dtype(array.dtype, name)
-    return ArrayView("pyopencl", array.base_data, array.shape, dtype, contiguous, place, array.queue, array, True)
+    return ArrayView("pyopencl", array.base_data, array.shape, dtype, _gaps(array), place, array.queue, array, True)
 
 
 def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -200,9 +199,9 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
     dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = described.get("strides")
-    contiguous = steps is None or _is_row_major(shape, [step / int(typestr[2:]) for step in steps])
+    strides = None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
     current = described.get("stream")
-    return ArrayView("cuda", pointer, shape, dtype, contiguous, ("cuda", device_of(pointer)), current, array, not read_only)
+    return ArrayView("cuda", pointer, shape, dtype, strides, ("cuda", device_of(pointer)), current, array, not read_only)
 
 
 def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -221,13 +220,13 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     owner = Managed(capsule, name)
     tensor = owner.tensor
     shape = tuple(tensor.shape[: tensor.ndim])
-    steps = tensor.strides[: tensor.ndim] if tensor.strides else None
-    contiguous = steps is None or _is_row_major(shape, steps)
+    steps = _in_bytes(tensor.strides[: tensor.ndim], tensor.bits // 8) if tensor.strides else None
+    strides = None if steps is None or _is_row_major(shape, steps, tensor.bits // 8) else steps
     pointer = (tensor.data or 0) + tensor.byte_offset
     dtype, words = element_type(tensor)
     if dtype is None:
         raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
-    return ArrayView("dlpack", pointer, shape, dtype, contiguous, place, stream, (owner, array), owner.writeable)
+    return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), owner.writeable)
 
 
 _LIBRARIES: tuple[tuple[str, str, Reader], ...] = (
@@ -249,11 +248,20 @@ def _dtype(dtype: Any, name: str) -> str:
     return _dtypes.setdefault(dtype, text)
 
 
-def _is_row_major(shape: tuple[int, ...], steps: Any) -> bool:
-    """`steps` count elements. Along an axis of length one they mean nothing, and in an empty array none does."""
+def _gaps(array: Any) -> tuple[int, ...] | None:
+    """The strides of a library's array that speaks like NumPy's."""
+    return None if array.flags.c_contiguous else tuple(array.strides)
+
+
+def _in_bytes(steps: Any, item_bytes: int) -> tuple[int, ...]:
+    return tuple([step * item_bytes for step in steps])
+
+
+def _is_row_major(shape: tuple[int, ...], steps: Any, item_bytes: int) -> bool:
+    """Without gaps. Along an axis of length one steps mean nothing, and in an empty array none does."""
     if 0 in shape:
         return True
-    expected = 1
+    expected = item_bytes
     for length, step in zip(reversed(shape), reversed(steps), strict=True):
         if length != 1 and step != expected:
             return False

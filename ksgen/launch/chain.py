@@ -85,7 +85,7 @@ class ChainLauncher:
                 given = views | given
             batch = check_arrays(factor, factor.pattern, layout, given)
             common_device(given)
-            between = between._replace(shape=y_shape(factor.pattern, layout, batch))
+            between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None)
         return batch
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
@@ -98,7 +98,8 @@ class ChainLauncher:
         device, stream = device_and_stream(self, "host", options.stream)
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
-        fused = fused_plan(device, self.chain, options.precision or dtype, options.layout, epilogue, batch)
+        stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
+        fused = fused_plan(device, self.chain, options.precision or dtype, options.layout, epilogue, batch, stride)
         if fused is None:
             return None
         check_memory(self, views | {f"weights of factor {number}": found for number, found in enumerate(own_views, start=1) if found})

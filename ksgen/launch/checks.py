@@ -8,7 +8,7 @@ import sys
 from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.launch.arrays import ArrayView
-from ksgen.launch.memory import size_of
+from ksgen.launch.memory import rows_are_whole, size_of
 from ksgen.launch.views import Views
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
@@ -59,9 +59,15 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, jo
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
         if given.dtype != x.dtype:
             raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
-        if not given.contiguous:
-            raise LaunchError(f"{caller!r}: {name} is not row-major without gaps; give a contiguous copy of it")
+        if given.strides is not None and not (job == "multiply" and name in ("x", "out", "residual") and rows_are_whole(given)):
+            raise LaunchError(f"{caller!r}: {name} is not {_accepted(job, name)}; give a contiguous copy of it")
     return batch
+
+
+def _accepted(job: str, name: str) -> str:
+    """How the elements of an array may lie."""
+    slices = job == "multiply" and name in ("x", "out", "residual")
+    return "row-major with gaps between its rows at most" if slices else "row-major without gaps"
 
 
 def are_aligned(views: Views) -> bool:
@@ -73,7 +79,7 @@ def are_aligned(views: Views) -> bool:
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
     if tuple(weights.shape) != pattern.shape:
         raise LaunchError(f"{caller!r}: got weights of shape {tuple(weights.shape)}; {pattern.shape} is needed")
-    if not weights.contiguous:
+    if weights.strides is not None:
         raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
 
 
@@ -103,14 +109,21 @@ def _check_out(caller: object, views: Views) -> None:
     if not out.writeable:
         raise LaunchError(f"{caller!r}: out is read-only; give an array that can be written to")
     for name, given in views.items():
-        if name == "out" or (name == "residual" and given.pointer == out.pointer):
+        if name == "out" or (name == "residual" and (given.pointer, given.strides) == (out.pointer, out.strides)):
             continue
         if _overlap(given, out):
             raise LaunchError(f"{caller!r}: out shares memory with {name}; give memory of its own")
 
 
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
+    """Whether they share memory. Slices of one array beside each other lie between each other's rows, and do not."""
     if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
         return bool(one.pointer == other.pointer)
     first, second = (one, other) if one.pointer <= other.pointer else (other, one)
-    return bool(second.pointer < first.pointer + size_of(first))
+    if second.pointer >= first.pointer + size_of(first):
+        return False
+    if first.strides is None or second.strides is None or first.strides[0] != second.strides[0]:
+        return True
+    begin = (second.pointer - first.pointer) % first.strides[0]  # of the second's rows, behind where those of the first begin
+    lengths = [each.shape[1] * PRECISIONS[each.dtype].item_bytes for each in (first, second)]
+    return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])

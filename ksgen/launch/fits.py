@@ -1,7 +1,8 @@
 """What was found of a call's arguments: checked once for each combination of shapes, precisions and places."""
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ksgen.devices.base import Device
 from ksgen.launch.arrays import FORM, Place, common_device
@@ -14,7 +15,7 @@ from ksgen.spec import Epilogue, KernelSpec
 MOST_FITS = 4096  # that are remembered: one per batch, and cheap to find again
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Fit:
     """Arguments whose shapes, precisions and places were checked, the kernel that they ask for, and the plans that serve them."""
 
@@ -22,6 +23,11 @@ class Fit:
     place: Place
     kernel: KernelSpec
     plans: dict[tuple[Device, int, bool], Plan] = field(default_factory=dict)  # by device, the planner's generation, alignment
+
+    @cached_property
+    def of_copies(self) -> "Fit":
+        """The same of arrays that are copied to a device, where their rows follow each other."""
+        return Fit(self.batch, self.place, replace(self.kernel, stride="dense")) if self.kernel.is_strided else self
 
 
 class Fits:
@@ -46,6 +52,8 @@ class Fits:
         batch = check_arrays(caller, self.pattern, layout, views, self._job)
         place = common_device(views)
         kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch)
+        if any(found.strides is not None for found in views.values()):
+            kernel = replace(kernel, stride="any")
         if len(self._found) >= MOST_FITS:
             self._found.clear()
         fit = self._found[key] = Fit(batch, place, kernel)

@@ -32,8 +32,24 @@ def numpy_dtype(precision: str) -> Any:
 
 
 def size_of(array: ArrayView) -> int:
-    """Bytes from the first element to behind the last one of a contiguous array."""
-    return prod(array.shape) * PRECISIONS[array.dtype].item_bytes
+    """Bytes from the first element to behind the last one: of an array without gaps, or of rows that may have some between them."""
+    item_bytes = PRECISIONS[array.dtype].item_bytes
+    if array.strides is None:
+        return prod(array.shape) * item_bytes
+    return (array.shape[0] - 1) * array.strides[0] + array.shape[1] * item_bytes
+
+
+def rows_are_whole(array: ArrayView) -> bool:
+    """Whether a matrix with gaps has them between its rows alone."""
+    if len(array.shape) != 2 or array.strides is None:
+        return False
+    item_bytes, length, (next_row, step) = PRECISIONS[array.dtype].item_bytes, array.shape[1], array.strides
+    return (step == item_bytes or length == 1) and next_row % item_bytes == 0 and next_row >= length * item_bytes
+
+
+def pitch_of(array: ArrayView) -> int:
+    """Elements from one row of a matrix to the next."""
+    return int(array.shape[1] if array.strides is None else array.strides[0] // PRECISIONS[array.dtype].item_bytes)
 
 
 def is_whole(found: ArrayView) -> bool:
@@ -47,8 +63,7 @@ def host_array(found: ArrayView) -> "HostArray":
     import numpy as np
 
     memory: Any = (ctypes.c_char * size_of(found)).from_address(found.pointer)
-    array: HostArray = np.frombuffer(memory, numpy_dtype(found.dtype)).reshape(tuple(found.shape))
-    return array
+    return np.ndarray(tuple(found.shape), numpy_dtype(found.dtype), memory, strides=found.strides)
 
 
 def new_host_array(shape: tuple[int, ...], dtype: Any) -> "HostArray":

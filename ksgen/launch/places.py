@@ -11,10 +11,11 @@ from ksgen.devices.base import Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import operand_of
+from ksgen.families.signature import pitches_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import result_shape
-from ksgen.launch.memory import host_array, new_array
+from ksgen.launch.memory import host_array, new_array, pitch_of
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Packed, Weights
 from ksgen.launch.workspace import new_workspace
@@ -29,6 +30,7 @@ def on_device(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     workspace = new_workspace(plan, views["x"], stream)
     operands = {name: found.pointer for name, found in views.items()}
     operands["workspace"] = workspace.pointer
+    operands |= _pitches(plan, views)
     arguments, before = _bound(plan, operands, weights)
     return Call(plan, arguments, stream, out, before, None, (views, weights, workspace))
 
@@ -40,17 +42,21 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
         out = _new_out(plan, views)
     operands = {name: device.shared(found.pointer) for name, found in views.items() if name not in weights}
     operands["workspace"] = plan.workspace(stream)
+    operands |= _pitches(plan, views)
     arguments, before = _bound(plan, operands, weights)
     return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
 
 
 def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
     """On arrays of the host, which are copied to the device and back at every call."""
+    import numpy as np
+
     device = plan.device
     refuse_capture(device, stream, "copies arrays from the host", "give arrays that lie on the device")
     if out is None:
         out = _new_out(plan, views)
     hosts = {name: host_array(found) for name, found in views.items()}
+    dense = {name: host if host.flags.c_contiguous else np.empty(host.shape, host.dtype) for name, host in hosts.items()}
     operands = {name: device.allocate(host.nbytes) for name, host in hosts.items()}
     operands["workspace"] = plan.workspace(stream)
     result = hosts.pop("out")
@@ -60,17 +66,22 @@ def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Wei
     elif "weights" in hosts:
         at = device.allocate(plan.packed_bytes)
         weights["weights"] = Packed(at, partial(plan.pack, operands["weights"], stream, at))
-    uploads = [(operands[name], host) for name, host in hosts.items()]
+    uploads = [(operands[name], host, dense[name]) for name, host in hosts.items()]
+    landing = dense["out"]
     arguments, pack = _bound(plan, operands, weights)
 
     def send() -> None:
-        for buffer, host in uploads:
-            device.upload(buffer, host, stream)
+        for buffer, host, sent in uploads:
+            if sent is not host:
+                sent[...] = host
+            device.upload(buffer, sent, stream)
         if pack:
             pack()
 
     def receive() -> None:
-        device.download(result, operands["out"], stream)
+        device.download(landing, operands["out"], stream)
+        if landing is not result:
+            result[...] = landing
         check_range(caller, plan, hosts, result)
 
     return Call(plan, arguments, stream, out, send, receive, (packed, views))
@@ -94,6 +105,12 @@ def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any
     out = new_array(views["x"], result_shape(kernel.pattern, kernel.layout, plan.batch, kernel.job), handle)
     views["out"] = view(out, "out")
     return out
+
+
+def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
+    """How far apart the rows of slices lie."""
+    own = {"y": "out"}
+    return {pitch: pitch_of(views[own.get(array, array)]) for array, pitch in pitches_of(plan.kernel).items()}
 
 
 def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:

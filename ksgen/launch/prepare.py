@@ -28,9 +28,9 @@ def prepared(
     if packed:
         check_packed(caller, packed, fits.pattern, device, views["x"].dtype)
     is_host, out = fit.place == "host", arrays.get("out")
-    plan = plan_for(fit, device, stream, is_host or are_aligned(views))
     if is_host and not (device.shares_host and all(is_whole(found) for found in views.values())):
-        return on_host(caller, plan, views, packed, out, stream)
+        return on_host(caller, plan_for(fit.of_copies, device, stream, True), views, packed, out, stream)
+    plan = plan_for(fit, device, stream, is_host or are_aligned(views))
     own = packed or arrays.get("weights")  # a gradient has none
     weights = {} if own is None else {"weights": packed_in(plan, own, views.get("weights"), rooms, stream)}
     return (on_shared if is_host else on_device)(plan, views, weights, out, stream)

@@ -4,7 +4,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -86,14 +86,15 @@ def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> P
     return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
 
 
-def launch(device: Device, plan: Plan, places: list[Array]) -> None:
-    """On x, weights, y, and what the epilogue adds; packed weights and workspace hold NaN before, and what lies behind them stays."""
+def launch(device: Device, plan: Plan, places: list[Array], pitches: Mapping[str, int] | None = None) -> None:
+    """On x, weights, y, and what the epilogue adds; packed weights and workspace hold NaN before, and what lies behind them stays.
+    `pitches`: of a kernel of slices."""
     packed, workspace = nothing(plan.packed_bytes + 256), workspace_of(plan)
     added = [name for name in ("bias", "residual") if name in plan.operands]
     named = dict(zip(("x", "unpacked", "y", *added), places, strict=True)) | {"weights": packed, "workspace": workspace}
     at = {name: device.shared(place.ctypes.data) for name, place in named.items()}
     plan.pack(at["unpacked"], None, into=at["weights"])
-    plan.launch(plan.arguments(at), None)
+    plan.launch(plan.arguments(at | (pitches or {})), None)
     device.synchronize(None)
     assert (packed[plan.packed_bytes :] == NOTHING).all()
     assert (workspace[plan.workspace_bytes :] == NOTHING).all()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -92,8 +93,8 @@ def plans_of(device: Device, kernel: KernelSpec, constants: ChainConstants, batc
     return whole, [PLANNER.plan_of(device, each, batch, choice) for each, choice in zip(alone, chosen, strict=True)]
 
 
-def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array]) -> None:
-    """Packed weights and the workspace hold NaN before; what lies behind them stays."""
+def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array], pitches: Mapping[str, int] | None = None) -> None:
+    """Packed weights and the workspace hold NaN before; what lies behind them stays. `pitches`: of a kernel of slices."""
     whole, factors = plans
     at = {name: device.shared(place.ctypes.data) for name, place in places.items()}
     packed = [nothing(plan.packed_bytes + 256) for plan in factors]
@@ -101,7 +102,7 @@ def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Arr
         at[f"weights_{number + 1}"] = plan.pack(at[f"weights {number}"], None, into=device.shared(place.ctypes.data))
     workspace = workspace_of(whole)
     at["workspace"] = device.shared(workspace.ctypes.data)
-    whole.launch(whole.arguments(at), None)
+    whole.launch(whole.arguments(at | (pitches or {})), None)
     device.synchronize(None)
     for each, plan in zip(packed, factors, strict=True):
         assert (each[plan.packed_bytes :] == NOTHING).all()

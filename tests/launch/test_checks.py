@@ -29,7 +29,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         ("weights", {"weights": weights[..., :2].copy()}, r"got weights of shape \(2, 9, 5, 2\); \(2, 9, 5, 3\) is needed"),
         ("precision", {"weights": weights.astype(np.float64)}, "got float64 for weights and float32 for x; give both in one precision"),
         ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
-        ("stride", {"x": np.asfortranarray(x)}, "x is not row-major without gaps; give a contiguous copy of it"),
+        ("stride", {"x": np.asfortranarray(x)}, "x is not row-major with gaps between its rows at most; give a contiguous copy of it"),
         ("bias", {"bias": y[0, :5].copy()}, r"got bias of shape \(5,\); \(54,\) is needed"),
         ("residual", {"residual": y[:3].copy()}, r"got residual of shape \(3, 54\); \(37, 54\) is needed"),
         ("out", {"out": y[:3].copy()}, r"got out of shape \(3, 54\)"),
@@ -74,7 +74,7 @@ def test_the_shape_of_what_a_call_gives() -> None:
 
 def test_arrays_are_aligned_where_maps_and_wide_reads_want_them() -> None:
     def views(**places: Any) -> dict[str, ArrayView]:
-        return {name: ArrayView("cuda", place, (4,), "float32", True, ("cuda", 0), None, None, True) for name, place in places.items()}
+        return {name: ArrayView("cuda", place, (4,), "float32", None, ("cuda", 0), None, None, True) for name, place in places.items()}
 
     assert are_aligned(views(x=64, out=32, weights=4))
     assert are_aligned(views(x=object()))  # a buffer, which begins at a boundary

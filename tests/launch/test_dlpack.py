@@ -37,7 +37,7 @@ def test_dlpack_is_read_without_a_copy_and_given_back(producer):
     gone = weakref.ref(x)
     address, seen = x.ctypes.data, view(producer(x[1:]))
     assert (seen.kind, seen.pointer, seen.shape, seen.dtype) == ("dlpack", address + 32, (2, 4), "float64")
-    assert (seen.device, seen.contiguous, seen.writeable) == ("host", True, True)
+    assert (seen.device, seen.strides, seen.writeable) == ("host", None, True)
     del x
     gc.collect()
     assert gone() is not None
@@ -48,7 +48,7 @@ def test_dlpack_is_read_without_a_copy_and_given_back(producer):
 
 def test_dlpack_tells_gaps_and_read_only_memory():
     x = np.zeros((4, 4), np.float16)
-    assert not view(Shared(x.T)).contiguous
+    assert view(Shared(x.T)).strides == (2, 8)
     x.flags.writeable = False
     assert not view(Shared(x)).writeable
     with pytest.raises(LaunchError, match=r"x is .*SharedBeforeVersions that cannot be shared by DLPack: .*readonly"):

@@ -71,13 +71,13 @@ def test_memory_comes_from_the_stream_that_writes_it(kind: str, stream: int | No
     library = Library()
     library.device, library.dtype = SimpleNamespace(id=0), "float32"
     monkeypatch.setitem(sys.modules, kind, library)
-    like = ArrayView(kind, 0, (1, 1), "float32", True, ("cuda", 0), 3, library, True)
+    like = ArrayView(kind, 0, (1, 1), "float32", None, ("cuda", 0), 3, library, True)
     assert new_array(like, (2, 2), stream) == "an array"
     assert library.made == [expected]
     assert library.current == 3
 
 
 def test_an_unknown_library_must_bring_its_own() -> None:
-    like = ArrayView("cuda", 0, (1, 1), "float32", True, ("cuda", None), None, None, True)
+    like = ArrayView("cuda", 0, (1, 1), "float32", None, ("cuda", None), None, None, True)
     with pytest.raises(LaunchError, match="give out="):
         new_array(like, (1, 1))

@@ -77,7 +77,7 @@ def test_dlpack_arrays_are_made_ready_for_the_stream_of_the_launch(gpu: FakeGpu,
     def read(array: Jax, name: str, stream: Any) -> arrays.ArrayView:
         asked.append(stream)
         pointer = array.__cuda_array_interface__["data"][0]
-        return arrays.ArrayView("dlpack", pointer, array.shape, "float32", True, ("cuda", 0), stream, array, False)
+        return arrays.ArrayView("dlpack", pointer, array.shape, "float32", None, ("cuda", 0), stream, array, False)
 
     monkeypatch.setitem(arrays._readers, Jax, read)
     x, weights = inputs()

@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def read(array: Shown, name: str, stream: Any) -> arrays.ArrayView:
         found.append((name, stream))
-        return arrays.ArrayView("dlpack", 64, (1,), "float32", True, ("cuda", 0), stream, array, False)
+        return arrays.ArrayView("dlpack", 64, (1,), "float32", None, ("cuda", 0), stream, array, False)
 
     monkeypatch.setitem(arrays._readers, Shown, read)
     return found

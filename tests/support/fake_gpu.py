@@ -213,4 +213,4 @@ class FakeTensor:
     def read(self, name: str, stream: Any) -> ArrayView:
         content = self.data.content
         pointer = self.gpu.own(content)
-        return ArrayView("torch", pointer, content.shape, str(content.dtype), True, ("cuda", 0), self.stream, self, True)
+        return ArrayView("torch", pointer, content.shape, str(content.dtype), None, ("cuda", 0), self.stream, self, True)

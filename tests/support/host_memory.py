@@ -52,6 +52,20 @@ def placed(arrays: list[Array], dtype: str, boundary: int = 1, behind: int = 0) 
     return memory, places
 
 
+def spread(array: Array, gap: int) -> Array:
+    """A matrix's rows with so many NaNs between them, flat: what a slice of a larger matrix reaches from its first element to its last."""
+    rows, length = array.shape
+    wide = np.full((rows, length + gap), np.nan, array.dtype)
+    wide[:, :length] = array
+    return wide.reshape(-1)[: wide.size - gap]
+
+
+def rows_in(place: Array, shape: tuple[int, ...], gap: int) -> Array:
+    """The matrix that lies in such memory."""
+    item = place.itemsize
+    return np.lib.stride_tricks.as_strided(place, shape, ((shape[1] + gap) * item, item))
+
+
 def workspace_of(plan: Plan) -> Array:
     """Memory in which nothing was ever written, with guards behind it."""
     return nothing(plan.workspace_bytes + 256)

@@ -26,7 +26,9 @@ from ksgen.families.vector.family import (
     Vector,
     factor_constexprs,
     factor_words,
+    out_of_block,
     output_reads,
+    x_of_block,
 )
 from ksgen.families.vector.planes import round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
@@ -66,7 +68,7 @@ def tiles_of(constants: list[VectorConstants]) -> str:
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each factor by itself: the epilogue is the last one's."""
     *first, last = kernel.factors
-    alone = replace(kernel, before=(), job="multiply")
+    alone = replace(kernel, before=(), job="multiply", stride="dense")
     return [*(replace(alone, pattern=pattern, epilogue=Epilogue()) for pattern in first), replace(alone, pattern=last)]
 
 
@@ -211,9 +213,7 @@ class VectorChain(Shaped[ChainConstants]):
         own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
         is_first, is_last = number == 0, number == len(shape.factors) - 1
         place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
-        pitch = "0" if is_bsf else str(shape.pitch)
-        extras = {"bias": "bias", "residual": f"residual + first * {'Y_ENTRY' if is_bsf else '1'}"}
-        wanted = {"bias": shape.kernel.epilogue.bias, "residual": shape.kernel.epilogue.residual}
+        pitch_in, pitch_out = (own.kernel.pattern.in_features, own.kernel.pattern.out_features) if is_bsf else (shape.pitch, shape.pitch)
         return factor_words(own) | {
             "number": number + 1,
             "n": f"_{number + 1}",
@@ -225,13 +225,12 @@ class VectorChain(Shaped[ChainConstants]):
             "kept": "outputs" if is_last else "lanes",
             "as_kept": "as_outputs" if is_last else "",
             "widen": "widen" if is_first else "",
-            "from_there": "x + first * X_ENTRY, batch" if is_first else f"{place.format((number - 1) % 2)}, {pitch}",
-            "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{place.format(number % 2)}, {pitch}",
-            "extras": "".join(f", {extras[name] if is_last and wanted[name] else '0'}" for name in extras),
+            "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((number - 1) % 2)}, {pitch_in}",
+            "to_there": out_of_block(shape.kernel) if is_last else f"{place.format(number % 2)}, {pitch_out}, 0, 0, 0",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
-        shape, is_bsf = ChainShape(kernel, constants), kernel.layout == "bsf"
+        shape = ChainShape(kernel, constants)
         return [
             Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
             *epilogue_constexprs(kernel),
@@ -239,9 +238,5 @@ class VectorChain(Shaped[ChainConstants]):
             Constexpr("IS_PAST", constants.past, "whether the layer's outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
             Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
-            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
-            Constexpr(
-                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
-            ),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]

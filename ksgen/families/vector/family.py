@@ -114,10 +114,7 @@ class Vector(Shaped[VectorConstants]):
         return Geometry(Shape(kernel, constants).columns, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: VectorConstants) -> Mapping[str, Any]:
-        extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
-        wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
         is_shifted = kernel.layout == "bsl" and constants.along == "batch" and bool(constants.past)
-        shifted = "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras)
         return factor_words(Shape(kernel, constants)) | {
             "n": "",
             "source": "stored",
@@ -125,13 +122,14 @@ class Vector(Shaped[VectorConstants]):
             "kept": "outputs",
             "as_kept": "as_outputs",
             "widen": "widen",
-            "shifted_arguments": shifted,
-            "shift": "batch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
+            "x_of_block": x_of_block(kernel),
+            "out_of_block": out_of_block(kernel),
+            "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
             "picture": tile_picture("A tile of Y", constants, OF_ROWS, OF_LANES),
         }
 
     def constexprs(self, kernel: KernelSpec, constants: VectorConstants) -> list[Constexpr]:
-        shape, is_bsf = Shape(kernel, constants), kernel.layout == "bsf"
+        shape = Shape(kernel, constants)
         return [
             *factor_constexprs(shape),
             Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
@@ -140,10 +138,6 @@ class Vector(Shaped[VectorConstants]):
             Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
             Constexpr("UNIT", shape.step, "batch entries of which blocks are made"),
-            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
-            Constexpr(
-                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
-            ),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]
 
@@ -166,6 +160,22 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     }
 
 
+def x_of_block(kernel: KernelSpec) -> str:
+    """Where the inputs of a block of the batch begin."""
+    return _from_first(kernel, "x")
+
+
+def out_of_block(kernel: KernelSpec) -> str:
+    """Where its outputs go, and what is added to them: the fields of the text's `Out`."""
+    bias = "bias" if kernel.epilogue.bias else "0"
+    residual = f"{_from_first(kernel, 'residual')}, residual_pitch" if kernel.epilogue.residual else "0, 0"
+    return f"{_from_first(kernel, 'y')}, y_pitch, {bias}, {residual}"
+
+
+def _from_first(kernel: KernelSpec, array: str) -> str:
+    return f"{array} + first * {array}_pitch" if kernel.layout == "bsf" else f"{array} + first"
+
+
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
     """The constants of a factor, alone or in a chain."""
     kernel, constants, is_bsf = shape.kernel, shape.constants, shape.kernel.layout == "bsf"
@@ -179,8 +189,6 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
         Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
-        Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
-        Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
         Constexpr("AHEAD_LINES", ahead.lines, "cache lines of what comes next, that a tile fetches"),
         Constexpr("AHEAD_RUN", ahead.run, "of them in a row"),
         Constexpr("AHEAD_APART", ahead.apart, "elements from one of them to the next"),
