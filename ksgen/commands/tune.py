@@ -1,6 +1,7 @@
 """`ksgen tune`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ def _kernels(
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
     wanted = [
         kernel
-        for kernel in load(find_spec(spec)).kernels
+        for kernel in dict.fromkeys(replace(each, stride="dense") for each in load(find_spec(spec)).kernels)  # whose wisdom serves slices
         if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, kernel.job)
     ]  # fmt: skip
     if not wanted:

@@ -18,7 +18,7 @@ from ksgen.families import Family, Limits, check, cuda_limits, family_for, famil
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
-from ksgen.families.signature import pitches_of
+from ksgen.families.signature import features_of, pitches_of
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
@@ -110,9 +110,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
 
 def _pitch_lines(kernel: KernelSpec) -> str:
     """Where rows follow each other, how far they lie apart: what a kernel of slices is told at each call."""
-    is_bsf, outputs = kernel.layout == "bsf", kernel.pattern.out_features
-    pitches = {"x": kernel.in_features, "y": outputs} | ({"residual": outputs} if kernel.epilogue.residual else {})
-    return "".join(f"    const extent {array}_pitch = {pitch if is_bsf else 'batch'};\n" for array, pitch in pitches.items())
+    pitches = {array: features if kernel.layout == "bsf" else "batch" for array, features in features_of(kernel).items()}
+    return "".join(f"    const extent {array}_pitch = {pitch};\n" for array, pitch in pitches.items())
 
 
 @dataclass(frozen=True)
@@ -199,8 +198,9 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
-        job = {} if kernel.job == "multiply" else {"job": kernel.job}
-        return job | {
+        unusual = {} if kernel.job == "multiply" else {"job": kernel.job}
+        unusual |= {"stride": kernel.stride} if kernel.is_strided else {}
+        return unusual | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",
             "sha256": source.digest,

@@ -21,11 +21,22 @@ def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ..
     return (*(name for operand in signature for name in spelled.get(operand, (operand,))), *pitches_of(kernel).values())
 
 
+def features_of(kernel: KernelSpec) -> dict[str, int]:
+    """Of the arrays with a row for each batch entry, or for each feature."""
+    outputs = kernel.pattern.out_features
+    return {"x": kernel.in_features, "y": outputs} | ({"residual": outputs} if kernel.epilogue.residual else {})
+
+
 def pitches_of(kernel: KernelSpec) -> dict[str, str]:
     """The arrays whose rows lie apart, each with the operand that says how many elements: in batch-size-first from a batch entry to
     the next, in batch-size-last from a feature to the next."""
-    arrays = ("x", "y", *(("residual",) if kernel.epilogue.residual else ()))
-    return {array: f"{array}_pitch" for array in arrays} if kernel.is_strided else {}
+    return {array: f"{array}_pitch" for array in features_of(kernel)} if kernel.is_strided else {}
+
+
+def dense_pitches(kernel: KernelSpec, batch: int) -> dict[str, int]:
+    """Those operands for arrays without gaps."""
+    features = features_of(kernel)
+    return {pitch: features[array] if kernel.layout == "bsf" else batch for array, pitch in pitches_of(kernel).items()}
 
 
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:

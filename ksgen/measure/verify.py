@@ -13,7 +13,7 @@ import numpy as np
 
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.families.signature import result_of
+from ksgen.families.signature import dense_pitches, result_of
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Arguments, Plan
@@ -213,7 +213,8 @@ class Bench:
         return lambda: plan.launch(next(ready), None)
 
     def _arguments(self, plan: Plan, packed: Buffer, arrays: dict[str, Buffer]) -> Arguments:
-        return plan.arguments({**arrays, "weights": packed, "workspace": self._workspace_of(plan)})
+        pitches = dense_pitches(plan.kernel, plan.batch)
+        return plan.arguments({**arrays, "weights": packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
         """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have replaced it."""

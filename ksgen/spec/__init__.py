@@ -1,6 +1,6 @@
 """What to generate: a YAML spec, and the kernels and layers that it stands for.
 
-    defaults:                            # any of the seven options; these are the values without one
+    defaults:                            # any of the eight options; these are the values without one
       precision: float32                 # float32, float64, float16, bfloat16, tf32, tf32x3, fp16x3, bf16x6
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
@@ -8,6 +8,7 @@
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
       gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
+      stride: dense                      # any: also slices of larger arrays, whose rows lie apart
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec, hint
+from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, STRIDES, Epilogue, KernelSpec, hint
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
@@ -35,11 +35,12 @@ class Options:
     activation: tuple[str, ...] = ("none",)
     residual: tuple[bool, ...] = (False,)
     gradients: tuple[bool, ...] = (False,)
+    stride: tuple[str, ...] = ("dense",)
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        axes = (self.precision, self.layout, self.batch, self.bias, self.activation, self.residual)
-        for precision, layout, batch, bias, activation, residual in product(*axes):
-            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch)
+        axes = (self.precision, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
+        for precision, layout, batch, bias, activation, residual, stride in product(*axes):
+            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch, stride=stride)
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
         """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
@@ -50,6 +51,10 @@ class Options:
 
     def without_epilogue(self) -> "Options":
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
+
+    def between_factors(self) -> "Options":
+        """Of a factor whose X and Y are a layer's own: dense."""
+        return replace(self.without_epilogue(), stride=("dense",))
 
 
 @dataclass(frozen=True)
@@ -129,10 +134,10 @@ def _layer(name: str, node: Node, defaults: Options) -> tuple[Chain, Options]:
 
 
 def _factors(place: Place, chain: Chain, options: Options) -> Iterator[Request]:
-    """The epilogue is the layer's, so that only the last factor has it."""
-    *first, last = chain
-    for pattern in first:
-        yield Request(place, pattern, options.without_epilogue())
+    """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
+    *before, last = chain
+    for number, pattern in enumerate(before):
+        yield Request(place, pattern, options.between_factors() if number else options.without_epilogue())
     yield Request(place, last, options)
 
 
@@ -238,4 +243,5 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "activation": partial(_word, accepted=ACTIVATIONS),
     "residual": _flag,
     "gradients": _flag,
+    "stride": partial(_word, accepted=STRIDES),
 }

@@ -29,6 +29,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Wisdom
 from tests.families import test_vector as vector
+from tests.families import test_vector_slices as slices
 from tests.support.native import chosen_native
 
 FE_INVALID = 1  # on x86 and ARM
@@ -53,6 +54,7 @@ def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
         kernel = vector.kernel_of(shape, precision, layout, Epilogue(True, "none", True))
         if vector.allows(kernel, along, lanes):
             vector.agrees(kernel, vector.constants_of(kernel, along, lanes), batch)
+            slices.agrees(slices.of_slices(kernel), vector.constants_of(kernel, along, lanes), batch, slices.GAPS[batch % 2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -61,11 +61,21 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
         found.append((name, KERNEL, replace(CONSTANTS, **{name: getattr(other, name)})))
     found.append(("copy", KERNEL, replace(CONSTANTS, copy="registers", stages=2)))
     found.append(("job", replace(KERNEL, job="gradient"), None))
+    found.append(("stride", replace(KERNEL, stride="any"), CONSTANTS))
     return found
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    assert {field.name for field in fields(KernelSpec)} == {"pattern", "precision", "layout", "epilogue", "batch", "job", "before"}
+    assert {field.name for field in fields(KernelSpec)} == {
+        "pattern",
+        "precision",
+        "layout",
+        "epilogue",
+        "batch",
+        "job",
+        "before",
+        "stride",
+    }
     digests = {}
     for name, kernel, constants in variants():
         source = render(kernel, constants)

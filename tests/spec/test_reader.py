@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, paper_patterns, parse, reader
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STRIDES, Epilogue, KernelSpec, load, paper_patterns, parse, reader
 
 SMALL = Pattern(6, 64, 64, 1)
 
@@ -120,6 +120,24 @@ def test_a_chain_can_be_a_named_family() -> None:
     ]
 
 
+def test_a_layer_reads_and_writes_slices_and_has_none_between_its_factors() -> None:
+    text = """
+        kernels:
+          - {pattern: [1,6,4,2], stride: [dense, any], gradients: true}
+        layers:
+          up: {chain: [[1,6,4,2], [1,5,12,1], [1,3,5,1]], stride: any, bias: true, batch: 7}
+        """
+    assert names(text) == [
+        "1x6x4x2_float32_bsf",
+        "1x6x4x2_float32_bsf_strided",
+        "1x6x4x2_float32_bsf_gradient",
+        "1x4x6x2_float32_bsf",
+        "1x6x4x2_float32_bsf_strided_batch7",
+        "1x5x12x1_float32_bsf_batch7",
+        "1x3x5x1_float32_bsf_bias_strided_batch7",
+    ]
+
+
 def test_gradients_add_what_training_needs_once() -> None:
     text = """
         defaults: {layout: bsl, gradients: true}
@@ -152,6 +170,7 @@ option_values = {
     "bias": st.booleans(),
     "activation": st.sampled_from(ACTIVATIONS),
     "residual": st.booleans(),
+    "stride": st.sampled_from(STRIDES),
 }
 option_lists = {key: st.lists(value, min_size=1, max_size=3, unique=True) for key, value in option_values.items()}
 options = st.fixed_dictionaries({}, optional=option_lists)
@@ -162,6 +181,7 @@ NO_OPTIONS: dict[str, list[Any]] = {
     "bias": [False],
     "activation": ["none"],
     "residual": [False],
+    "stride": ["dense"],
 }
 patterns = st.builds(Pattern, *[st.integers(1, 1000)] * 4)
 
@@ -186,9 +206,9 @@ def test_what_is_written_is_what_is_read(
         "kernels": [{"pattern": list(pattern.shape)} | written(values) for pattern, values in entries],
     }
     expected = [
-        KernelSpec(pattern, precision, layout, Epilogue(*epilogue), batch)
+        KernelSpec(pattern, precision, layout, Epilogue(*epilogue), batch, stride=stride)
         for pattern, values in entries
-        for precision, layout, batch, *epilogue in product(*(NO_OPTIONS | defaults | values).values())
+        for precision, layout, batch, *epilogue, stride in product(*(NO_OPTIONS | defaults | values).values())
     ]
     text = yaml.safe_dump(document, default_flow_style=flow)
     assert parse(text).kernels == tuple(expected)
@@ -278,7 +298,7 @@ WRONG = [
     ("kernels:\n-", "2: kernels[0]: '' is not a pattern; accepted"),
     (
         "kernels:\n- {layout: bsf}",
-        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, gradients",
+        "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, gradients, stride",
     ),
     ("kernels:\n- {pattern: {a: 1}}", "2: kernels[0].pattern: got a mapping; accepted: a pattern"),
     (
@@ -394,6 +414,7 @@ WRONG_OPTIONS = [
     ("bias: 'true'", "bias: got 'true'; accepted: true, false"),
     ("residual:", "residual: got nothing; accepted: true, false"),
     ("gradients: 1", "gradients: got '1'; accepted: true, false"),
+    ("stride: 384", "stride: got '384'; accepted: dense, any"),
     ("activation: gelu_than", "activation: got 'gelu_than'; did you mean gelu_tanh? accepted"),
 ]
 

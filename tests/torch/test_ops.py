@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
+from ksgen.launch.fits import Fits  # noqa: E402
 from ksgen.launcher import Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
@@ -41,6 +42,36 @@ def tensors(shape: tuple[int, ...], layout: str, dtype: Any = torch.float64, req
     options: dict[str, Any] = {"dtype": dtype, "requires_grad": requires_grad}
     x, residual = matrix(BATCH, a * c * d, layout, **options), matrix(BATCH, a * b * d, layout, **options)
     return x, torch.randn(shape, dtype=dtype).requires_grad_(requires_grad), torch.randn(a * b * d, **options), residual
+
+
+# ---- slices of larger tensors
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_slices_are_read_where_they_lie(path: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the values and gradients of copies; and without any copy, by kernels."""
+    shape = SHAPES[2]
+    a, b, c, d = shape
+    x, residual = (matrix(3 * BATCH, features, layout, torch.float32) for features in (a * c * d, 2 * a * b * d))
+    if layout == "bsf":
+        x, residual = torch.cat([x, x], 1)[BATCH : 2 * BATCH, 3 : 3 + a * c * d], residual[:BATCH, a * b * d :]
+    else:
+        x, residual = x[:, BATCH : 2 * BATCH], residual[a * b * d :, :BATCH]
+    weights = torch.randn(shape)
+    given = [x.detach().requires_grad_(), weights.requires_grad_(), residual.detach().requires_grad_()]
+    copies = [each.detach().clone().requires_grad_() for each in given]
+    assert not any(each.is_contiguous() for each in (x, residual))
+    for chosen in (given, copies):
+        multiply(chosen[0], chosen[1], None, chosen[2], layout=layout, activation="gelu").square().sum().backward()
+    for one, other in zip(given, copies, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    names = []
+    prepare = Fits.find
+    monkeypatch.setattr(Fits, "find", lambda *given: names.append((found := prepare(*given)).kernel.name) or found)
+    with torch.no_grad():
+        y = multiply(x, weights, None, residual, layout=layout, backend="auto" if path == "PyTorch" else "ksgen")
+    torch.testing.assert_close(y, finish(truth(x, weights, layout), None, "none", residual, layout).float(), rtol=1e-4, atol=1e-4)
+    assert [name.endswith("_strided") for name in names] == ([] if path == "PyTorch" else [True])
 
 
 # ---- products and gradients
