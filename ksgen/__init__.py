@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ksgen.errors import KsgenError
-    from ksgen.launcher import ChainLauncher, Launcher, use_bundle
+    from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
     from ksgen.pattern import Chain, Pattern
     from ksgen.tuning import tune
 
 __version__ = "0.1.0"
-__all__ = ["Chain", "ChainLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "tune", "use_bundle"]
+__all__ = ["Chain", "ChainLauncher", "GroupLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "tune", "use_bundle"]
 
 _HOMES = {
     "Chain": "ksgen.pattern",
     "ChainLauncher": "ksgen.launcher",
+    "GroupLauncher": "ksgen.launcher",
     "KsgenError": "ksgen.errors",
     "Launcher": "ksgen.launcher",
     "Pattern": "ksgen.pattern",

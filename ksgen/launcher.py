@@ -5,11 +5,12 @@ A launcher holds all kernels of one pattern, a chain launcher those of one layer
 
 from ksgen.launch.call import Call
 from ksgen.launch.chain import ChainLauncher
+from ksgen.launch.group import GroupLauncher
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Weights
 
-__all__ = ["Call", "ChainLauncher", "Launcher", "Weights", "use_bundle"]
+__all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "Weights", "use_bundle"]
 
 
 def use_bundle(path: str) -> None:

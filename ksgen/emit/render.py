@@ -18,7 +18,7 @@ from ksgen.families import Family, Limits, check, cuda_limits, family_for, famil
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
-from ksgen.families.signature import features_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, pitches_of
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
@@ -79,6 +79,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     template = template_of(chosen.name)
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
     if dialect == "cuda" and template.endswith(".cl.j2"):
         raise KsgenError(f"{chosen.name} has no CUDA text; accepted: dialect=opencl")
     words = {
@@ -92,7 +93,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "template_digest": template_digest(chosen.name),
         "layout_words": LAYOUT_WORDS[kernel.layout],
         "epilogue_words": "".join(f", {word}" for word in kernel.epilogue.words),
-        "extras": [name for name, wanted in extras.items() if wanted],
+        "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "pitch_parameters": "".join(f"const extent {pitch}, " for pitch in pitches_of(kernel).values()),
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),

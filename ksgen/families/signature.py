@@ -12,19 +12,27 @@ GRADIENT: tuple[str, ...] = ("x", "grad_y", "grad", "workspace")
 
 
 def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ...]:
-    """What a family's text for the kernel takes; a chain's weights are one operand per factor."""
+    """What a family's text for the kernel takes; a chain's weights are one operand per factor, and a group's outputs one per chain."""
     spelled = {
-        "bias": ("bias",) if kernel.epilogue.bias else (),
-        "residual": ("residual",) if kernel.epilogue.residual else (),
+        "bias": each_chains(kernel, "bias") if kernel.epilogue.bias else (),
+        "residual": each_chains(kernel, "residual") if kernel.epilogue.residual else (),
+        "y": each_chains(kernel, "y"),
         "weights": weights_of(kernel),
     }
     return (*(name for operand in signature for name in spelled.get(operand, (operand,))), *pitches_of(kernel).values())
 
 
+def each_chains(kernel: KernelSpec, operand: str) -> tuple[str, ...]:
+    """An operand by the names that it has for each chain of a group."""
+    return tuple(f"{operand}_{number}" for number in range(1, len(kernel.chains) + 1)) if kernel.beside else (operand,)
+
+
 def features_of(kernel: KernelSpec) -> dict[str, int]:
     """Of the arrays with a row for each batch entry, or for each feature."""
-    outputs = kernel.pattern.out_features
-    return {"x": kernel.in_features, "y": outputs} | ({"residual": outputs} if kernel.epilogue.residual else {})
+    found, rows = {"x": kernel.in_features}, ("y", "residual") if kernel.epilogue.residual else ("y",)
+    for array in rows:
+        found |= {name: chain.out_features for name, chain in zip(each_chains(kernel, array), kernel.chains, strict=True)}
+    return found
 
 
 def pitches_of(kernel: KernelSpec) -> dict[str, str]:
@@ -42,7 +50,7 @@ def dense_pitches(kernel: KernelSpec, batch: int) -> dict[str, int]:
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:
     """The operands that hold packed weights, from the factor that meets X first."""
     if kernel.job == CHAIN:
-        return tuple(f"weights_{number}" for number in range(1, len(kernel.factors) + 1))
+        return tuple(f"weights_{number}" for number in range(1, sum(map(len, kernel.chains)) + 1))
     return () if kernel.job == "gradient" else ("weights",)
 
 

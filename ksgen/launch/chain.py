@@ -52,7 +52,7 @@ class ChainLauncher:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
         options = CallOptions(layout, activation, stream, precision)
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
-        own = self._own(weights)
+        own = self.weights_of_each(weights)
         if fused := self._fused(x, own, last_only, options):
             return fused()
         for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
@@ -65,16 +65,21 @@ class ChainLauncher:
 
         `last_only`: bias, residual and out, where there are any.
         """
-        return self._fused(x, self._own(weights), last_only, CallOptions(layout, activation, None, precision))
+        return self._fused(x, self.weights_of_each(weights), last_only, CallOptions(layout, activation, None, precision))
 
-    def _own(self, weights: Sequence[Any]) -> Sequence[Any]:
+    def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
+        """One array a factor; `LaunchError` on anything else."""
         if (own := listed(weights)) is None:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
             raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
         return own
 
-    def _check(self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions) -> int:
+    def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
+        """None for those that were packed once."""
+        return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
+
+    def check(self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions) -> int:
         """The batch; `LaunchError` on what any factor would refuse."""
         between, layout = views["x"], options.layout
         check_precision(self, options.precision, between.dtype)
@@ -91,15 +96,15 @@ class ChainLauncher:
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
         """All factors in one launch, on arrays of the host where they lie; None where that is not to be had."""
         views = views_of({"x": x, **last_only}, options.stream)
-        own_views = [None if isinstance(each, Weights) else view(each, "weights") for each in own]
-        batch = self._check(views, own_views, options)
+        own_views = self.views_of_weights(own)
+        batch = self.check(views, own_views, options)
         if any(found.device != "host" or not is_whole(found) for found in [*views.values(), *filter(None, own_views)]):
             return None
         device, stream = device_and_stream(self, "host", options.stream)
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        fused = fused_plan(device, self.chain, options.precision or dtype, options.layout, epilogue, batch, stride)
+        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride)
         if fused is None:
             return None
         check_memory(self, views | {f"weights of factor {number}": found for number, found in enumerate(own_views, start=1) if found})
@@ -109,3 +114,10 @@ class ChainLauncher:
                 check_packed(self, each, factor.pattern, device, dtype)
             packed.append(packed_in(plan, each, found, factor.rooms, stream))
         return on_shared(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
+
+
+def layer_of(launcher: Any) -> ChainLauncher | None:
+    """A launcher as one of a layer; None for anything else."""
+    if isinstance(launcher, Launcher):
+        return ChainLauncher(launcher)
+    return launcher if isinstance(launcher, ChainLauncher) else None

@@ -4,13 +4,14 @@ Never asks which device or stream.
 """
 
 import sys
+from collections.abc import Sequence
 
 from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.launch.arrays import ArrayView
 from ksgen.launch.memory import rows_are_whole, size_of
 from ksgen.launch.views import Views
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
@@ -23,6 +24,15 @@ def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
 def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[int, ...]:
     """Of what a call gives."""
     return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
+
+
+def group_shape(caller: object, chains: Sequence[Chain], layout: str, x: ArrayView) -> tuple[int, int]:
+    """Of one array for the outputs of all chains."""
+    check_words(caller, layout, "none")
+    if len(x.shape) != 2:
+        raise LaunchError(f"{caller!r}: got x of shape {tuple(x.shape)}; a matrix is needed")
+    features, batch = sum(chain.out_features for chain in chains), int(x.shape[0 if layout == "bsf" else 1])
+    return (batch, features) if layout == "bsf" else (features, batch)
 
 
 def check_words(caller: object, layout: str, activation: str) -> None:

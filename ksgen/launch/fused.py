@@ -29,19 +29,19 @@ class FusedPlan:
 
 
 def fused_plan(
-    device: Device, chain: Chain, precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense"
+    device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense"
 ) -> FusedPlan | None:
-    """The plan of a chain as one launch; None where it is better served factor by factor."""
-    if not device.shares_host or len(chain) < 2 or batch < LEAST_ENTRIES * device.limits.multiprocessors:
+    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor."""
+    if not device.shares_host or sum(map(len, chains)) < 2 or batch < LEAST_ENTRIES * device.limits.multiprocessors:
         return None
     where: Any = device  # devices are hashed by their identity
-    return _plan(where, chain.factors, precision, layout, epilogue, batch, stride, PLANNER.generation)
+    return _plan(where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
 
 
 @lru_cache(REMEMBERED)
 def _plan(
     device: Any,
-    patterns: tuple[Pattern, ...],
+    chains: tuple[tuple[Pattern, ...], ...],
     precision: str,
     layout: str,
     epilogue: Epilogue,
@@ -49,15 +49,15 @@ def _plan(
     stride: str,
     generation: int,
 ) -> FusedPlan | None:
-    *before, last = patterns
-    kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride)
+    (*before, last), *beside = chains
+    kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside))
     alone, limits = KernelSpec(last, precision, layout), limits_of(device)
     if any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families):  # which have no chains
         return None
     try:
         whole = PLANNER.plan(device, kernel, batch)
         constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
-        factors = [replace(each, epilogue=Epilogue(), stride="dense") for each in factor_kernels(kernel)]
+        factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
         packings = tuple(
             PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain"))
             for each, own in zip(factors, constants, strict=True)

@@ -47,6 +47,16 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
 
 
+def on_shared_group(plan: Plan, views: Mapping[str, ArrayView], weights: Mapping[str, Packed], outs: Any, stream: Stream) -> Call:
+    """The same of layers on one x, with an output each: `views` are named as the operands are."""
+    device = plan.device
+    operands = {name: device.shared(found.pointer) for name, found in views.items()}
+    operands["workspace"] = plan.workspace(stream)
+    operands |= {pitch: pitch_of(views[array]) for array, pitch in pitches_of(plan.kernel).items()}
+    arguments, before = _packed_into(plan, operands, weights)
+    return Call(plan, arguments, stream, outs, before, partial(device.synchronize, stream), (views, weights))
+
+
 def on_host(caller: object, plan: Plan, views: dict[str, ArrayView], packed: Weights | None, out: Any, stream: Stream) -> Call:
     """On arrays of the host, which are copied to the device and back at every call."""
     import numpy as np
@@ -116,6 +126,10 @@ def _pitches(plan: Plan, views: Mapping[str, ArrayView]) -> dict[str, int]:
 def _bound(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
     """The operands in order, and what is done to weights before each launch."""
     operands[plan.result] = operands["out"]
+    return _packed_into(plan, operands, weights)
+
+
+def _packed_into(plan: Plan, operands: dict[str, Any], weights: Mapping[str, Packed]) -> tuple[Arguments, Callable[[], object] | None]:
     before = None
     for name, packed in weights.items():
         operands[name], before = packed.at, packed.before

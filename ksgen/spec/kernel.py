@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
@@ -78,6 +79,7 @@ class KernelSpec:
     job: str = "multiply"
     before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
     stride: str = "dense"
+    beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -88,15 +90,17 @@ class KernelSpec:
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
-        check_word("job", self.job, (CHAIN,) if self.before else JOBS)
+        check_word("job", self.job, (CHAIN,) if self.before or self.beside else JOBS)
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
+        if any(chain.in_features != self.in_features for chain in self.chains):
+            raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,
-            f"y (batch {batch})": batch * self.pattern.out_features,
-            "weights": max(pattern.weight_count for pattern in self.factors),
+            f"y (batch {batch})": batch * max(chain.out_features for chain in self.chains),
+            "weights": max(pattern.weight_count for chain in self.chains for pattern in chain),
         }
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
@@ -110,6 +114,11 @@ class KernelSpec:
     def factors(self) -> Chain:
         """What X is multiplied by, from the factor that meets it first: one, but for a chain."""
         return Chain((*self.before, self.pattern))
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """All that multiply X: one, but for a group."""
+        return self.factors, *map(Chain, self.beside)
 
     @property
     def in_features(self) -> int:
@@ -147,23 +156,28 @@ class KernelSpec:
         """What names its file, its entry point and its log lines, such as `ks_6x64x64x1_float32_bsf`."""
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
-        patterns = (pattern.name for pattern in self.factors)
-        return "_".join(("ks", *patterns, self.precision, self.layout, *self.epilogue.words, *self._sliced, *batch, *job))
+        patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
+        return "_".join(("ks", patterns, self.precision, self.layout, *self.epilogue.words, *self._sliced, *batch, *job))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
+        usual = (("before", ()), ("stride", "dense"), ("beside", ()))
+        return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
 
     @property
     def digest(self) -> str:
-        """Eight hex digits over every field; what is usual goes without saying."""
-        usual = (("job", "multiply"), ("before", ()), ("stride", "dense"))
-        told = {name: value for name, value in asdict(self).items() if (name, value) not in usual}
+        """Eight hex digits over every field; the usual job goes without saying."""
+        told = {name: value for name, value in self.told.items() if (name, value) != ("job", "multiply")}
         canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     def flops(self, batch: int) -> int:
         """Additions and multiplications of the product; a gradient takes as many."""
-        return 2 * batch * self.factors.weight_count
+        return 2 * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:
         """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
-        outputs = 2 if self.epilogue.residual else 1
-        rows = self.in_features + outputs * self.pattern.out_features
-        return self.item_bytes * (batch * rows + self.factors.weight_count)
+        outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
+        weights = sum(chain.weight_count for chain in self.chains)
+        return self.item_bytes * (batch * (self.in_features + outputs) + weights)

@@ -5,8 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ksgen.torch.convert import Rule, find_layers, put, read_rule
+from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear, dense_layer
-from ksgen.torch.rule import Beside, KSLinears
+from ksgen.torch.rule import Beside
 
 
 class KSAdapter(nn.Module):

@@ -28,7 +28,13 @@ KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multip
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
 
-KINDS = {"prepared": "frozen", "chain": "all factors", "trained": "trained", "trained first": "trained, x without a gradient"}
+KINDS = {
+    "prepared": "frozen",
+    "chain": "all factors",
+    "trained": "trained",
+    "trained first": "trained, x without a gradient",
+    "group": "all layers",
+}
 
 Way = Callable[[], Tensor]
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads

@@ -16,11 +16,12 @@ from ksgen.pattern import Chain
 from ksgen.spec import Spec, load
 from ksgen.torch.checks import check_flags
 from ksgen.torch.factorize import Factorization, factorize
+from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear, Patterns, as_chain
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.propose import Proposals, propose
 from ksgen.torch.report import Replaced, Report
-from ksgen.torch.rule import Beside, KSLinears, check_config, described, exactly, load_rule, write_config
+from ksgen.torch.rule import Beside, check_config, described, exactly, load_rule, write_config
 from ksgen.values import excerpt, listed
 
 Rule = Mapping[str, Patterns | Beside] | Spec | str | Path

@@ -152,6 +152,14 @@ class KSLinear(nn.Linear):
         y = multiply_all_by(self.backend, rows, list(self.weights), self.bias, added, **options)  # needs: import ksgen.torch
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
+    @staticmethod
+    def group(layers: "Sequence[KSLinear]") -> nn.Module:
+        """Layers that take the same x, such as q, k and v, as one module that gives their outputs beside each other: in one launch on a
+        processor, if only the values are needed. `parts(x)` gives them apart."""
+        from ksgen.torch.group import group  # which is made of layers
+
+        return group(layers)
+
     def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
         """One node of a graph that `torch.fx` traces."""
         if not (path := x.tracer.path_of_module(self)):

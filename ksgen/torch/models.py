@@ -18,9 +18,10 @@ from ksgen.spec import load
 from ksgen.spec.kernel import hint, is_word
 from ksgen.torch.convert import convert
 from ksgen.torch.epilogue import ACTIVATIONS
+from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.report import Report
-from ksgen.torch.rule import Beside, KSLinears
+from ksgen.torch.rule import Beside
 from ksgen.values import excerpt
 
 
@@ -146,7 +147,7 @@ class LanguageModel(nn.Module):
 
 def _parts(layer: nn.Module, x: Tensor, count: int) -> Sequence[Tensor]:
     """The outputs in that many parts. Parts that already come apart are not joined first."""
-    return [part(x) for part in layer] if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
+    return layer.parts(x) if isinstance(layer, KSLinears) else layer(x).chunk(count, dim=-1)
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:

@@ -101,9 +101,11 @@ def multiply_chain(
         return one_by_one()
 
     def in_one_launch() -> Tensor:
-        extras = {"bias": _contiguous(cast_bias), "residual": _rows(cast_residual)}
+        extras = {"bias": _contiguous(cast_bias), "residual": rows_of(cast_residual)}
         own = chain_launcher(tuple(tuple(each.shape) for each in cast))
-        y: Tensor = own(_rows(cast_x), [operand(each.contiguous(), False) for each in cast], layout=layout, activation=activation, **extras)
+        y: Tensor = own(
+            rows_of(cast_x), [operand(each.contiguous(), False) for each in cast], layout=layout, activation=activation, **extras
+        )
         return y
 
     if backend == "ksgen":
@@ -164,7 +166,7 @@ def _compute(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
-    x, weights = _rows(x), weights.contiguous()
+    x, weights = rows_of(x), weights.contiguous()
     if not x.numel():
         return _empty(x, weights, layout, transposed)
     a, b, c, d = weights.shape
@@ -173,7 +175,7 @@ def _compute(
 
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
-        options |= {"bias": _contiguous(bias), "residual": _rows(residual)}
+        options |= {"bias": _contiguous(bias), "residual": rows_of(residual)}
         product: Tensor = own(x, operand(weights, transposed), **options)
         return product
 
@@ -496,7 +498,7 @@ def _flops_of_weight_gradient(
 # ---- what both operators share
 
 
-def _rows(tensor: Any) -> Any:
+def rows_of(tensor: Any) -> Any:
     """A matrix as kernels take it: with gaps between its rows at most, so that slices are read where they lie. None stays None."""
     if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
         return tensor

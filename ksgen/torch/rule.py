@@ -12,12 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ksgen import files
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Pattern
+from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
 from ksgen.values import excerpt, listed, shown, whole_number
 
@@ -41,17 +41,6 @@ class Beside:
         count = whole_number(self.count)
         if count is None or count < 1:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
-
-
-class KSLinears(nn.ModuleList):
-    """Layers side by side. They take the same x, and their outputs are concatenated."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([layer(x) for layer in self], dim=-1)
-
-    def to_dense(self) -> Tensor:
-        """The matrix of all of them."""
-        return torch.cat([layer.to_dense() for layer in self])
 
 
 def described(module: nn.Module) -> Beside | None:

@@ -156,9 +156,7 @@ def _readable_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kernel_text(kernel: KernelSpec) -> str:
-    """A kernel's fields. A single factor is left out, as in files from before chains."""
-    told = {name: value for name, value in asdict(kernel).items() if value or name != "before"}
-    return json.dumps(told, sort_keys=True)
+    return json.dumps(kernel.told, sort_keys=True)
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -171,7 +169,10 @@ def _trial(row: dict[str, Any]) -> Trial | None:
         told = json.loads(row["kernel"])
         pattern, epilogue = Pattern(**told.pop("pattern")), Epilogue(**told.pop("epilogue"))
         before = tuple(Pattern(**each) for each in told.pop("before", ()))
+        beside = tuple(tuple(Pattern(**each) for each in chain) for chain in told.pop("beside", ()))
         constants = family_named(row["family"]).constants(json.loads(row["constants"]))
-        return Trial(**row | {"kernel": KernelSpec(pattern, epilogue=epilogue, before=before, **told), "constants": constants})
+        return Trial(
+            **row | {"kernel": KernelSpec(pattern, epilogue=epilogue, before=before, beside=beside, **told), "constants": constants}
+        )
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -14,18 +14,19 @@ CORES = 4
 
 
 @pytest.mark.parametrize(
-    ("chain", "batch", "shares", "is_worth_it"),
+    ("chains", "batch", "shares", "is_worth_it"),
     [
-        (PAIR, fused.LEAST_ENTRIES * CORES, True, True),
-        (PAIR, fused.LEAST_ENTRIES * CORES - 1, True, False),
-        (PAIR, fused.LEAST_ENTRIES * CORES, False, False),
-        (ALONE, fused.LEAST_ENTRIES * CORES, True, False),
+        ((PAIR,), fused.LEAST_ENTRIES * CORES, True, True),
+        ((PAIR,), fused.LEAST_ENTRIES * CORES - 1, True, False),
+        ((PAIR,), fused.LEAST_ENTRIES * CORES, False, False),
+        ((ALONE,), fused.LEAST_ENTRIES * CORES, True, False),
+        ((ALONE, ALONE), fused.LEAST_ENTRIES * CORES, True, True),
     ],
 )
 def test_a_long_batch_of_several_factors_on_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, chain: Chain, batch: int, shares: bool, is_worth_it: bool
+    monkeypatch: pytest.MonkeyPatch, chains: tuple[Chain, ...], batch: int, shares: bool, is_worth_it: bool
 ) -> None:
     device: Any = SimpleNamespace(shares_host=shares, limits=SimpleNamespace(multiprocessors=CORES))
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
-    found = fused.fused_plan(device, chain, "float32", "bsf", Epilogue(), batch)
+    found = fused.fused_plan(device, chains, "float32", "bsf", Epilogue(), batch)
     assert found == ("one launch" if is_worth_it else None)

@@ -18,9 +18,10 @@ from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
 from ksgen.torch.convert import convert  # noqa: E402
+from ksgen.torch.group import KSLinears  # noqa: E402
 from ksgen.torch.propose import Proposal, Proposals  # noqa: E402
 from ksgen.torch.refinement import product_of  # noqa: E402
-from ksgen.torch.rule import Beside, KSLinears  # noqa: E402
+from ksgen.torch.rule import Beside  # noqa: E402
 
 UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
 SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24

@@ -16,7 +16,8 @@ from torch import nn  # noqa: E402  (after the skip)
 from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.torch import KSLinear, convert, save_rule  # noqa: E402
-from ksgen.torch.rule import Beside, KSLinears, exactly, load_rule, rule_of  # noqa: E402
+from ksgen.torch.group import KSLinears  # noqa: E402
+from ksgen.torch.rule import Beside, exactly, load_rule, rule_of  # noqa: E402
 
 UP, SQUARE = Chain((Pattern(6, 4, 4, 1), Pattern(1, 48, 12, 2))), Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))
 ROOT = Path(__file__).parents[2]

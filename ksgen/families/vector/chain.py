@@ -7,6 +7,7 @@ for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import lcm
 from typing import Any
 
@@ -14,7 +15,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.families.shaped import Shaped
-from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
 from ksgen.families.vector.defaults import default as factor_default
@@ -32,6 +33,7 @@ from ksgen.families.vector.family import (
 )
 from ksgen.families.vector.planes import round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -43,33 +45,53 @@ class ChainConstants(Constants):
     """The constants that a search may change."""
 
     block: int  # batch entries that a work group takes at a time
-    tiles: str  # of each factor: along, lanes, height, width, panel
+    tiles: str  # of each factor: along, lanes, height, width, panel; of one chain after the other in a group
     past: int  # 1: the layer's outputs are stored past the caches; 0: into them
 
     @property
     def parsed(self) -> list[VectorConstants]:
         """The constants of each factor by itself."""
-        found = []
-        listed = self.tiles.split(", ")
-        for number, words in enumerate(listed, 1):
-            past = self.past if number == len(listed) else 0  # what lies between factors is read at once: it stays in the cache
-            try:
-                along, lanes, height, width, panel = words.split()
-                found.append(VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past))
-            except ValueError:
-                raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
-        return found
+        return [self._parsed(words, is_last) for words, is_last in _listed(self.tiles)]
+
+    def _parsed(self, words: str, is_last: bool) -> VectorConstants:
+        past = self.past if is_last else 0  # what lies between factors is read at once: it stays in the cache
+        try:
+            along, lanes, height, width, panel = words.split()
+            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past)
+        except ValueError:
+            raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
 
 
-def tiles_of(constants: list[VectorConstants]) -> str:
-    return ", ".join(f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in constants)
+def _listed(tiles: str) -> list[tuple[str, bool]]:
+    """The words of each factor, and whether it is its chain's last."""
+    chains = [chain.split(", ") for chain in tiles.split("; ")]
+    return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
+
+
+def tiles_of(kernel: KernelSpec, constants: list[VectorConstants]) -> str:
+    words = iter(f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in constants)
+    return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a factor stands."""
+
+    pattern: Pattern
+    chain: int
+    at: int  # in its chain
+    is_last: bool
+
+
+def _places(kernel: KernelSpec) -> list[_Place]:
+    chains = enumerate(kernel.chains)
+    return [_Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
 
 
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each factor by itself: the epilogue is the last one's."""
-    *first, last = kernel.factors
-    alone = replace(kernel, before=(), job="multiply", stride="dense")
-    return [*(replace(alone, pattern=pattern, epilogue=Epilogue()) for pattern in first), replace(alone, pattern=last)]
+    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each."""
+    alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
+    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else Epilogue()) for each in _places(kernel)]
 
 
 @dataclass(frozen=True)
@@ -96,12 +118,13 @@ class ChainShape:
     def between(self) -> int:
         """What lies between two factors."""
         rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
-        return round_up(max(pattern.out_features for pattern in self.kernel.before) * rows + LINE_BYTES, LINE_BYTES)
+        features = [each.pattern.out_features for each in _places(self.kernel) if not each.is_last]
+        return round_up(max(features) * rows + LINE_BYTES, LINE_BYTES) if features else 0
 
     @property
     def places(self) -> int:
         """Of which there are one, or two in turn."""
-        return min(2, len(self.kernel.before))
+        return min(2, max(map(len, self.kernel.chains)) - 1)
 
     @property
     def registers(self) -> int:
@@ -120,9 +143,14 @@ class ChainShape:
         return self.panels + self.places * self.between
 
 
+def _has_all(kernel: KernelSpec, constants: ChainConstants) -> bool:
+    """Whether there are tiles for each factor, and chains end where the kernel's do."""
+    return [is_last for _, is_last in _listed(constants.tiles)] == [each.is_last for each in _places(kernel)]
+
+
 def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
     parsed = constants.parsed
-    if len(parsed) != len(kernel.factors):
+    if not _has_all(kernel, constants):
         return False
     return all(rule.holds(each, own) for each, own in zip(factor_kernels(kernel), parsed, strict=True) for rule in RULES)
 
@@ -130,8 +158,8 @@ def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
 def _why(kernel: KernelSpec, constants: ChainConstants) -> str:
     """What a factor's own rules say against it."""
     parsed = constants.parsed
-    if len(parsed) != len(kernel.factors):
-        return f"{len(parsed)} for {len(kernel.factors)} factors"
+    if not _has_all(kernel, constants):
+        return f"{len(parsed)} for {len(_places(kernel))} factors"
     for number, (each, own) in enumerate(zip(factor_kernels(kernel), parsed, strict=True), 1):
         if broken := first_broken(RULES, each, own):
             return f"of factor {number}, {refusal(RULES, broken, each, own)}"
@@ -165,11 +193,11 @@ class VectorChain(Shaped[ChainConstants]):
         batch = kernel.batch or alike(batch or MANY)
         alone = [replace(factor_default(each, limits, batch), parts=1) for each in factor_kernels(kernel)]
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
-        features = max(pattern.in_features + pattern.out_features for pattern in kernel.factors)
+        features = max(each.pattern.in_features + each.pattern.out_features for each in _places(kernel))
         unit = lcm(*(Shape(factor, own).unit for factor, own in zip(factor_kernels(kernel), alone, strict=True)))
         wanted = min(MOST_ROWS, BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
         block = max(unit, wanted // unit * unit)
-        return ChainConstants(block, tiles_of(alone), alone[-1].past)
+        return ChainConstants(block, tiles_of(kernel, alone), alone[-1].past)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
         usual = self.default(kernel, limits)
@@ -200,18 +228,19 @@ class VectorChain(Shaped[ChainConstants]):
 
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
-        words = factor_words(shape.factors[-1])  # of which the activation is the last factor's
+        words = factor_words(shape.factors[-1])  # of which the activation is that of last factors
         tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
         return {
             **words,
             "picture": "//\n".join(tiles),
-            "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
+            "results": each_chains(kernel, "y"),
+            "factors": [self._factor(shape, number, place) for number, place in enumerate(_places(kernel))],
         }
 
-    def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
+    def _factor(self, shape: ChainShape, number: int, at: _Place) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
         own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
-        is_first, is_last = number == 0, number == len(shape.factors) - 1
+        is_first, is_last = at.at == 0, at.is_last
         place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
         pitch_in, pitch_out = (own.kernel.pattern.in_features, own.kernel.pattern.out_features) if is_bsf else (shape.pitch, shape.pitch)
         return factor_words(own) | {
@@ -225,8 +254,8 @@ class VectorChain(Shaped[ChainConstants]):
             "kept": "outputs" if is_last else "lanes",
             "as_kept": "as_outputs" if is_last else "",
             "widen": "widen" if is_first else "",
-            "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((number - 1) % 2)}, {pitch_in}",
-            "to_there": out_of_block(shape.kernel) if is_last else f"{place.format(number % 2)}, {pitch_out}, 0, 0, 0",
+            "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
+            "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:

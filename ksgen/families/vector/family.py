@@ -10,7 +10,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
-from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, tile_sizes
@@ -147,7 +147,7 @@ OF_ROWS, OF_LANES = ("batch entries s", "outputs k"), ("outputs (k, j)", "batch 
 
 def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
     """Bytes: a store into the caches first reads the line that it replaces."""
-    return 0 if past else batch * kernel.pattern.out_features * kernel.item_bytes
+    return 0 if past else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
 
 
 def factor_words(shape: Shape) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def x_of_block(kernel: KernelSpec) -> str:
     return _from_first(kernel, "x")
 
 
-def out_of_block(kernel: KernelSpec) -> str:
-    """Where its outputs go, and what is added to them: the fields of the text's `Out`."""
-    bias = "bias" if kernel.epilogue.bias else "0"
-    residual = f"{_from_first(kernel, 'residual')}, residual_pitch" if kernel.epilogue.residual else "0, 0"
-    return f"{_from_first(kernel, 'y')}, y_pitch, {bias}, {residual}"
+def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
+    """Where its outputs of a chain go, and what is added to them: the fields of the text's `Out`."""
+    y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
+    added = f"{_from_first(kernel, residual)}, {residual}_pitch" if kernel.epilogue.residual else "0, 0"
+    return f"{_from_first(kernel, y)}, {y}_pitch, {bias if kernel.epilogue.bias else '0'}, {added}"
 
 
 def _from_first(kernel: KernelSpec, array: str) -> str:

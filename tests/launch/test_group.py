@@ -1,0 +1,194 @@
+"""Layers beside each other on one x: right, in one launch where a processor has one, each output where it is wanted; what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError, LaunchError
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import Plan
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.measure.verify import tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS
+from tests.support.host_memory import processor
+from tests.support.launching import torch_or_skip
+
+CHAINS = (  # 24 features in; one, two and three factors
+    (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3)),
+    (Pattern(2, 9, 4, 3),),
+    (Pattern(1, 4, 8, 3), Pattern(3, 6, 4, 1), Pattern(1, 5, 9, 2)),
+)
+OUT = [chain[-1].out_features for chain in CHAINS]  # 21, 54 and 10
+MANY = 100  # batch entries: enough for one launch on two cores
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    try:
+        found = processor() if request.param == "processor" else find_device(request.param)
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_DEVICE", found.runtime)
+    monkeypatch.setattr(found, "limits", found.limits.__class__(**{**found.limits.__dict__, "multiprocessors": 2}))
+    return found
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The families of what was launched."""
+    families: list[str] = []
+    launch = Plan.launch
+    monkeypatch.setattr(Plan, "launch", lambda plan, *given: (families.append(plan.choice.family), launch(plan, *given))[1])
+    return families
+
+
+def group() -> GroupLauncher:
+    return GroupLauncher(*(ChainLauncher(*(Launcher(*each.shape) for each in chain)) for chain in CHAINS))
+
+
+def draw(*shape: int, precision: str = "float32", seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(numpy_dtype(precision))
+
+
+def weights_of(precision: str = "float32") -> list[list[Array]]:
+    return [
+        [(draw(*each.shape, seed=10 * number + at) / np.sqrt(each.c)).astype(numpy_dtype(precision)) for at, each in enumerate(chain)]
+        for number, chain in enumerate(CHAINS)
+    ]
+
+
+def rows(features: int, layout: str, batch: int = MANY, precision: str = "float32", seed: int = 0) -> Array:
+    return draw(*((batch, features) if layout == "bsf" else (features, batch)), precision=precision, seed=seed)
+
+
+def truth_of(x: Array, number: int, weights: list[Array], layout: str, **added: Any) -> Array:
+    between: Array = x.astype(np.float64)
+    for pattern, each in zip(CHAINS[number][:-1], weights, strict=False):
+        between = reference.multiply(pattern, between, each, layout)
+    return reference.multiply(CHAINS[number][-1], between, weights[-1], layout, **added)
+
+
+def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
+    error = np.linalg.norm(np.asarray(y).astype(np.float64) - truth)
+    return bool(error <= 2 * tolerance(precision, 40) * np.linalg.norm(truth))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [7, MANY])
+@pytest.mark.parametrize("added", [(), ("bias", "residual")])
+def test_outputs_lie_beside_each_other(device: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]) -> None:
+    x, weights = rows(24, layout, batch), weights_of()
+    given = {
+        "bias": [draw(count, seed=1) for count in OUT],
+        "residual": [rows(count, layout, batch, seed=2) for count in OUT],
+    }
+    chosen: dict[str, Any] = {name: given[name] for name in added}
+    ys = group()(x, weights, layout=layout, activation="relu", **chosen)
+    for number, y in enumerate(ys):
+        own = {name: each[number] for name, each in chosen.items()}
+        assert is_right(y, truth_of(x, number, weights[number], layout, activation="relu", **own))
+    assert len({id(y.base) for y in ys}) == 1
+    assert ys[0].base.shape == ((batch, sum(OUT)) if layout == "bsf" else (sum(OUT), batch))
+    if device.shares_host:
+        assert launched == (["vector_chain"] if batch == MANY else ["vector"] * 6)
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_precisions_and_a_slice_of_x(device: Device, precision: str, layout: str) -> None:
+    whole, weights = rows(30, layout, precision=precision) if layout == "bsf" else draw(24, 130, precision=precision), weights_of(precision)
+    x = whole[:, 3:27] if layout == "bsf" else whole[:, 7:107]
+    for number, y in enumerate(group()(x, weights, layout=layout)):
+        assert is_right(y, truth_of(x, number, weights[number], layout), precision)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outputs_go_where_they_are_wanted(device: Device, layout: str) -> None:
+    """Into one array, a slice of a larger one, or arrays apart, of which one is the residual itself."""
+    x, weights, own = rows(24, layout), weights_of(), group()
+    truths = [truth_of(x, number, weights[number], layout) for number in range(3)]
+    larger = np.full((MANY, sum(OUT) + 9) if layout == "bsf" else (sum(OUT) + 9, MANY), 7, np.float32)
+    wanted = larger[:, 4 : 4 + sum(OUT)] if layout == "bsf" else larger[4 : 4 + sum(OUT)]
+    packed = [
+        [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]
+        for layer, listed in zip(own.layers, weights, strict=True)
+    ]
+    for given in (weights, packed):
+        wanted[:] = np.nan
+        ys = own(x, given, layout=layout, out=wanted)
+        assert all(is_right(y, truth) and np.shares_memory(y, larger) for y, truth in zip(ys, truths, strict=True))
+    assert (larger == 7).sum() == 9 * MANY
+    apart = [rows(count, layout, seed=3) for count in OUT]
+    before = [each.copy() for each in apart]
+    ys = own(x, weights, layout=layout, out=apart, residual=apart)
+    assert all(y is each for y, each in zip(ys, apart, strict=True))
+    assert all(is_right(y, truth + each) for y, truth, each in zip(ys, truths, before, strict=True))
+
+
+def test_layers_of_one_factor_take_their_weights_alone(device: Device, launched: list[str]) -> None:
+    pattern = CHAINS[1][0]
+    own, x, weights = (
+        GroupLauncher(Launcher(*pattern.shape), Launcher(*pattern.shape)),
+        rows(24, "bsf"),
+        [draw(*pattern.shape, seed=at) for at in (1, 2)],
+    )
+    for given in (weights, [[each] for each in weights]):
+        for y, each in zip(own(x, given), weights, strict=True):
+            assert is_right(y, reference.multiply(pattern, x, each, "bsf"))
+    if device.shares_host:
+        assert launched == ["vector_chain"] * 2
+
+
+def test_tensors() -> None:
+    torch, _ = torch_or_skip(), processor()
+    x, weights = rows(24, "bsf"), weights_of()
+    ys = group()(torch.from_numpy(x), [[torch.from_numpy(each) for each in listed] for listed in weights])
+    assert all(is_right(y.numpy(), truth_of(x, number, weights[number], "bsf")) for number, y in enumerate(ys))
+    assert ys[1].stride() == (sum(OUT), 1)
+
+
+def test_what_is_not_finite_stays_in_its_batch_entry() -> None:
+    processor()
+    x = rows(24, "bsf")
+    x[-1, 3], x[40, 9] = np.inf, np.nan
+    for y in group()(x, weights_of()):
+        assert not np.isfinite(y[[40, -1]]).all(1).any()
+        assert np.isfinite(np.delete(y, (40, MANY - 1), 0)).all()
+
+
+def refused(message: str, *layers: Any, **given: Any) -> None:
+    x = rows(24, "bsf")
+    with pytest.raises(LaunchError, match=message):
+        (GroupLauncher(*layers) if layers else group())(given.pop("x", x), given.pop("weights", weights_of()), **given)
+
+
+def test_what_a_user_gives_wrong() -> None:
+    one = Launcher(2, 9, 4, 3)
+    refused(r"layers=\(3,\); accepted: ChainLaunchers or Launchers, one an argument", 3)
+    refused("takes 24, .* takes 30 features; accepted: layers that take the same x", one, Launcher(1, 3, 30, 1))
+    refused("weights: got 2 entries; 3 are needed, one a layer, in a list", weights=weights_of()[:2])
+    refused("got 1 weight array; 2 are needed", weights=[each[:1] for each in weights_of()])
+    refused("bias: got 2 entries; 3 are needed", bias=[draw(21), draw(54)])
+    refused(r"got bias of shape \(54,\); \(21,\) is needed", bias=[draw(54), draw(54), draw(10)])
+    refused(r"got out of shape \(100, 84\); one with 85 features is needed", out=rows(84, "bsf"))
+    refused(r"got out of shape \(99, 21\)", out=rows(85, "bsf", 99))
+    refused("out: got 2 entries; 3 are needed", out=[rows(21, "bsf"), rows(54, "bsf")])
+    refused(r"got x of shape \(100, 23\)", x=rows(23, "bsf"))
+    refused("layout 'nchw' is unknown", layout="nchw")
+    refused("precision='tf33'", precision="tf33")
+    refused("got float32 for weights and float64 for x", x=rows(24, "bsf", precision="float64"))
+
+
+def test_outputs_that_meet_are_refused() -> None:
+    whole = rows(200, "bsf")
+    parts = [whole[:, :21], whole[:, 20:74], whole[:, 100:110]]
+    refused("out shares memory with out of layer", out=parts)
+    refused("out shares memory with x", x=whole[:, 90:114], out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]])
+    residuals = [rows(21, "bsf"), whole[:, 100:154], rows(10, "bsf")]
+    refused("out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals)

@@ -1,0 +1,147 @@
+"""KSLinear layers beside each other: values and gradients as of each alone; when one launch serves them; what is refused."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+from torch import nn  # noqa: E402  (after the skip)
+
+from ksgen.errors import LaunchError  # noqa: E402
+from ksgen.launch.group import GroupLauncher  # noqa: E402
+from ksgen.torch import KSLinear, choice, freeze  # noqa: E402
+from ksgen.torch.group import KSLinears  # noqa: E402
+from tests.support.torch_cases import use_kernels  # noqa: E402
+
+CHAINS = ([(3, 5, 4, 2), (1, 7, 10, 3)], [(2, 9, 4, 3)], [(1, 4, 8, 3), (3, 6, 4, 1), (1, 5, 9, 2)])  # 24 -> 21, 54, 10
+MANY = 120
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches that one launch served."""
+    use_kernels(monkeypatch)
+    torch.manual_seed(0)
+    found: list[int] = []
+    call = GroupLauncher.__call__
+
+    def watched(own: GroupLauncher, x: Any, *given: Any, **options: Any) -> Any:
+        found.append(len(x))
+        return call(own, x, *given, **options)
+
+    monkeypatch.setattr(GroupLauncher, "__call__", watched)
+    return found
+
+
+def layers(**options: Any) -> list[KSLinear]:
+    return [KSLinear(chain, **options) for chain in CHAINS]
+
+
+def rows(*shape: int, layout: str = "bsf") -> Any:
+    return torch.randn(*shape, 24) if layout == "bsf" else torch.randn(24, *shape)
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_are_those_of_each_alone(launched: list[int], layout: str, bias: bool) -> None:
+    own = layers(layout=layout, bias=bias, activation="relu", backend="ksgen")
+    together = KSLinear.group(own)
+    assert isinstance(together, KSLinears)
+    with torch.no_grad():
+        for x in (rows(MANY, layout=layout), rows(6, 20, layout=layout), rows(3, 40, layout=layout).clone()[..., :] * 2):
+            alone = [layer(x) for layer in own]
+            for y, wanted in zip(together.parts(x), alone, strict=True):
+                torch.testing.assert_close(y, wanted)
+            torch.testing.assert_close(together(x), torch.cat(alone, -1 if layout == "bsf" else 0))
+    assert len(launched) == 6
+
+
+def test_a_slice_of_a_larger_tensor(launched: list[int]) -> None:
+    own, x = layers(backend="ksgen"), torch.randn(4, 30, 60)[..., 20:44]
+    with torch.no_grad():
+        for y, layer in zip(KSLinear.group(own).parts(x), own, strict=True):
+            torch.testing.assert_close(y, layer(x.clone()))
+    assert launched
+
+
+def test_gradients_are_those_of_each_alone(launched: list[int]) -> None:
+    own, x = layers(), rows(MANY).requires_grad_()
+    together, weight = KSLinear.group(own), torch.randn(MANY, 85)
+    (together(x) * weight).sum().backward()
+    found = [x.grad, *(each.grad for each in together.parameters())]
+    x.grad = None
+    together.zero_grad()
+    (torch.cat([layer(x) for layer in own], -1) * weight).sum().backward()
+    for one, other in zip(found, [x.grad, *(each.grad for each in together.parameters())], strict=True):
+        torch.testing.assert_close(one, other)
+    assert not launched
+
+
+def test_frozen_layers_notice_a_write(launched: list[int]) -> None:
+    own, x = layers(backend="ksgen"), rows(MANY)
+    together = KSLinear.group(own)
+    freeze(together)
+    with torch.no_grad():
+        first = together(x)
+        torch.testing.assert_close(first, torch.cat([layer(x) for layer in own], -1))
+        own[1].weights[0].mul_(2)
+        with pytest.warns(UserWarning, match="is frozen no more: weights.0 was written to"):
+            again = together(x)
+        torch.testing.assert_close(again, torch.cat([layer(x) for layer in own], -1))
+        assert not torch.equal(first, again)
+    assert launched
+
+
+def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = layers()
+    together, x = KSLinears(own), rows(MANY)
+    with torch.no_grad():
+        together(x)
+        assert len(launched) >= choice.TURNS  # it was timed beside each alone
+        assert "all layers: " in together.explain(MANY)
+        assert {line[0] for line in together.explain(MANY).splitlines()} >= {"1", "2", "3"}
+        (key,) = [each for each in choice._measured if isinstance(each[0][0], tuple) and each[0][0][0] == "group"]
+        for faster, expected in (("each", 0), ("ksgen", 1)):
+            monkeypatch.setitem(choice._measured, key, {"ksgen": 1.0, "each": 1.0} | {faster: 0.5})
+            launched.clear()
+            together(x)
+            together.parts(x)
+            assert len(launched) == 2 * expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: own[1].register_forward_hook(lambda *given: None),
+        lambda own: setattr(own[1], "activation", "relu"),
+        lambda own: setattr(own[1], "backend", "bmm"),
+        lambda own: own[1].double(),
+        lambda own: setattr(own[1], "bias", None),
+    ],
+)
+def test_layers_that_differ_are_called_one_by_one(launched: list[int], change: Any) -> None:
+    own = layers(backend="ksgen")
+    change(own)
+    together = KSLinears(own)
+    with torch.no_grad():
+        assert not together._is_served(rows(MANY))
+
+
+def test_compiled_and_exported(launched: list[int]) -> None:
+    """As each alone: their operators are visible."""
+    own, x = layers(), rows(MANY)
+    together = KSLinear.group(own)
+    with torch.no_grad():
+        wanted = torch.cat([layer(x) for layer in own], -1)
+        program = torch.export.export(together, (x,))
+        torch.testing.assert_close(program.module()(x), wanted)
+    assert not launched
+
+
+def test_what_is_no_group() -> None:
+    with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more"):
+        KSLinear.group([])
+    with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more"):
+        KSLinear.group([nn.Linear(3, 4)])
+    with pytest.raises(LaunchError, match="layers that take 24, 30 features; accepted: those that take the same x"):
+        KSLinear.group([KSLinear([(2, 9, 4, 3)]), KSLinear([(1, 3, 30, 1)])])
