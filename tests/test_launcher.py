@@ -14,6 +14,7 @@ from ksgen.spec import parse
 def test_the_package_offers_the_same_objects() -> None:
     assert ksgen.Launcher is launcher.Launcher
     assert ksgen.ChainLauncher is launcher.ChainLauncher
+    assert ksgen.GroupLauncher is launcher.GroupLauncher
     assert ksgen.use_bundle is launcher.use_bundle
 
 

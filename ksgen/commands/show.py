@@ -47,6 +47,8 @@ def command(
 
         loaded = load(find_spec(spec))
         patterns, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
+        for name, chains in loaded.groups.items():
+            layers |= {f"{name}[{number}]": chain for number, chain in enumerate(chains)}
     elif len(patterns) > 1:
         layers = {"chain": Chain(patterns)}
     described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in patterns]

@@ -19,7 +19,7 @@ from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
 from ksgen.families.signature import each_chains, features_of, pitches_of
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
@@ -217,8 +217,12 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
             "packed_bytes": family.packed_bytes(kernel, source.constants),
         }
 
-    layers = {name: [list(pattern.shape) for pattern in chain] for name, chain in spec.layers.items()}
-    return {"ksgen": __version__, "spec": spec.name, "layers": layers, "kernels": [entry(source) for source in sources]}
+    def listed(chain: Chain) -> list[list[int]]:
+        return [list(pattern.shape) for pattern in chain]
+
+    layers = {name: listed(chain) for name, chain in spec.layers.items()}
+    groups = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
+    return {"ksgen": __version__, "spec": spec.name, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
 
 
 def _patterns(spec: Spec) -> list[Pattern]:
@@ -226,7 +230,7 @@ def _patterns(spec: Spec) -> list[Pattern]:
 
 
 def _launcher_names(spec: Spec) -> list[str]:
-    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in spec.layers]
+    return [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in (*spec.layers, *spec.groups)]
 
 
 def _list(names: list[str]) -> str:
@@ -237,13 +241,22 @@ def _launchers(spec: Spec) -> str:
     lines = [
         f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the spec, not this file."""',
         "",
-        f"from ksgen.launcher import {'ChainLauncher, ' if spec.layers else ''}Launcher",
+        f"from ksgen.launcher import {', '.join(_launcher_classes(spec))}",
         "",
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
-    for name, chain in spec.layers.items():
-        lines.append(f"layer_{name} = ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)})")
+    lines += [f"layer_{name} = {_layer(chain)}" for name, chain in spec.layers.items()]
+    lines += [f"layer_{name} = GroupLauncher({', '.join(map(_layer, chains))})" for name, chains in spec.groups.items()]
     return "\n".join(lines) + "\n"
+
+
+def _launcher_classes(spec: Spec) -> list[str]:
+    wanted = {"ChainLauncher": spec.layers or spec.groups, "GroupLauncher": spec.groups, "Launcher": True}
+    return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def _layer(chain: Chain) -> str:
+    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)})"
 
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:

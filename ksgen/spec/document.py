@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from keyword import iskeyword
 from pathlib import Path
 
@@ -22,6 +22,7 @@ class Spec:
     name: str  # a Python identifier
     kernels: tuple[KernelSpec, ...]
     layers: Mapping[str, Chain]
+    groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
 
 
 def load(path: str | Path) -> Spec:
@@ -48,8 +49,7 @@ def parse(text: str, file: str = "<text>") -> Spec:
     """The spec in a YAML text; messages call it `file`, and its stem names the spec."""
     from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
 
-    kernels, layers = read_spec(text, file)
-    return Spec(_identifier(Path(file).stem), kernels, layers)
+    return Spec(_identifier(Path(file).stem), *read_spec(text, file))
 
 
 def _identifier(stem: str) -> str:

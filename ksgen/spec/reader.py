@@ -67,8 +67,8 @@ class Request:
     is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
 
 
-def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, Chain]]:
-    """Every kernel once, in the order of the text; and the layers' chains."""
+def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, Chain], dict[str, tuple[Chain, ...]]]:
+    """Every kernel once, in the order of the text; the layers' chains; and those of layers that are groups."""
     root = read_nodes(text, file)
     sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
     sections.check_keys(_SECTIONS)
@@ -78,20 +78,25 @@ def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, C
         options.check_keys(_OPTIONS)
         defaults = _options(options, defaults)
     layers: dict[str, Chain] = {}
+    groups: dict[str, tuple[Chain, ...]] = {}
     requests: list[Request] = []
     for section, node in sections.pairs.items():
         if section == "kernels":
             requests += [_kernel(entry, defaults) for entry in _items(node, "a list of patterns")]
         elif section == "layers":
             for name, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
-                layers[name], options_of_layer = _layer(name, entry, defaults)
-                requests += _factors(entry.place, layers[name], options_of_layer)
+                chains, options_of_layer = _layer(name, entry, defaults)
+                if isinstance(entry, Pairs) and "group" in entry.pairs:
+                    groups[name] = chains
+                else:
+                    (layers[name],) = chains
+                requests += [each for chain in chains for each in _factors(entry.place, chain, options_of_layer)]
         elif section == "patterns":
             patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
     if not requests:
         raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
-    return _collect(requests), layers
+    return _collect(requests), layers, groups
 
 
 def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
@@ -123,14 +128,28 @@ def _kernel(node: Node, defaults: Options) -> Request:
     return Request(node.place, _pattern(node.pairs["pattern"]), _options(node, defaults), is_listed=True)
 
 
-def _layer(name: str, node: Node, defaults: Options) -> tuple[Chain, Options]:
-    """An entry of `layers`: a chain, or a mapping with a chain and options."""
+def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...], Options]:
+    """An entry of `layers`: a chain, or a mapping with a chain, or with a group of chains on one x, and options."""
     if not _LAYER_NAME.fullmatch(name):
         raise node.place.error("is no layer name; accepted: letters, digits and _, a letter first")
     if not isinstance(node, Pairs):
-        return _chain(name, node), defaults
+        return (_chain(name, node),), defaults
+    if "group" in node.pairs:
+        node.check_keys(("group", *_OPTIONS), required=("group",))
+        return _group(name, node.pairs["group"]), _options(node, defaults)
     node.check_keys(("chain", *_OPTIONS), required=("chain",))
-    return _chain(name, node.pairs["chain"]), _options(node, defaults)
+    return (_chain(name, node.pairs["chain"]),), _options(node, defaults)
+
+
+def _group(name: str, node: Node) -> tuple[Chain, ...]:
+    """Chains that take the same x."""
+    items = _items(node, "a list of chains")
+    chains = tuple(_chain(name, item) for item in items)
+    for item, chain in zip(items, chains, strict=True):
+        if chain.in_features != chains[0].in_features:
+            taken = f"takes {chain.in_features} features, and the first chain {chains[0].in_features}"
+            raise item.place.error(f"{taken}; accepted: chains that take the same x")
+    return chains
 
 
 def _factors(place: Place, chain: Chain, options: Options) -> Iterator[Request]:

@@ -73,13 +73,21 @@ def read_rule(rule: Any) -> dict[str, Beside]:
     """A rule in any form, as chains with counts."""
     if isinstance(rule, str | Path):
         rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
-    chains = rule.layers if isinstance(rule, Spec) else rule
+    chains: Any = {**rule.layers, **_groups(rule)} if isinstance(rule, Spec) else rule
     if not isinstance(chains, Mapping) or not chains:
         raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
     return {name: each if isinstance(each, Beside) else Beside(as_chain(each)) for name, each in chains.items()}
+
+
+def _groups(spec: Spec) -> dict[str, Beside]:
+    """Those of a spec; `SpecError` on chains that differ, for which there is no way to write a rule."""
+    for name, chains in spec.groups.items():
+        if len({chain.factors for chain in chains}) > 1:
+            raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
+    return {name: Beside(chains[0], len(chains)) for name, chains in spec.groups.items()}
 
 
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:

@@ -13,7 +13,7 @@ import pytest
 
 from ksgen.build.request import Request
 from ksgen.emit.render import emit, render, template_digest
-from ksgen.errors import ConstantsError, KsgenError
+from ksgen.errors import ConstantsError, KsgenError, SpecError
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec, load, parse
@@ -75,6 +75,7 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
         "job",
         "before",
         "stride",
+        "beside",
     }
     digests = {}
     for name, kernel, constants in variants():
@@ -94,6 +95,20 @@ def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     )
     alone = KernelSpec(Pattern(2, 8, 8, 2))
     assert alone.digest not in {each.digest for each in chains}
+
+
+def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() -> None:
+    one, other = (Pattern(2, 8, 8, 2),), (Pattern(1, 5, 32, 1), Pattern(1, 3, 5, 1))
+    groups = [KernelSpec(one[0], job="chain", beside=beside) for beside in ((one,), (other,), (one, other))]
+    sources = [render(each, family="vector_chain", dialect="opencl") for each in groups]
+    assert [source.kernel.name for source in sources] == [
+        "ks_2x8x8x2_and_2x8x8x2_float32_bsf",
+        "ks_2x8x8x2_and_1x5x32x1_1x3x5x1_float32_bsf",
+        "ks_2x8x8x2_and_2x8x8x2_and_1x5x32x1_1x3x5x1_float32_bsf",
+    ]
+    assert len({source.text for source in sources}) == len({each.digest for each in groups}) == 3
+    with pytest.raises(SpecError, match="beside each other; accepted: those that take as many features"):
+        KernelSpec(one[0], job="chain", beside=((Pattern(1, 5, 31, 1),),))
 
 
 def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
@@ -141,6 +156,18 @@ def test_emitted_launchers_can_be_imported(tmp_path: Path, monkeypatch: pytest.M
     assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "layer_square"]
     assert repr(module.ks_2_8_8_2) == "Launcher(2, 8, 8, 2)"
     assert repr(module.layer_square) == "ChainLauncher(Launcher(2, 8, 8, 2), Launcher(1, 4, 8, 4))"
+
+
+def test_emitted_groups_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse("layers: {heads: {group: [[[2,8,8,2], [1,4,8,4]], [[1,3,32,1]]]}, up: [[1,3,32,1]]}", "several.yaml")
+    emit(spec, tmp_path / "made" / spec.name)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"made.{spec.name}")
+    assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "ks_1_3_32_1", "layer_up", "layer_heads"]
+    square, wide = "ChainLauncher(Launcher(2, 8, 8, 2), Launcher(1, 4, 8, 4))", "ChainLauncher(Launcher(1, 3, 32, 1))"
+    assert repr(module.layer_heads) == f"GroupLauncher({square}, {wide})"
+    manifest = json.loads((tmp_path / "made" / spec.name / "manifest.json").read_text())
+    assert manifest["groups"] == {"heads": [[[2, 8, 8, 2], [1, 4, 8, 4]], [[1, 3, 32, 1]]]}
 
 
 def test_the_manifest_lists_every_kernel_with_its_hash(tmp_path: Path) -> None:

@@ -138,6 +138,18 @@ def test_a_layer_reads_and_writes_slices_and_has_none_between_its_factors() -> N
     ]
 
 
+def test_a_group_has_the_kernels_of_all_its_chains() -> None:
+    text = """
+        layers:
+          heads: {group: [[[1,6,4,2], [1,5,12,1]], [[2,3,4,1]], [[1,6,4,2], [1,5,12,1]]], bias: true}
+          up: [[2,3,4,1]]
+        """
+    spec = parse(text)
+    pair, alone = Chain((Pattern(1, 6, 4, 2), Pattern(1, 5, 12, 1))), Chain((Pattern(2, 3, 4, 1),))
+    assert (spec.groups, spec.layers) == ({"heads": (pair, alone, pair)}, {"up": alone})
+    assert names(text) == ["1x6x4x2_float32_bsf", "1x5x12x1_float32_bsf_bias", "2x3x4x1_float32_bsf_bias", "2x3x4x1_float32_bsf"]
+
+
 def test_gradients_add_what_training_needs_once() -> None:
     text = """
         defaults: {layout: bsl, gradients: true}
@@ -347,6 +359,12 @@ WRONG = [
     (
         "layers:\n  q-k: [[1,2,3,4]]",
         "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
+    ),
+    ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
+    ("layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}", "2: layers.q: unknown key 'chain'; accepted: group, precision"),
+    (
+        "layers:\n  q:\n    group:\n    - [[1,2,3,4]]\n    - [[1,2,4,4]]",
+        "5: layers.q.group[1]: takes 16 features, and the first chain 12; accepted: chains that take the same x",
     ),
     ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, precision"),
     (

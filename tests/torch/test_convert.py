@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402  (after the skip)
 
 from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.spec import parse  # noqa: E402
 from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
 from ksgen.torch.convert import convert  # noqa: E402
 from ksgen.torch.group import KSLinears  # noqa: E402
@@ -165,6 +166,15 @@ def test_a_spec_and_its_path(tmp_path: Path) -> None:
     path.write_text(f"layers:\n  up: {[list(each) for each in UP]}\n  down: {[list(each) for each in DOWN]}\n")
     assert len(convert(blocks(), path, from_weights=False).layers) == 4
     assert len(convert(blocks(3), str(path), from_weights=False).layers) == 6
+
+
+def test_a_specs_group_is_chains_side_by_side() -> None:
+    square = [[2, 3, 12, 1], [1, 12, 3, 2]]
+    model = blocks()
+    convert(model, parse(f"layers: {{qkv: {{group: [{square}, {square}, {square}]}}}}"), from_weights=False)
+    assert [type(block.qkv) for block in model["blocks"]] == [KSLinears, KSLinears]
+    with pytest.raises(KsgenError, match="layer qkv: the chains of its group differ; accepted: equal ones"):
+        convert(blocks(), parse(f"layers: {{qkv: {{group: [{square}, [[1, 24, 24, 1]]]}}}}"), from_weights=False)
 
 
 def test_a_module_with_two_names_stays_one() -> None:
