@@ -158,16 +158,20 @@ def test_other_arrays_have_no_gaps() -> None:
 
 
 def test_an_output_among_the_inputs_is_refused() -> None:
-    ks, weights = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3)
-    whole = draw(BATCH, 90)
+    ks, weights, flat = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3), draw((BATCH + 1) * 90)
+
+    def columns_from(begin: int, rows: int = BATCH, pitch: int = 90) -> Array:
+        """So many rows of 30, from an element on."""
+        return flat[begin : begin + rows * pitch].reshape(rows, pitch)[:, :30]
+
     for x, out, residual in (
-        (whole[:, :30], whole[:, 29:59], None),
-        (whole[:, 29:59], whole[:, :30], None),
-        (whole[1:, :30], whole[:-1, 61:90], None),  # whose rows end within those of x
-        (whole[:, :30], whole[:, 30:60], whole[:, 31:61]),
-        (whole[:20, :30], whole.reshape(-1)[: 20 * 60].reshape(20, 60)[:, 30:], None),  # of other rows, which meet somewhere
+        (columns_from(0), columns_from(29), None),
+        (columns_from(29), columns_from(0), None),
+        (columns_from(0), columns_from(75), None),  # whose rows end within the next one of x
+        (columns_from(0), columns_from(30), columns_from(31)),
+        (columns_from(0, 20), columns_from(60, 20, 45), None),  # of other distances, which meet somewhere
+        (columns_from(60, 20), columns_from(0, 20, 45), columns_from(0, 20)),  # the residual begins where out does, and goes elsewhere
     ):
-        if out.shape[1] != 30:
-            x, out = x[:-1], np.lib.stride_tricks.as_strided(out, (x.shape[0] - 1, 30), out.strides)  # wraps into the next row
         with pytest.raises(LaunchError, match="out shares memory with"):
             ks(x, weights, out=out, residual=residual)
+    ks(columns_from(0), weights, out=columns_from(60), residual=columns_from(30))
