@@ -89,6 +89,10 @@ def test_frozen_layers_notice_a_write(launched: list[int]) -> None:
             again = together(x)
         torch.testing.assert_close(again, torch.cat([layer(x) for layer in own], -1))
         assert not torch.equal(first, again)
+        own[2].weights[1] = nn.Parameter(own[2].weights[1] * 3)
+        with pytest.warns(UserWarning, match="weights.1 was replaced by another tensor"):
+            again = together(x)
+        torch.testing.assert_close(again, torch.cat([layer(x) for layer in own], -1))
     assert launched
 
 
