@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processor_cases import CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes
+from tests.support.processor_cases import CHAIN, SLICES, VECTOR, VECTOR_GRADIENT, Case, passes
 
 ROOT = Path(__file__).parents[2]
 DRIVER = next((path for place in ("oclgrind", "*/oclgrind", ".") for path in Path("/usr/lib").glob(f"{place}/liboclgrind-rt-icd.so")), None)
@@ -72,7 +72,7 @@ CASES += [
 ]
 
 
-CASES += [*VECTOR, *CHAIN, *VECTOR_GRADIENT]
+CASES += [*VECTOR, *CHAIN, *SLICES, *VECTOR_GRADIENT]
 LARGER = [Case((1, 40, 24, 1)), Case((1, 12, 9, 16)), Case((2, 40, 24, 2), layout="bsl")]
 
 
@@ -130,7 +130,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written, as it i
     "a chunk that nobody copies": (VECTOR[7], EVERYTHING, "*kept = load_stored(inputs.from + l * inputs.next + n * LANES);", ";", "wrong"),
     "a chain's groups that keep one place": (CHAIN[0], RACES, SLOT, "workspace", "data race at global memory"),
     "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "last < min(end, at + LANES); ++last)", "last <= end; ++last)", "Invalid read"),
-    "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "y + at, count - entry - n * LANES", "y + at, LANES", "Invalid write"),
+    "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "+ here, count - here, bias", "+ here, LANES, bias", "Invalid write"),
     "a gradient's groups that keep one place": (
         VECTOR_GRADIENT[0], RACES, "parts * PART + block_index() * SLOT", "parts * PART", "data race at global memory"
     ),

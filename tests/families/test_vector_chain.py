@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +15,7 @@ from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
+from ksgen.families.signature import each_chains
 from ksgen.families.vector import ChainConstants, VectorChain, VectorConstants, factor_kernels
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
@@ -54,7 +55,6 @@ def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8) -> ChainConstant
 
 def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
     random, dtype = np.random.default_rng(batch), numpy_dtype(kernel.dtype)
-    chain = kernel.factors
 
     def normal(*shape: int) -> Array:
         return random.standard_normal(shape).astype(dtype)
@@ -62,27 +62,33 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
     def rows(features: int) -> Array:
         return normal(batch, features) if kernel.layout == "bsf" else normal(features, batch)
 
-    found = {"x": rows(chain.in_features)}
-    found |= {f"weights {number}": normal(*each.shape) / np.sqrt(each.c).astype(dtype) for number, each in enumerate(chain)}
-    found |= {"y": rows(chain.out_features)}
-    found |= {"bias": normal(chain.out_features)} if kernel.epilogue.bias else {}
-    return found | ({"residual": rows(chain.out_features)} if kernel.epilogue.residual else {})
+    def of_each(operand: str, made: Callable[[int], Array]) -> dict[str, Array]:
+        return {name: made(chain.out_features) for name, chain in zip(each_chains(kernel, operand), kernel.chains, strict=True)}
+
+    found = {"x": rows(kernel.in_features)}
+    factors = enumerate(pattern for chain in kernel.chains for pattern in chain)
+    found |= {f"weights {number}": normal(*each.shape) / np.sqrt(each.c).astype(dtype) for number, each in factors}
+    found |= of_each("y", rows)
+    found |= of_each("bias", normal) if kernel.epilogue.bias else {}
+    return found | (of_each("residual", rows) if kernel.epilogue.residual else {})
 
 
-def truth_of(kernel: KernelSpec, arrays: dict[str, Array]) -> Array:
-    y = arrays["x"].astype(np.float64)
-    for number, pattern in enumerate(kernel.factors[:-1]):
-        y = reference.multiply(pattern, y, arrays[f"weights {number}"], kernel.layout)
-    last = len(kernel.factors) - 1
+def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Array:
+    """Of one of a group's chains, or of the only one."""
+    y, first, patterns = arrays["x"].astype(np.float64), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
+    weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
+    for pattern, each in zip(patterns[:-1], weights, strict=False):
+        y = reference.multiply(pattern, y, each, kernel.layout)
+    bias, residual = (arrays.get(each_chains(kernel, operand)[chain]) for operand in ("bias", "residual"))
     return reference.multiply(
-        kernel.pattern, y, arrays[f"weights {last}"], kernel.layout,
-        bias=arrays.get("bias"), activation=kernel.epilogue.activation, residual=arrays.get("residual"),
-    )  # fmt: skip
+        patterns[-1], y, weights[-1], kernel.layout, bias=bias, activation=kernel.epilogue.activation, residual=residual
+    )
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
     error = np.linalg.norm(got.astype(np.float64) - truth)  # a NaN is not
-    return bool(error <= tolerance(kernel.precision, 2 * sum(each.c for each in kernel.factors)) * np.linalg.norm(truth))
+    terms = max(sum(each.c for each in chain) for chain in kernel.chains)
+    return bool(error <= tolerance(kernel.precision, 2 * terms) * np.linalg.norm(truth))
 
 
 def plans_of(device: Device, kernel: KernelSpec, constants: ChainConstants, batch: int) -> tuple[Plan, list[Plan]]:

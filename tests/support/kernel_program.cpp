@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 16 };
+enum { MOST = 64 };
 
 struct Memory {
     char path[4096];

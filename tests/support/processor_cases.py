@@ -1,12 +1,14 @@
 """Small cases of the processors' families, on any OpenCL device, whether it shares the host's memory or not: run and compared."""
 
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
 from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
+from ksgen.families.signature import each_chains, features_of, pitches_of, weights_of
 from ksgen.families.vector import factor_kernels
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER
@@ -14,6 +16,7 @@ from ksgen.measure.verify import Bench, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.families.test_vector_chain import arrays_of, is_right, truth_of
+from tests.support.host_memory import rows_in, spread
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,25 @@ class Case:
     family: str = "simt"
     constants: dict[str, Any] | None = None  # None: the family's default
     before: tuple[tuple[int, int, int, int], ...] = ()  # of a chain
+    beside: tuple[tuple[tuple[int, int, int, int], ...], ...] = ()  # of a group
+    gap: int = 0  # elements between the rows of X, Y and the residual
 
     @property
     def job(self) -> str:
-        return "gradient" if "gradient" in self.family else "chain" if self.before else "multiply"
+        return "gradient" if "gradient" in self.family else "chain" if self.before or self.beside else "multiply"
 
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
-        shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern))
-        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}"
+        shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern, *chain(*self.beside)))
+        return f"{self.family}_{shape}{f'_gap{self.gap}' if self.gap else ''}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}"
 
     @property
     def kernel(self) -> KernelSpec:
         before = tuple(Pattern(*each) for each in self.before)
-        return KernelSpec(Pattern(*self.pattern), self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, before)
+        beside = tuple(tuple(Pattern(*each) for each in listed) for listed in self.beside)
+        stride = "any" if self.gap else "dense"
+        pattern, epilogue = Pattern(*self.pattern), Epilogue(*self.epilogue)
+        return KernelSpec(pattern, self.precision, self.layout, epilogue, None, self.job, before, stride, beside)
 
     def choice(self, kernel: KernelSpec, device: Device, batch: int) -> Choice:
         if self.constants is None:
@@ -49,7 +57,7 @@ class Case:
 
 def passes(device: Device, case: Case) -> list[bool]:
     """Per batch: whether the kernel agrees with float64, starting from workspaces full of NaN."""
-    return [(chain_passes if case.before else factor_passes)(device, case, batch) for batch in case.batches]
+    return [(chain_passes if case.before or case.beside or case.gap else factor_passes)(device, case, batch) for batch in case.batches]
 
 
 def factor_passes(device: Device, case: Case, batch: int) -> bool:
@@ -61,19 +69,25 @@ def factor_passes(device: Device, case: Case, batch: int) -> bool:
 
 
 def chain_passes(device: Device, case: Case, batch: int) -> bool:
+    """Of a chain, a group, or a kernel of slices."""
     kernel = case.kernel
     choice = case.choice(kernel, device, batch)
     whole = PLANNER.plan_of(device, kernel, batch, choice)
     arrays = arrays_of(kernel, batch)
-    at = {name: uploaded(device, array) for name, array in arrays.items()}
-    for number, (factor, own) in enumerate(zip(factor_kernels(kernel), choice.constants.parsed, strict=True)):
+    rows = {name: spread(array, case.gap) for name, array in arrays.items() if name in features_of(kernel)}
+    at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
+    at |= {pitch: arrays[name].shape[1] + case.gap for name, pitch in pitches_of(kernel).items()}
+    parsed = [choice.constants] if case.job == "multiply" else choice.constants.parsed
+    for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), parsed, strict=False):
         plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice("vector", own, "a test's"))
-        at[f"weights_{number + 1}"] = plan.pack(at[f"weights {number}"], None)
+        at[name] = plan.pack(at[f"weights {number}"], None)
     at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
     whole.launch(whole.arguments(at), None)
-    got = np.empty_like(arrays["y"])
-    device.download(got, at["y"])
-    return is_right(kernel, got, truth_of(kernel, arrays))
+    for number, name in enumerate(each_chains(kernel, "y")):
+        device.download(got := np.empty_like(rows[name]), at[name])
+        if not is_right(kernel, rows_in(got, arrays[name].shape, case.gap), truth_of(kernel, arrays, number)):
+            return False
+    return True
 
 
 def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel") -> dict[str, Any]:
@@ -106,6 +120,22 @@ CHAIN = [
         FIRST,
     ),
     Case(LAST, "float16", "bsl", batches=(14,), family="vector_chain", constants=ALONG_BATCH, before=FIRST),
+]
+SLICES = [
+    Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True), gap=3),
+    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gap=5),
+    Case(  # a group
+        LAST,
+        "float32",
+        "bsf",
+        (True, "relu", True),
+        (31,),
+        "vector_chain",
+        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "past": 1},
+        FIRST,
+        (((2, 5, 4, 3),),),
+        gap=1,
+    ),
 ]
 VECTOR_GRADIENT = [
     Case((2, 5, 3, 2), batches=(14,), family="vector_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
