@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ksgen.families import FAMILIES
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from tests.emulator import SimtError
 from tests.support import kernels
 from tests.support.kernels import JOB_OF, SERVED, in_emulator, kernel_of, patterns_of, ragged_of, serves, source_of
 
@@ -133,6 +134,22 @@ def test_any_pitches_and_batch(family: str, precision: str, layout: str, data: s
     source = source_of(family, sliced(patterns_of(family, precision)[name], precision, layout))
     gaps = {each: data.draw(st.integers(0, 40)) for each in WHOLE}
     kernels.check(source, data.draw(st.integers(1, 140)), in_emulator(), gaps=gaps)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(("family", "precision", "layout"), one_of_each_size(4))
+def test_pitches_count_in_64_bits(family: str, precision: str, layout: str, name: str) -> None:
+    """2^32 elements more would be no more in 32 bits, and are far outside."""
+    source, right = source_of(family, sliced(patterns_of(family, precision)["aligned"], precision, layout)), in_emulator()
+    from_end = {"x": -4, "y": -3, "residual": -2}[name]
+
+    def far(source: Any, entry: str, geometry: Any, args: list[Any]) -> None:
+        if entry == source.entry:
+            args[from_end] += 2**32
+        right(source, entry, geometry, args)
+
+    with pytest.raises(SimtError, match="outside every buffer"):
+        check(source, 72, far)
 
 
 # ---- the checks themselves
