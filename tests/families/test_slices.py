@@ -1,5 +1,6 @@
 """Kernels of slices in the emulator: X, Y and the residual each lie in rows as far apart as the call says."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -142,6 +143,7 @@ def test_pitches_count_in_64_bits(family: str, precision: str, layout: str, name
     """2^32 elements more would be no more in 32 bits, and are far outside."""
     source, right = source_of(family, sliced(patterns_of(family, precision)["aligned"], precision, layout)), in_emulator()
     from_end = {"x": -4, "y": -3, "residual": -2}[name]
+    assert set(re.findall(r"(\w+) \w+_pitch[,)]", source.text)) == {"extent"}  # of all parameters: one of less may hide behind another
 
     def far(source: Any, entry: str, geometry: Any, args: list[Any]) -> None:
         if entry == source.entry:
