@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processor_cases import CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes
+from tests.support.processor_cases import CHAIN, SLICES, VECTOR, VECTOR_GRADIENT, Case, passes
 
 ROOT = Path(__file__).parents[2]
 DRIVER = next((path for place in ("oclgrind", "*/oclgrind", ".") for path in Path("/usr/lib").glob(f"{place}/liboclgrind-rt-icd.so")), None)
@@ -72,7 +72,7 @@ CASES += [
 ]
 
 
-CASES += [*VECTOR, *CHAIN, *VECTOR_GRADIENT]
+CASES += [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT]
 LARGER = [Case((1, 40, 24, 1)), Case((1, 12, 9, 16)), Case((2, 40, 24, 2), layout="bsl")]
 
 

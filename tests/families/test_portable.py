@@ -10,13 +10,13 @@ from ksgen import reference
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.spec import LAYOUTS
-from tests.support.processor_cases import CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes
+from tests.support.processor_cases import CHAIN, SLICES, VECTOR, VECTOR_GRADIENT, Case, passes
 
 HAS_POCL = any(isinstance(line, Found) and "Portable Computing Language" in line.target for line in list_devices())
 pytestmark = [pytest.mark.skipif(not HAS_POCL, reason="PoCL is not installed: apt-get install pocl-opencl-icd"), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("case", [*VECTOR, *CHAIN, *VECTOR_GRADIENT], ids=str)
+@pytest.mark.parametrize("case", [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT], ids=str)
 def test_the_texts_are_right_under_another_compiler(case: Case) -> None:
     assert passes(find_device("portable"), case) == [True]
 

@@ -8,9 +8,10 @@ import numpy as np
 from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
 from ksgen.families.vector import factor_kernels
+from ksgen.launch import planner
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER
-from ksgen.measure.verify import Bench, make_problem, tolerance
+from ksgen.measure.verify import Bench, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.families.test_vector_chain import arrays_of, is_right, truth_of
@@ -26,6 +27,7 @@ class Case:
     family: str = "simt"
     constants: dict[str, Any] | None = None  # None: the family's default
     before: tuple[tuple[int, int, int, int], ...] = ()  # of a chain
+    gaps: tuple[int, int, int] | None = None  # of slices: elements between rows of X, Y and the residual
 
     @property
     def job(self) -> str:
@@ -34,12 +36,13 @@ class Case:
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
         shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern))
-        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}"
+        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}{'+'.join(map(str, self.gaps or ()))}"
 
     @property
     def kernel(self) -> KernelSpec:
         before = tuple(Pattern(*each) for each in self.before)
-        return KernelSpec(Pattern(*self.pattern), self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, before)
+        stride = "any" if self.gaps else "dense"
+        return KernelSpec(Pattern(*self.pattern), self.precision, self.layout, Epilogue(*self.epilogue), None, self.job, before, stride)
 
     def choice(self, kernel: KernelSpec, device: Device, batch: int) -> Choice:
         if self.constants is None:
@@ -49,7 +52,8 @@ class Case:
 
 def passes(device: Device, case: Case) -> list[bool]:
     """Per batch: whether the kernel agrees with float64, starting from workspaces full of NaN."""
-    return [(chain_passes if case.before else factor_passes)(device, case, batch) for batch in case.batches]
+    passes_one = chain_passes if case.before else slices_pass if case.gaps else factor_passes
+    return [passes_one(device, case, batch) for batch in case.batches]
 
 
 def factor_passes(device: Device, case: Case, batch: int) -> bool:
@@ -58,6 +62,17 @@ def factor_passes(device: Device, case: Case, batch: int) -> bool:
     bench = Bench(device, problem)
     plan = PLANNER.plan_of(device, kernel, batch, case.choice(kernel, device, batch))
     return bench.check(plan, bench.pack(plan))[0] <= tolerance(kernel.precision, problem.terms)
+
+
+def slices_pass(device: Device, case: Case, batch: int) -> bool:
+    """Between rows lie Inf and NaN, or what must stay as it is."""
+    from tests.support.kernels import multiply, on_device  # takes a second, which most cases need not wait for
+
+    kernel = case.kernel
+    problem, constants = make_problem(kernel, batch), case.choice(kernel, device, batch).constants
+    source = planner.render(kernel, constants, family=case.family, dialect=device.dialect)  # by its name there, which a test may change
+    gaps = dict(zip(("x", "y", "residual"), case.gaps or (), strict=True))
+    return compare(problem, multiply(problem, source, on_device(device), gaps=gaps))[0] <= tolerance(kernel.precision, problem.terms)
 
 
 def chain_passes(device: Device, case: Case, batch: int) -> bool:
@@ -82,6 +97,12 @@ def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: in
     return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **past}
 
 
+SLICES = [  # a row's end within a group, and rows of whole groups, which wide accesses move
+    Case((2, 5, 9, 3), "float32", "bsf", (True, "relu", True), gaps=(3, 5, 1)),
+    Case((2, 4, 8, 2), "float16", "bsf", (True, "relu", True), (8,), gaps=(8, 16, 24)),
+    Case((2, 5, 9, 1), "float64", "bsl", (True, "relu", True), gaps=(3, 5, 1)),
+    Case((1, 8, 8, 1), "float32", "bsl", (False, "none", True), (8,), gaps=(8, 4, 12)),
+]
 VECTOR = [
     Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True)),
     Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
