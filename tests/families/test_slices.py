@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksgen.families import FAMILIES
+from ksgen.families import FAMILIES, cuda_limits
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import SimtError
+from tests.families.test_mma import RESIDENT, SPREAD
 from tests.support import kernels
 from tests.support.kernels import JOB_OF, SERVED, in_emulator, kernel_of, patterns_of, ragged_of, serves, source_of
 
@@ -124,6 +125,21 @@ def test_to_the_last_bit_what_dense_arrays_give(family: str, precision: str, lay
     own = FAMILIES[family].default(kernel, kernels.LIMITS)
     dense = kernels.check(source_of(family, replace(kernel, stride="dense"), own), 65, in_emulator())
     np.testing.assert_array_equal(check(source_of(family, kernel, own), 65, in_emulator()), dense)
+
+
+@pytest.mark.parametrize(("precision", "pattern", "constants"), [SPREAD[0], SPREAD[4], RESIDENT[0], RESIDENT[4]])
+def test_of_warps_along_j_and_of_resident_x(precision: str, pattern: tuple[int, ...], constants: Any) -> None:
+    for rows in ROWS[:2]:
+        check(source_of("mma", sliced(pattern, precision, "bsf"), constants), 37, in_emulator(), rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_of_single_precision_through_registers(layout: str) -> None:
+    """As where there is no cp.async: in batch-size-first too, X is then read in wide accesses."""
+    source = source_of("simt", sliced(patterns_of("simt", "float32")["aligned"], "float32", layout), limits=cuda_limits("sm_75"))
+    assert source.constants.copy == "registers"
+    for rows in ROWS:
+        check(source, 72, in_emulator(), rows)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
