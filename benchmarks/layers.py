@@ -97,7 +97,8 @@ def main(batches: Sequence[int], precisions: Sequence[str], layouts: Sequence[st
         for way, each in ratios.items():
             beside = "a group" if way == "three apart" else "one launch"
             spread = f"{min(each, default=inf):.2f} to {max(each, default=inf):.2f}"
-            summary = f"{precision} {layout} batch {batch}: {way} over {beside}: mean {geometric_mean(each):.2f}, median {median(each):.2f}, {spread}"
+            said = f"{precision} {layout} batch {batch}: {way} over {beside}: "
+            summary = f"{said}mean {geometric_mean(each):.2f}, median {median(each):.2f}, {spread}"
             click.echo(json.dumps({"summary": summary}) if as_json else summary)
 
 

@@ -3,7 +3,8 @@
     python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--everything]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
-and layout. For sm_80 and sm_90a besides, where a family says so: the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
+and layout. For sm_80 and sm_90a besides: the first SLICED for slices, with a residual, which has a pitch too; and, where a family says so,
+the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
 little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
 patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets, and MANY everywhere;
 `--every 5` takes the first of each precision and layout, and each fifth after it, as CI does for each change. The binaries go
@@ -26,9 +27,9 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
-from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, load, stratified
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, stratified
 
-FEW, MANY = 6, 40
+FEW, MANY, SLICED = 6, 40, 2
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
 SELDOM = ("sm_103", "sm_110", "sm_121")  # beside their neighbours, sm_100 and sm_120: only where they are named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")
@@ -90,23 +91,26 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
     found += [KernelSpec(*each) for each in product(stratified(FEW), PRECISIONS, LAYOUTS)]
     if everything or (is_broad and target in MAIN_TARGETS):
         found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
+    if everything or target in MAIN_TARGETS:
+        residual = Epilogue(residual=True)
+        found += [KernelSpec(*each, residual, stride="any") for each in product(stratified(SLICED), PRECISIONS, LAYOUTS)]
     return list(dict.fromkeys(found))
 
 
 def sources(family: str, target: str, everything: bool = False, every: int = 1) -> list[Source]:
     chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
-    jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted]
+    jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
 
 
 def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:
-    """Each so many-th kernel of a job, precision and layout."""
+    """Each so many-th kernel of a job, stride, precision and layout."""
     seen: Counter[tuple[str, ...]] = Counter()
     found = []
     for kernel in wanted:
-        group = (kernel.job, kernel.precision, kernel.layout)
+        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout)
         if seen[group] % every == 0:
             found.append(kernel)
         seen[group] += 1

@@ -7,6 +7,7 @@ only where KSGEN_GPU_BESIDE_EMULATOR=1 asks for it.
 
 import os
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import is_installed
+from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
@@ -77,6 +79,14 @@ def test_runs_are_bit_identical(family: str, precision: str, layout: str, gpu: A
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, gpu: Any) -> None:
     for name in ("flat", "rest", "blocks"):
         kernels.check_leaks(source_for(gpu, family, kernel_of(patterns_of(family, precision)[name], precision, layout)), 65, on_device(gpu))
+
+
+@pytest.mark.parametrize(("family", "precision", "layout"), slices.SLICED)
+def test_slices(family: str, precision: str, layout: str, gpu: Any) -> None:
+    for name in ("flat", "aligned"):
+        source = source_for(gpu, family, slices.sliced(patterns_of(family, precision)[name], precision, layout))
+        for batch, rows in product((72, 129), slices.ROWS):
+            slices.check(source, batch, on_device(gpu), rows)
 
 
 @pytest.mark.skipif("driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings")

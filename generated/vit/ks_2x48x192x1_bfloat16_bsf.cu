@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2c037c99, spec 439a03cb
+// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8c334c12, spec 439a03cb
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -60,7 +60,7 @@ constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_LINES          =      256;  // lines of the X tile
 constexpr int X_RUN            =       32;  // elements of a line
-constexpr int X_PITCH          =       64;  // bytes from one line to the next, free of bank conflicts
+constexpr int X_PITCH          =       64;  // bytes of shared memory from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
 constexpr int X_STAGES         =        2;  // stages of X in shared memory
 constexpr int X_STAGE          =    16384;  // bytes from one stage of X to the next
@@ -131,20 +131,24 @@ struct Totals {
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
-DEVICE bool x_is_wide(const stored* x, const extent batch);
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide);
+DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide);
 DEVICE void load_packed(unsigned char* to, const Chunk* from);
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
+                       const stored* residual, const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_2x48x192x1_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
+void ks_2x48x192x1_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y,
+    const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const extent x_pitch = 384;
+    const extent y_pitch = 96;
     Tile tile = find_tile(block_index(), batch);
     const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
-    const bool wide = x_is_wide(x, batch);
+    const bool wide = x_is_wide(x, batch, x_pitch);
     const auto load_stage = [&](const int at) {
-        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, batch, at * TILE_IN, wide);
+        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
         if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
         copy_async_commit();  // empty or not: it keeps the count right
     };
@@ -162,7 +166,7 @@ void ks_2x48x192x1_bfloat16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT 
             multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE, shared_memory + W_BASE + at % STAGES * W_BYTES);
             sums.end_stage(step);
         }
-        store_tile(y, sums.end(), tile, batch, 0, 0);
+        store_tile(y, sums.end(), tile, batch, y_pitch, 0, 0, 0);
         tile.first_out += TILE_OUT;
     }
 }
@@ -271,14 +275,14 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
 }
 
 // ---- place and read: where X lies in this layout, in memory and in a stage, and which part of it is a lane's
-// X[s * (A * C * D) + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
-DEVICE bool x_is_wide(const stored* x, const extent batch) {
-    return X_VECTOR * sizeof(stored) >= 4 && is_aligned(x, X_VECTOR * sizeof(stored));
+// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch entry, a run goes along l and the tile's j.
+DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
+    return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 && is_aligned(x, X_VECTOR * sizeof(stored));
 }
-DEVICE extent next_line(const extent) { return static_cast<extent>(A) * C * D; }
-DEVICE const stored* x_at(const stored* x, const Tile tile, const extent batch, const int first_in, const int line, const int run) {
+DEVICE extent next_line(const extent x_pitch) { return x_pitch; }
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in, const int line, const int run) {
     const extent feature = (static_cast<extent>(tile.block) * C + first_in + run / TILE_D) * D + tile.first_j + run % TILE_D;
-    return x + (tile.first_batch + line) * next_line(batch) + feature;
+    return x + (tile.first_batch + line) * x_pitch + feature;
 }
 DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
@@ -317,24 +321,24 @@ DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     else copy_element(to, from, inside);
 }
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
     constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
     const int lines = lines_inside(tile, first_in);
     if constexpr (STEP % X_RUN == 0) {  // a round takes whole lines: all else stays the same
-        const stored* from = x_at(x, tile, batch, first_in, line, run);
+        const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
         unsigned char* to = stage + line * X_PITCH + run * SIZE;
         const bool inside = run_is_inside(tile, first_in, run);
         constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take the registers of the sums
         _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
             copy_x<WIDTH>(to, from, inside && line < lines);
-            from += STEP / X_RUN * next_line(batch);
+            from += STEP / X_RUN * next_line(x_pitch);
             to += STEP / X_RUN * X_PITCH;
         }
     } else {
         _Pragma("unroll 1") while (line < X_LINES) {
-            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, batch, first_in, line, run),
+            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, x_pitch, first_in, line, run),
                           run_is_inside(tile, first_in, run) && line < lines);
             run += STEP % X_RUN;
             line += STEP / X_RUN + (run >= X_RUN);
@@ -342,9 +346,9 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
-    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, batch, first_in);
-    else load_lines<1>(to, x, tile, batch, first_in);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide) {
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, x_pitch, first_in);
+    else load_lines<1>(to, x, tile, x_pitch, first_in);
 }
 DEVICE void load_packed(unsigned char* to, const Chunk* from) {
     constexpr int CHUNKS = W_BYTES / 16;
@@ -376,30 +380,33 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 // ---- store: from the sums to Y
 // A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row, stored Y_VECTOR elements at a time. Bias and
 // residual are read likewise: the bias once for all batch entries, the residual before the first of it is needed.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch, const stored* bias,
+                       const stored* residual, const extent residual_pitch) {
     constexpr int RUN = RUN_OUT * WARP_D, BYTES = Y_VECTOR * static_cast<int>(sizeof(stored));
-    const bool wide = BYTES >= 4 && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
+    const bool rows_are_aligned = y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
+    const bool wide = BYTES >= 4 && rows_are_aligned && is_aligned(y, BYTES) && is_aligned(bias, BYTES) && is_aligned(residual, BYTES);
     const int first_line = warp_batch() + 2 * lane_t();
-    const extent next_row = static_cast<extent>(A) * B * D;
     UNROLL for (int r = 0; r < 2 * ROW_TILES; r += RUN_OUT)
         UNROLL for (int first = 0; first < RUN; first += Y_VECTOR) {
             const int k = tile.first_out + warp_out() + out_of(lane_g(), r / 2, r % 2) + first / WARP_D;
             const int j = tile.first_j + warp_plane() + first % WARP_D;
             if (k >= B || j >= D) continue;
             const extent feature = (static_cast<extent>(tile.block) * B + k) * D + j;
-            const extent offset = (tile.first_batch + first_line) * next_row + feature;
+            const extent y_offset = (tile.first_batch + first_line) * y_pitch + feature;
+            const extent residual_offset = (tile.first_batch + first_line) * residual_pitch + feature;
             Run own_bias = {}, own_residual[COLUMN_TILES][2] = {};
             if (HAS_BIAS) own_bias = read_run(bias + feature, wide);
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
                     const int line = 8 * n + column;
-                    if (HAS_RESIDUAL && first_line + line < tile.batch_left) own_residual[n][column] = read_run(residual + offset + line * next_row, wide);
+                    if (HAS_RESIDUAL && first_line + line < tile.batch_left)
+                        own_residual[n][column] = read_run(residual + residual_offset + line * residual_pitch, wide);
                 }
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
                     const int line = 8 * n + column;
                     if (first_line + line >= tile.batch_left) continue;
-                    stored* const to = y + offset + line * next_row;
+                    stored* const to = y + y_offset + line * y_pitch;
                     stored values[Y_VECTOR];
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / WARP_D;

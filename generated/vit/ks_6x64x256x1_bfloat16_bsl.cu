@@ -1,4 +1,4 @@
-// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 2c037c99, spec 748e9aa7
+// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8c334c12, spec 748e9aa7
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 
@@ -60,7 +60,7 @@ constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_LINES          =       32;  // lines of the X tile
 constexpr int X_RUN            =      256;  // elements of a line
-constexpr int X_PITCH          =      528;  // bytes from one line to the next, free of bank conflicts
+constexpr int X_PITCH          =      528;  // bytes of shared memory from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs of a block, one after the other
 constexpr int X_STAGES         =        2;  // stages of X in shared memory
 constexpr int X_STAGE          =    16896;  // bytes from one stage of X to the next
@@ -128,20 +128,24 @@ struct Totals {
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
-DEVICE bool x_is_wide(const stored* x, const extent batch);
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide);
+DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide);
 DEVICE void load_packed(unsigned char* to, const Chunk* from);
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
+                       const stored* residual, const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
-void ks_6x64x256x1_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y, const extent batch_of_call) {
+void ks_6x64x256x1_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT weights, stored* RESTRICT y,
+    const extent batch_of_call) {
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const extent x_pitch = batch;
+    const extent y_pitch = batch;
     Tile tile = find_tile(block_index(), batch);
     const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
-    const bool wide = x_is_wide(x, batch);
+    const bool wide = x_is_wide(x, batch, x_pitch);
     const auto load_stage = [&](const int at) {
-        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, batch, at * TILE_IN, wide);
+        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
         if (at < PASSES * STEPS) load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES, tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
         copy_async_commit();  // empty or not: it keeps the count right
     };
@@ -159,7 +163,7 @@ void ks_6x64x256x1_bfloat16_bsl(const stored* RESTRICT x, const Chunk* RESTRICT 
             multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE, shared_memory + W_BASE + at % STAGES * W_BYTES);
             sums.end_stage(step);
         }
-        store_tile(y, sums.end(), tile, batch, 0, 0);
+        store_tile(y, sums.end(), tile, batch, y_pitch, 0, 0, 0);
         tile.first_out += TILE_OUT;
     }
 }
@@ -268,11 +272,14 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
 }
 
 // ---- place and read: where X lies in this layout, in memory and in a stage, and which part of it is a lane's
-// X[((i * C + l) * D + j) * batch + s]: a line of the X tile is one l, a run goes along the batch.
-DEVICE bool x_is_wide(const stored* x, const extent batch) { return batch % X_VECTOR == 0 && is_aligned(x, 16); }
-DEVICE extent next_line(const extent batch) { return D * batch; }
-DEVICE const stored* x_at(const stored* x, const Tile tile, const extent batch, const int first_in, const int line, const int run) {
-    return x + (static_cast<extent>(tile.block) * C + first_in + line) * next_line(batch) + tile.first_j * batch + tile.first_batch + run;
+// X[((i * C + l) * D + j) * x_pitch + s]: a line of the X tile is one l, a run goes along the batch.
+DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch) {
+    return batch % X_VECTOR == 0 && x_pitch % X_VECTOR == 0 && is_aligned(x, 16);
+}
+DEVICE extent next_line(const extent x_pitch) { return D * x_pitch; }
+DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch, const int first_in, const int line, const int run) {
+    const extent first_feature = (static_cast<extent>(tile.block) * C + first_in + line) * D + tile.first_j;
+    return x + first_feature * x_pitch + tile.first_batch + run;
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
@@ -302,24 +309,24 @@ DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     else copy_element(to, from, inside);
 }
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent batch, const int first_in) {
+DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch, const int first_in) {
     constexpr int STEP = THREADS * WIDTH;
     constexpr int SIZE = static_cast<int>(sizeof(stored));
     int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
     const int lines = lines_inside(tile, first_in);
     if constexpr (STEP % X_RUN == 0) {  // a round takes whole lines: all else stays the same
-        const stored* from = x_at(x, tile, batch, first_in, line, run);
+        const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
         unsigned char* to = stage + line * X_PITCH + run * SIZE;
         const bool inside = run_is_inside(tile, first_in, run);
         constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take the registers of the sums
         _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
             copy_x<WIDTH>(to, from, inside && line < lines);
-            from += STEP / X_RUN * next_line(batch);
+            from += STEP / X_RUN * next_line(x_pitch);
             to += STEP / X_RUN * X_PITCH;
         }
     } else {
         _Pragma("unroll 1") while (line < X_LINES) {
-            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, batch, first_in, line, run),
+            copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, x_pitch, first_in, line, run),
                           run_is_inside(tile, first_in, run) && line < lines);
             run += STEP % X_RUN;
             line += STEP / X_RUN + (run >= X_RUN);
@@ -327,9 +334,9 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent batch, const int first_in, const bool wide) {
-    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, batch, first_in);
-    else load_lines<1>(to, x, tile, batch, first_in);
+DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch, const int first_in, const bool wide) {
+    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, x_pitch, first_in);
+    else load_lines<1>(to, x, tile, x_pitch, first_in);
 }
 DEVICE void load_packed(unsigned char* to, const Chunk* from) {
     constexpr int CHUNKS = W_BYTES / 16;
@@ -361,20 +368,23 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 // ---- store: from the sums to Y
 // A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: one chunk of Y. They share a bias;
 // the residual is read in such chunks, before the first of an output's is needed.
-DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const stored* bias, const stored* residual) {
-    const bool wide = batch % Y_VECTOR == 0 && is_aligned(y, 16) && is_aligned(residual, 16);
+DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
+                       const stored* residual, const extent residual_pitch) {
+    const bool chunks_are_whole = batch % Y_VECTOR == 0 && y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
+    const bool wide = chunks_are_whole && is_aligned(y, 16) && is_aligned(residual, 16);
     const int first_line = warp_batch() + lane_t() * VECTOR;
     UNROLL for (int q = 0; q < 2 * ROW_TILES; ++q) {
         const int k = tile.first_out + warp_out() + out_of(lane_g(), q / 2, q % 2);
         if (k >= B) continue;
         const extent feature = (static_cast<extent>(tile.block) * B + k) * D + tile.first_j;
-        const extent offset = feature * batch + tile.first_batch + first_line;
+        const extent y_offset = feature * y_pitch + tile.first_batch + first_line;
+        const extent residual_offset = feature * residual_pitch + tile.first_batch + first_line;
         const stored own_bias = HAS_BIAS ? bias[feature] : stored(0);
         Run own_residual[COLUMN_TILES / VECTOR][2] = {};
         UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
             UNROLL for (int column = 0; column < 2; ++column) {
                 const int line = (group * 8 + 4 * column) * VECTOR, left = tile.batch_left - first_line - line;
-                if (HAS_RESIDUAL && left > 0) own_residual[group][column] = read_run(residual + offset + line, wide, left);
+                if (HAS_RESIDUAL && left > 0) own_residual[group][column] = read_run(residual + residual_offset + line, wide, left);
             }
         UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
             UNROLL for (int column = 0; column < 2; ++column) {
@@ -385,9 +395,9 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     const float sum = unscaled(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column]);
                     values[e] = narrow(finish(sum, own_bias, own_residual[group][column].at[e]));
                 }
-                if (wide) write_wide(y + offset + line, values);
+                if (wide) write_wide(y + y_offset + line, values);
                 else UNROLL for (int e = 0; e < VECTOR; ++e)
-                    if (e < left) y[offset + line + e] = values[e];
+                    if (e < left) y[y_offset + line + e] = values[e];
             }
     }
 }

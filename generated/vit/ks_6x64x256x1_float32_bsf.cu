@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 7cd7ca22, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 b0a8f74d, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -49,7 +49,7 @@ constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
 constexpr int STEPS            =       32;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      132;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PITCH          =      132;  // reals of shared memory from one l of a plane to the next, free of bank conflicts
 constexpr int X_PLANE          =     1060;  // reals from one plane to the next
 constexpr int W_BASE           =     1060;  // where a stage's weights begin
 constexpr int W_STAGE          =      512;  // reals of weights per stage
@@ -119,15 +119,18 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
 
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // what one access of shared memory moves
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const int own_x, const int own_w);
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w);
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual);
+                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
 void ks_6x64x256x1_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
     const extent batch_of_call) {
     SHARED_MEMORY(shared);
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const extent x_pitch = 1536;
+    const extent y_pitch = 384;
     const Tile tile = find_tile(block_index(), batch);
     // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and n + 2 (n / 2 even)
     // the same W: shared memory gives 16 bytes to as many lanes at a time only where such neighbours share them.
@@ -141,9 +144,9 @@ void ks_6x64x256x1_float32_bsf(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     real sums[THREAD_OUT][THREAD_BATCH];
     UNROLL for (int n = 0; n < THREAD_OUT; ++n)
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, plane * X_PLANE + own_batch,
+    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch, plane * X_PLANE + own_batch,
                   W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
+    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
 }
 
 // ---- the words of what follows
@@ -183,22 +186,24 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: where things lie in this layout
-// X[s * (A * C * D) + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
+// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one batch entry, a run goes along
 // l and the tile's j. Shared memory holds one plane per j with the batch contiguous, so the copy transposes; the pitches
 // put element (run, line) into bank GROUP * run + line.
 DEVICE extent along_run(const int run) { return run / TILE_D * (extent)D + run % TILE_D; }
-DEVICE extent x_next_line(const extent batch) { return (extent)A * C * D; }
-DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
-    return (tile.first_batch + line) * x_next_line(batch) + (extent)tile.block * C * D + tile.first_j + along_run(run);
+DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
+DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
+    return (tile.first_batch + line) * x_pitch + (extent)tile.block * C * D + tile.first_j + along_run(run);
 }
-DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D; }
+DEVICE extent x_next_step(const extent x_pitch) { return (extent)TILE_IN * D; }
 DEVICE extent x_next_runs(const int run, const int rounds) {
     return X_RUN_STEP % TILE_D == 0 ? rounds * (X_RUN_STEP / TILE_D * (extent)D) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
 }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + run / TILE_D < C) && (D % TILE_D == 0 || tile.first_j + run % TILE_D < D) && line < tile.batch_left;
 }
-DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch) { return X_VECTOR > 1 && is_aligned(x); }
+DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x_pitch) {
+    return X_VECTOR > 1 && x_pitch % X_VECTOR == 0 && is_aligned(x);
+}
 DEVICE int x_place(const int line, const int run) { return run % TILE_D * X_PLANE + run / TILE_D * X_PITCH + line; }
 // A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
 DEVICE int x_line(const int round) {
@@ -250,13 +255,13 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
     }
 }
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const int own_x, const int own_w) {
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
     // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    const bool wide = x_is_wide(x, batch);
-    const stored* const from = x + x_offset(tile, batch, x_line(0), x_run(0));
+    const bool wide = x_is_wide(x, batch, x_pitch);
+    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, from + step * x_next_step(batch), tile, x_next_line(batch), step * TILE_IN, wide);
+            copy_x(shared + step * STAGE, from + step * x_next_step(x_pitch), tile, x_next_line(x_pitch), step * TILE_IN, wide);
             copy_weights(shared + step * STAGE + W_BASE, weights + step * W_STAGE);
         }
         copy_async_commit();
@@ -267,7 +272,7 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
         const int ahead = step + STAGES - 1;
         if (ahead < STEPS) {
             real* const to = shared + ahead % STAGES * STAGE;
-            copy_x(to, from + ahead * x_next_step(batch), tile, x_next_line(batch), ahead * TILE_IN, wide);
+            copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
             copy_weights(to + W_BASE, weights + ahead * W_STAGE);
         }
         copy_async_commit();
@@ -279,7 +284,8 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
 // Through shared memory, GROUP_OUT outputs of every thread at a time: written as planes with the batch contiguous, read
 // along (k, j), so that a warp stores Y_LANE_RUN neighbours of Y_LANE_LINES batch entries. A run is (output of the slice, j).
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
+                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch) {
     const int warp = thread_index() / 32;
     const int own_in_slice = own_out / (4 * THREAD_OUT) * (4 * GROUP_OUT) + own_out % (4 * THREAD_OUT);
     UNROLL for (int slice = 0; slice < THREAD_OUT / GROUP_OUT; ++slice) {
@@ -301,10 +307,9 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                 const extent s = tile.first_batch + line;
                 if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;
                 const extent feature = ((extent)tile.block * B + k) * D + j;
-                const extent offset = s * ((extent)A * B * D) + feature;
                 const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
-                const stored own_residual = HAS_RESIDUAL ? residual[offset] : (stored)0;
-                y[offset] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], own_bias, own_residual));
+                const stored own_residual = HAS_RESIDUAL ? residual[s * residual_pitch + feature] : (stored)0;
+                y[s * y_pitch + feature] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], own_bias, own_residual));
             }
     }
 }

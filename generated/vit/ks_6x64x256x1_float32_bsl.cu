@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 7cd7ca22, spec c4c67c2b
+// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 b0a8f74d, spec c4c67c2b
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -49,7 +49,7 @@ constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
 constexpr int STEPS            =       16;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        1;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_PITCH          =      128;  // reals from one l of a plane to the next, free of bank conflicts
+constexpr int X_PITCH          =      128;  // reals of shared memory from one l of a plane to the next, free of bank conflicts
 constexpr int X_PLANE          =     2048;  // reals from one plane to the next
 constexpr int W_BASE           =     2048;  // where a stage's weights begin
 constexpr int W_STAGE          =     1024;  // reals of weights per stage
@@ -110,15 +110,18 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs f
 
 typedef struct ALIGNED(GROUP * sizeof(real)) { real at[GROUP]; } Group;  // what one access of shared memory moves
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const int own_x, const int own_w);
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w);
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual);
+                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch);
 
 ENTRY(THREADS, MIN_BLOCKS)
 void ks_6x64x256x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const real* RESTRICT weights, GLOBAL stored* RESTRICT y,
     const extent batch_of_call) {
     SHARED_MEMORY(shared);
     const extent batch = BATCH > 0 ? BATCH : batch_of_call;
+    const extent x_pitch = batch;
+    const extent y_pitch = batch;
     const Tile tile = find_tile(block_index(), batch);
     // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and n + 2 (n / 2 even)
     // the same W: shared memory gives 16 bytes to as many lanes at a time only where such neighbours share them.
@@ -132,9 +135,9 @@ void ks_6x64x256x1_float32_bsl(GLOBAL const stored* RESTRICT x, GLOBAL const rea
     real sums[THREAD_OUT][THREAD_BATCH];
     UNROLL for (int n = 0; n < THREAD_OUT; ++n)
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
-    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, plane * X_PLANE + own_batch,
+    multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch, plane * X_PLANE + own_batch,
                   W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, plane, own_batch, own_out, 0, 0);
+    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch, own_out, 0, 0, 0);
 }
 
 // ---- the words of what follows
@@ -174,17 +177,19 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: where things lie in this layout
-// X[((i * C + l) * D + j) * batch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
-DEVICE extent x_offset(const Tile tile, const extent batch, const int line, const int run) {
-    return (((extent)tile.block * C + line) * D + tile.first_j) * batch + tile.first_batch + run;
+// X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the batch.
+DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
+    return (((extent)tile.block * C + line) * D + tile.first_j) * x_pitch + tile.first_batch + run;
 }
-DEVICE extent x_next_line(const extent batch) { return D * batch; }
-DEVICE extent x_next_step(const extent batch) { return (extent)TILE_IN * D * batch; }
+DEVICE extent x_next_line(const extent x_pitch) { return D * x_pitch; }
+DEVICE extent x_next_step(const extent x_pitch) { return (extent)TILE_IN * D * x_pitch; }
 DEVICE extent x_next_runs(const int run, const int rounds) { return rounds * X_RUN_STEP; }
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + line < C) && run < tile.batch_left;
 }
-DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch) { return batch % GROUP == 0 && is_aligned(x); }
+DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x_pitch) {
+    return batch % GROUP == 0 && x_pitch % GROUP == 0 && is_aligned(x);
+}
 DEVICE int x_place(const int line, const int run) { return line * X_PITCH + run; }
 // A warp copies X_LANE_LINES lines of X_LANE_RUN lanes at a time; the block's warps stand X_WARPS_RUN along a run.
 DEVICE int x_line(const int round) {
@@ -236,13 +241,13 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
     }
 }
 DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stored* x, GLOBAL const real* weights, SHARED real* shared,
-                          const Tile tile, const extent batch, const int own_x, const int own_w) {
+                          const Tile tile, const extent batch, const extent x_pitch, const int own_x, const int own_w) {
     // STAGES - 1 stages are on their way while one is multiplied. A commit per step, empty or not, keeps the count right.
-    const bool wide = x_is_wide(x, batch);
-    const stored* const from = x + x_offset(tile, batch, x_line(0), x_run(0));
+    const bool wide = x_is_wide(x, batch, x_pitch);
+    const stored* const from = x + x_offset(tile, x_pitch, x_line(0), x_run(0));
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, from + step * x_next_step(batch), tile, x_next_line(batch), step * TILE_IN, wide);
+            copy_x(shared + step * STAGE, from + step * x_next_step(x_pitch), tile, x_next_line(x_pitch), step * TILE_IN, wide);
             copy_weights(shared + step * STAGE + W_BASE, weights + step * W_STAGE);
         }
         copy_async_commit();
@@ -253,7 +258,7 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
         const int ahead = step + STAGES - 1;
         if (ahead < STEPS) {
             real* const to = shared + ahead % STAGES * STAGE;
-            copy_x(to, from + ahead * x_next_step(batch), tile, x_next_line(batch), ahead * TILE_IN, wide);
+            copy_x(to, from + ahead * x_next_step(x_pitch), tile, x_next_line(x_pitch), ahead * TILE_IN, wide);
             copy_weights(to + W_BASE, weights + ahead * W_STAGE);
         }
         copy_async_commit();
@@ -264,8 +269,10 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], GLOBAL const stor
 // ---- store: from the sums to Y
 // Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile, const extent batch,
-                       const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual) {
-    const bool wide = is_aligned(residual) && batch % GROUP == 0 && is_aligned(y);
+                       const extent y_pitch, const int plane, const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch) {
+    const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
+    const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
     UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
         const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
         if (B % TILE_OUT != 0 && k >= B) continue;
@@ -273,19 +280,20 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
         const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
         UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
             const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
-            const extent offset = feature * batch + s;
+            const extent y_offset = feature * y_pitch + s, residual_offset = feature * residual_pitch + s;
             if (s >= batch) continue;
             StoredGroup own_residual, group;
             if (HAS_RESIDUAL && wide)
-                own_residual = *(GLOBAL const StoredGroup*)(residual + offset);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e) own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[offset + e] : (stored)0;
-            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
-            if (wide)
-                *(GLOBAL StoredGroup*)(y + offset) = group;
+                own_residual = *(GLOBAL const StoredGroup*)(residual + residual_offset);
             else
                 UNROLL for (int e = 0; e < GROUP; ++e)
-                    if (s + e < batch) y[offset + e] = group.at[e];
+                    own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[residual_offset + e] : (stored)0;
+            UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
+            if (wide)
+                *(GLOBAL StoredGroup*)(y + y_offset) = group;
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    if (s + e < batch) y[y_offset + e] = group.at[e];
         }
     }
 }

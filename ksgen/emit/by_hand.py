@@ -3,7 +3,7 @@
 from typing import Any
 
 from ksgen.families import Family, Geometry
-from ksgen.families.signature import operands_of
+from ksgen.families.signature import operands_of, pitches_of
 from ksgen.spec import KernelSpec
 
 _BY_HAND = (
@@ -32,7 +32,14 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
     return [
         f"  {first}: w is (A, B, C, D) of {kernel.dtype}, packed has {packed} bytes",
         f"  {_launch(entry, grid, geometry, f'{given}, batch')}{rest}",
+        *_pitches(kernel),
     ]
+
+
+def _pitches(kernel: KernelSpec) -> list[str]:
+    """What a kernel of slices is told of its arrays."""
+    pitches, row = ", ".join(pitches_of(kernel).values()), "batch entry" if kernel.layout == "bsf" else "feature"
+    return [f"  {pitches}: elements from a {row} to the next, in 64 bits; those of Y must not overlap"] if pitches else []
 
 
 def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:

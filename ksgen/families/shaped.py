@@ -25,9 +25,13 @@ class Shape(Protocol):
     def shared_bytes(self) -> int: ...
 
 
+PITCH_REGISTERS = 8  # that a thread takes where rows of features lie as far apart as the call says: up to 7 were seen
+
+
 def more_registers(kernel: KernelSpec, target: str) -> int:
     """Of a thread of plain multiply-adds, besides those that its shape says."""
-    return gpu_of(target).more_registers if kernel.real_bytes == 4 else 0
+    pitches = PITCH_REGISTERS if kernel.is_strided and kernel.layout == "bsf" else 0  # in bsl the batch is such a number anyway
+    return pitches + (gpu_of(target).more_registers if kernel.real_bytes == 4 else 0)
 
 
 class Shaped(Generic[ConstantsT]):

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,23 @@ def test_extras_stand_where_the_kernel_takes_them_and_maps_are_said() -> None:
     hopper = source_of("wgmma_registers", kernel_of((2, 64, 64, 8), "float16", "bsf"))
     assert "// Launched by ksgen's launchers, which describe X to it by a tensor map.\n" in hopper.text
     assert "<<<" not in hopper.text.partition("// ---- ")[0]
+
+
+@pytest.mark.parametrize("batch", [None, 300])
+@pytest.mark.parametrize(("layout", "row"), [("bsf", "batch entry"), ("bsl", "feature")])
+@pytest.mark.parametrize("family", ["simt", "mma"])
+def test_pitches_of_slices_stand_before_the_batch_and_are_explained(family: str, layout: str, row: str, batch: int | None) -> None:
+    kernel = replace(kernel_of((2, 37, 16, 5), "float16", layout, batch=batch), stride="any")
+    plain, added = source_of(family, kernel), source_of(family, replace(kernel, epilogue=Epilogue(bias=True, residual=True)))
+    assert read(plain, 300)[plain.entry][3] == ["x", "packed", "y", "x_pitch", "y_pitch", "batch"]
+    pitches = ["x_pitch", "y_pitch", "residual_pitch"]
+    *launched, given = read(added, 300)[added.entry]
+    geometry = family_named(family).geometry(added.kernel, added.constants, 300)
+    assert launched == [geometry.grid, geometry.block, geometry.shared_bytes]
+    assert given == ["x", "packed", "y", "bias", "residual", *pitches, "batch"]
+    assert f"//   {', '.join(pitches)}: elements from a {row} to the next, in 64 bits; those of Y must not overlap\n" in added.text
+    assert "_pitch: elements" not in source_of(family, replace(kernel, stride="dense")).text
+    assert added.text.splitlines()[1].endswith(", bias, residual, strided.")
 
 
 def page() -> str:

@@ -13,7 +13,7 @@ from ksgen.families import FAMILIES, Limits, check
 from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.spec import LAYOUTS, PRECISIONS, stratified
 from tests import compile_matrix
-from tests.compile_matrix import FEW, MANY, PROMISES, TARGETS, Outcome, kernels, main, sources, table, violations
+from tests.compile_matrix import FEW, MAIN_TARGETS, MANY, PROMISES, TARGETS, Outcome, kernels, main, sources, table, violations
 
 SOURCE = sources("simt", "sm_90a", every=1000)[0]
 ESTIMATE = FAMILIES["simt"].registers(SOURCE.kernel, SOURCE.constants)
@@ -47,6 +47,16 @@ def test_what_is_compiled() -> None:
     assert everywhere < set(kernels(False, "sm_80")) == set(kernels(True, "sm_86"))
     assert {each.pattern for each in kernels(False, "sm_90a")} >= set(stratified(MANY))
     assert {source.constants.copy for source in sources("simt", "sm_75")} == {"registers"}
+
+
+@pytest.mark.parametrize("family", ["simt", "mma"])
+def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> None:
+    kinds = {(precision, layout) for precision in PROMISES[family].precisions for layout in LAYOUTS}
+    for target in MAIN_TARGETS:
+        found = [each.kernel for each in sources(family, target, every=1000) if each.kernel.is_strided]
+        assert {(each.precision, each.layout) for each in found} == kinds
+        assert all(each.epilogue.residual for each in found)
+    assert not any(each.kernel.is_strided for each in sources(family, "sm_86", every=1000))
 
 
 @pytest.mark.parametrize(

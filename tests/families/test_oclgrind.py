@@ -72,7 +72,7 @@ CASES += [
 ]
 
 
-CASES += [*VECTOR, *CHAIN, *SLICES, *VECTOR_GRADIENT]
+CASES += [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT]
 LARGER = [Case((1, 40, 24, 1)), Case((1, 12, 9, 16)), Case((2, 40, 24, 2), layout="bsl")]
 
 

@@ -16,7 +16,7 @@ HAS_POCL = any(isinstance(line, Found) and "Portable Computing Language" in line
 pytestmark = [pytest.mark.skipif(not HAS_POCL, reason="PoCL is not installed: apt-get install pocl-opencl-icd"), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("case", [*VECTOR, *CHAIN, *SLICES, *VECTOR_GRADIENT], ids=str)
+@pytest.mark.parametrize("case", [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT], ids=str)
 def test_the_texts_are_right_under_another_compiler(case: Case) -> None:
     assert passes(find_device("portable"), case) == [True]
 

@@ -13,7 +13,7 @@ from ksgen.build.host import find_host_compiler
 from ksgen.devices.base import Limits
 from ksgen.errors import ToolchainError
 from tests.support.played_tiles import needs_play
-from tests.support.processor_cases import AMX, CHAIN, SLICES, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
+from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
 from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
 
 LIMITS = Limits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
@@ -23,8 +23,8 @@ CASES = [
     VECTOR[0],
     replace(VECTOR[2], constants=tiles("outputs", 4, 2, 1, 4, 3, 1)),
     VECTOR[4],
-    CHAIN[1],
-    *SLICES,
+    *VECTOR[-2:],
+    *CHAIN[1:],
     *VECTOR_GRADIENT,
     *AMX,
 ]

@@ -35,7 +35,7 @@ def kernels() -> Iterator[KernelSpec]:
         plain = KernelSpec(PATTERN, precision, layout)
         for bias, residual in product((False, True), repeat=2):
             added = replace(plain, epilogue=Epilogue(bias, "relu", residual))
-            yield from (added, replace(added, job=CHAIN, before=BEFORE))
+            yield from (added, replace(added, stride="any"), replace(added, job=CHAIN, before=BEFORE))
         yield replace(plain, job="gradient")
 
 
@@ -66,6 +66,7 @@ CASES = list(cases())
 
 def test_every_family_has_a_case() -> None:
     assert {each.source.family for each in CASES} == set(FAMILIES)
+    assert {each.source.family for each in CASES if each.source.kernel.is_strided} >= {"simt", "mma"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -99,6 +100,11 @@ def test_a_kernel_takes_what_its_epilogue_and_job_ask_for() -> None:
     assert operands_of(every, chain) == ("x", "weights_1", "weights_2", "y", "workspace")
     assert weights_of(chain) == ("weights_1", "weights_2")
     assert (weights_of(plain), result_of(plain)) == (("weights",), "y")
+    slices = replace(plain, stride="any")
+    assert operands_of(every, slices) == ("x", "weights", "y", "workspace", "x_pitch", "y_pitch")
+    added = replace(slices, epilogue=Epilogue(True, "none", True))
+    assert operands_of(every, added)[4:] == ("bias", "residual", "x_pitch", "y_pitch", "residual_pitch")
+    assert not any(each.endswith("_pitch") for each in operands_of(every, plain))
     gradient = replace(plain, job="gradient")
     assert (weights_of(gradient), result_of(gradient)) == ((), "grad")
 

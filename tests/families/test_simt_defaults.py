@@ -1,11 +1,16 @@
 """SIMT's constants before any search hold all rules, fit every device, and pad little."""
 
+from dataclasses import replace
+from itertools import product
+
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ksgen.families import Limits, check, cuda_limits
+from ksgen.families.shaped import PITCH_REGISTERS
 from ksgen.families.simt import Simt
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, KernelSpec, stratified
 from tests.support.kernels import SERVED
 from tests.support.simt_kernels import kernel
 
@@ -40,3 +45,18 @@ def test_defaults_take_little_padding() -> None:
         for layout in LAYOUTS:
             constants = SIMT.default(kernel((1, b, 64, 4), layout=layout), GPU)
             assert b % constants.tile_out == 0, constants
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120"])
+def test_defaults_of_slices_leave_the_registers_that_pitches_take(target: str) -> None:
+    """Where rows of features lie a number of the call's apart; in the other layout the batch is such a number in every kernel."""
+    limits = cuda_limits(target)
+    for pattern, precision, layout in product(stratified(30), ("float32", "float64"), LAYOUTS):
+        dense = KernelSpec(pattern, precision, layout)
+        slices = replace(dense, stride="any")
+        constants = SIMT.default(slices, limits)
+        more = SIMT.registers(slices, constants, target) - SIMT.registers(dense, constants, target)
+        assert more == (PITCH_REGISTERS if layout == "bsf" else 0)
+        threads = SIMT.geometry(slices, constants, 1).block * constants.min_blocks
+        assert threads * SIMT.registers(slices, constants, target) <= limits.registers
+        assert layout == "bsf" or constants == SIMT.default(dense, limits)

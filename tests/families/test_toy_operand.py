@@ -53,7 +53,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     shutil.copytree(resource("templates"), tmp_path / "templates")
     text = (tmp_path / "templates" / "simt.cu.j2").read_text()
     for line, more in (
-        ("{% endfor %},\n    const extent batch_of_call", "{% endfor %}, GLOBAL const stored* scale,\n    const extent batch_of_call"),
+        ("{% endfor %},\n    {{ pitch_parameters }}", "{% endfor %}, GLOBAL const stored* scale,\n    {{ pitch_parameters }}"),
         (
             "    store_tile(y, sums,",
             "    UNROLL for (int n = 0; n < THREAD_OUT; ++n)\n"

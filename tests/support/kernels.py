@@ -3,7 +3,7 @@
 A check takes `run`, which makes one launch: `in_emulator()` or `on_device(device)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import count, product
@@ -17,6 +17,7 @@ from ksgen.build.build import build, default_caches
 from ksgen.devices import Device
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
+from ksgen.families.signature import pitches_of
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
@@ -57,6 +58,7 @@ IN_EIGHTS = {  # and for the one whose b and c are multiples of 8
 BATCHES = {"multiply": (1, 7, 8, 63, 64, 65, 129), "gradient": (1, 7, 64, 129, 300)}  # of which the last has several parts
 EMULATED = 3  # multiprocessors: few, so that persistent blocks have several tiles each
 BEHIND = 4096  # elements of a buffer behind its array
+DENSE: dict[str, int] = {}  # by array, elements from a row's end to the next row: none
 MOST_EXACT = 256  # up to which integers are exact in every precision
 
 
@@ -210,6 +212,19 @@ def shifted(array: Array, elements: int = 0) -> Array:
     return copy
 
 
+def in_rows(flat: Array, shape: tuple[int, ...], pitch: int) -> Array:
+    """A view of the rows in an array, each `pitch` elements behind the one before."""
+    return np.lib.stride_tricks.as_strided(flat, shape, (pitch * flat.itemsize, flat.itemsize))
+
+
+def spaced(array: Array, gap: int, fill: Array) -> Array:
+    """The rows of an array in memory that ends with the last of them, with `gap` elements between two, which `fill` is repeated in."""
+    rows, columns = array.shape
+    flat = np.resize(fill.astype(array.dtype), (rows - 1) * (columns + gap) + columns)
+    in_rows(flat, array.shape, columns + gap)[...] = array
+    return flat
+
+
 def pack(problem: Problem, source: Source, run: Run) -> Array:
     """The weights as the source's own packing kernel leaves them. It must write every word."""
     family, kernel = family_named(source.family), problem.kernel
@@ -229,19 +244,26 @@ def _run_all(source: Source, geometry: Geometry, maps: list[TensorMap], argument
 
 
 def multiply(
-    problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0, in_place: bool = False, **shifts: int
-) -> Array:
+    problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0, in_place: bool = False,
+    gaps: Mapping[str, int] = DENSE, **shifts: int,
+) -> Array:  # fmt: skip
     """Y of one launch, NaN before, or the residual `in_place`. Behind X lie so many elements of Inf and NaN, and behind Y what
-    must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say."""
+    must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say. Of a
+    kernel of slices, as many elements as `gaps` say lie between rows: Inf and NaN in X and the residual, what must stay in Y."""
     family, x = family_named(source.family), problem.x
-    bad = np.resize([np.nan, np.inf, -np.inf], behind).astype(x.dtype)
-    size = int(np.prod(problem.y_shape))
-    y = shifted(np.full((size + behind) * x.itemsize, 0xFF, np.uint8).view(x.dtype), shift)
-    added = {"bias": problem.bias, "residual": problem.residual}
+    bad = np.array([np.nan, np.inf, -np.inf])
+    columns = {"x": x.shape[1], "y": problem.y_shape[1], "residual": problem.y_shape[1]}
+    gap_of = dict.fromkeys(columns, 0) | dict(gaps) | ({"residual": gaps.get("y", 0)} if in_place else {})
+    pitches = {name: columns[name] + gap_of[name] for name in columns}
+    y = np.full(problem.y_shape, 0xFF, np.uint8).repeat(x.itemsize, 1).view(x.dtype)
+    y = shifted(np.concatenate([spaced(y, gap_of["y"], y[0]), np.resize(y[0], behind)]), shift)
+    rows_of_y = in_rows(y, problem.y_shape, pitches["y"])
+    residual = None if problem.residual is None else spaced(problem.residual, gap_of["residual"], bad)
+    added = {"bias": problem.bias, "residual": residual}
     extras = [as_bits(shifted(extra, shifts.get(name, 0))) for name, extra in added.items() if extra is not None]
     if in_place and problem.residual is not None:
-        y[:size] = problem.residual.reshape(-1)
-    x = shifted(np.concatenate([x.reshape(-1), bad]), shift)
+        rows_of_y[...] = problem.residual
+    x = shifted(np.concatenate([spaced(x, gap_of["x"], bad), np.resize(bad, behind).astype(x.dtype)]), shift)
     geometry = family.geometry(problem.kernel, source.constants, problem.batch)
     workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
     arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}
@@ -251,9 +273,12 @@ def multiply(
         for each in family.maps(problem.kernel, source.constants, problem.batch)
     ]
     given = [workspace] if geometry.workspace_bytes else []
-    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, problem.batch], run)
-    assert (y[size:].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y"
-    return y[:size].reshape(problem.y_shape)
+    told = [pitches[name] for name in pitches_of(problem.kernel)]
+    _run_all(source, geometry, maps, [arrays["x"], pack(problem, source, run), arrays["y"], *given, *extras, *told, problem.batch], run)
+    is_beside = np.ones(y.shape, bool)
+    in_rows(is_beside, problem.y_shape, pitches["y"])[...] = False
+    assert (y[is_beside].view(np.uint8) == 0xFF).all(), "the kernel wrote behind Y, or between its rows"
+    return rows_of_y.copy()
 
 
 def differentiate(problem: Problem, source: Source, run: Run, *, shift: int = 0, behind: int = 0) -> Array:

@@ -10,9 +10,10 @@ from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
 from ksgen.families.signature import each_chains, features_of, pitches_of, weights_of
 from ksgen.families.vector import factor_kernels
+from ksgen.launch import planner
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER
-from ksgen.measure.verify import Bench, make_problem, tolerance
+from ksgen.measure.verify import Bench, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.families.test_vector_chain import arrays_of, is_right, truth_of
@@ -30,7 +31,7 @@ class Case:
     constants: dict[str, Any] | None = None  # None: the family's default
     before: tuple[tuple[int, int, int, int], ...] = ()  # of a chain
     beside: tuple[tuple[tuple[int, int, int, int], ...], ...] = ()  # of a group
-    gap: int = 0  # elements between the rows of X, Y and the residual
+    gaps: tuple[int, int, int] | None = None  # of slices: elements between rows of X, Y and the residual
 
     @property
     def job(self) -> str:
@@ -39,13 +40,13 @@ class Case:
     def __str__(self) -> str:
         own = "_".join(map(str, (self.constants or {}).values())).replace(", ", "+").replace(" ", "-")
         shape = "_".join("x".join(map(str, each)) for each in (*self.before, self.pattern, *chain(*self.beside)))
-        return f"{self.family}_{shape}{f'_gap{self.gap}' if self.gap else ''}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}"
+        return f"{self.family}_{shape}_{self.precision}_{self.layout}_{self.epilogue[1]}_{own}{'+'.join(map(str, self.gaps or ()))}"
 
     @property
     def kernel(self) -> KernelSpec:
         before = tuple(Pattern(*each) for each in self.before)
         beside = tuple(tuple(Pattern(*each) for each in listed) for listed in self.beside)
-        stride = "any" if self.gap else "dense"
+        stride = "any" if self.gaps else "dense"
         pattern, epilogue = Pattern(*self.pattern), Epilogue(*self.epilogue)
         return KernelSpec(pattern, self.precision, self.layout, epilogue, None, self.job, before, stride, beside)
 
@@ -57,7 +58,9 @@ class Case:
 
 def passes(device: Device, case: Case) -> list[bool]:
     """Per batch: whether the kernel agrees with float64, starting from workspaces full of NaN."""
-    return [(chain_passes if case.before or case.beside or case.gap else factor_passes)(device, case, batch) for batch in case.batches]
+    of_vectors = case.before or (case.gaps and case.family.startswith("vector"))
+    passes_one = chain_passes if of_vectors else slices_pass if case.gaps else factor_passes
+    return [passes_one(device, case, batch) for batch in case.batches]
 
 
 def factor_passes(device: Device, case: Case, batch: int) -> bool:
@@ -68,15 +71,28 @@ def factor_passes(device: Device, case: Case, batch: int) -> bool:
     return bench.check(plan, bench.pack(plan))[0] <= tolerance(kernel.precision, problem.terms)
 
 
+def slices_pass(device: Device, case: Case, batch: int) -> bool:
+    """Between rows lie Inf and NaN, or what must stay as it is."""
+    from tests.support.kernels import multiply, on_device  # takes a second, which most cases need not wait for
+
+    kernel = case.kernel
+    problem, constants = make_problem(kernel, batch), case.choice(kernel, device, batch).constants
+    source = planner.render(kernel, constants, family=case.family, dialect=device.dialect)  # by its name there, which a test may change
+    gaps = dict(zip(("x", "y", "residual"), case.gaps or (), strict=True))
+    return compare(problem, multiply(problem, source, on_device(device), gaps=gaps))[0] <= tolerance(kernel.precision, problem.terms)
+
+
 def chain_passes(device: Device, case: Case, batch: int) -> bool:
     """Of a chain, a group, or a kernel of slices."""
     kernel = case.kernel
     choice = case.choice(kernel, device, batch)
     whole = PLANNER.plan_of(device, kernel, batch, choice)
     arrays = arrays_of(kernel, batch)
-    rows = {name: spread(array, case.gap) for name, array in arrays.items() if name in features_of(kernel)}
+    x_gap, y_gap, residual_gap = case.gaps or (0, 0, 0)
+    gaps = {name: {"x": x_gap, "y": y_gap}.get(name[0], residual_gap) for name in features_of(kernel)}
+    rows = {name: spread(arrays[name], gap) for name, gap in gaps.items()}
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
-    at |= {pitch: arrays[name].shape[1] + case.gap for name, pitch in pitches_of(kernel).items()}
+    at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
     parsed = [choice.constants] if case.job == "multiply" else choice.constants.parsed
     for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), parsed, strict=False):
         plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice("vector", own, "a test's"))
@@ -85,7 +101,7 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     whole.launch(whole.arguments(at), None)
     for number, name in enumerate(each_chains(kernel, "y")):
         device.download(got := np.empty_like(rows[name]), at[name])
-        if not is_right(kernel, rows_in(got, arrays[name].shape, case.gap), truth_of(kernel, arrays, number)):
+        if not is_right(kernel, rows_in(got, arrays[name].shape, gaps[name]), truth_of(kernel, arrays, number)):
             return False
     return True
 
@@ -96,6 +112,12 @@ def tiles(along: str, lanes: int, height: int, width: int, block: int, parts: in
     return {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts, name: last, **past}
 
 
+SLICES = [  # a row's end within a group, and rows of whole groups, which wide accesses move
+    Case((2, 5, 9, 3), "float32", "bsf", (True, "relu", True), gaps=(3, 5, 1)),
+    Case((2, 4, 8, 2), "float16", "bsf", (True, "relu", True), (8,), gaps=(8, 16, 24)),
+    Case((2, 5, 9, 1), "float64", "bsl", (True, "relu", True), gaps=(3, 5, 1)),
+    Case((1, 8, 8, 1), "float32", "bsl", (False, "none", True), (8,), gaps=(8, 4, 12)),
+]
 VECTOR = [
     Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True)),
     Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
@@ -105,6 +127,8 @@ VECTOR = [
     Case((2, 3, 3, 1), "float64", batches=(5,), family="vector", constants=tiles("batch", 2, 2, 2, 4, 1, 1)),
     Case((1, 16, 5, 1), batches=(9,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 1, 0)),  # whose outputs wait
     Case((1, 6, 9, 1), layout="bsl", batches=(40,), family="vector", constants=tiles("batch", 8, 2, 2, 32, 1, 1)),
+    Case((2, 5, 3, 2), "float32", "bsf", (True, "relu", True), (14,), "vector", tiles("outputs", 8, 3, 2, 6, 2, 0), gaps=(3, 5, 1)),
+    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gaps=(5, 2, 0)),
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
 ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "past": 0}
@@ -120,11 +144,7 @@ CHAIN = [
         FIRST,
     ),
     Case(LAST, "float16", "bsl", batches=(14,), family="vector_chain", constants=ALONG_BATCH, before=FIRST),
-]
-SLICES = [
-    Case((2, 5, 3, 2), batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=(True, "relu", True), gap=3),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gap=5),
-    Case(  # a group
+    Case(  # a group, of slices
         LAST,
         "float32",
         "bsf",
@@ -134,7 +154,7 @@ SLICES = [
         {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "past": 1},
         FIRST,
         (((2, 5, 4, 3),),),
-        gap=1,
+        gaps=(1, 2, 3),
     ),
 ]
 VECTOR_GRADIENT = [

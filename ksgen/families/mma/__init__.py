@@ -221,7 +221,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
             Constexpr("X_LINES", shape.x_lines, "lines of the X tile"),
             Constexpr("X_RUN", shape.x_run, "elements of a line"),
-            Constexpr("X_PITCH", shape.x_pitch, "bytes from one line to the next, free of bank conflicts"),
+            Constexpr("X_PITCH", shape.x_pitch, "bytes of shared memory from one line to the next, free of bank conflicts"),
             Constexpr("PASSES", shape.passes, "tiles of outputs of a block, one after the other"),
             Constexpr("X_STAGES", shape.x_stages, "stages of X in shared memory"),
             Constexpr("X_STAGE", shape.x_stage, "bytes from one stage of X to the next"),

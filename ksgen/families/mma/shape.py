@@ -144,7 +144,7 @@ class Shape(TensorTile):
 
     @property
     def x_vector(self) -> int:
-        """Neighbours that one copy of X moves, where pointers and, in bsl, the batch allow it."""
+        """Neighbours that one copy of X moves, where pointers, pitches and, in bsl, the batch allow it."""
         return gcd(self.vector, self._whole[0]) if self.is_bsf else self.vector
 
     @property

@@ -177,7 +177,7 @@ class Simt(Packing[SimtConstants]):
             Constexpr("STEPS", shape.steps, "stages until all C inputs are read"),
             Constexpr("TILES_OUT", shape.tiles_out, "tiles along the outputs"),
             Constexpr("TILES_D", shape.tiles_d, "tiles along j"),
-            Constexpr("X_PITCH", shape.x_pitch, "reals from one l of a plane to the next, free of bank conflicts"),
+            Constexpr("X_PITCH", shape.x_pitch, "reals of shared memory from one l of a plane to the next, free of bank conflicts"),
             Constexpr("X_PLANE", shape.x_plane, "reals from one plane to the next"),
             Constexpr("W_BASE", shape.w_base, "where a stage's weights begin"),
             Constexpr("W_STAGE", shape.w_stage, "reals of weights per stage"),
