@@ -63,8 +63,6 @@ class KSLinears(nn.ModuleList):
         return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self._first.layout == "bsf" else 0)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
-        if self._first.backend == "ksgen":
-            return "ksgen"
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
         job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False)
         batch = x.numel() // layer.in_features

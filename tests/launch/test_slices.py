@@ -1,6 +1,5 @@
 """Slices of larger arrays as x, residual and out: used where they lie, of every library, on every device; what is refused."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,11 @@ from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, LaunchError
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from tests.support.device_arrays import CudaArray
 from tests.support.host_memory import processor
 from tests.support.launching import torch_or_skip
 
@@ -21,7 +21,6 @@ SHAPE = (2, 9, 5, 3)
 PATTERN = Pattern(*SHAPE)
 BATCH = 40
 Array = np.ndarray[Any, Any]
-EVERY = Callable[[Array], Any]
 
 
 @pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
@@ -121,6 +120,47 @@ def test_slices_of_tensors_and_of_what_speaks_dlpack() -> None:
             return tensor.__dlpack_device__()
 
     assert is_right(ks(Other(), weights), truth)
+
+
+class Slice:
+    """Columns of a larger array on a device, as Numba would show them."""
+
+    def __init__(self, whole: CudaArray, begin: int, count: int) -> None:
+        self._whole, self.shape, item = whole, (whole.shape[0], count), whole.dtype.itemsize
+        described = whole.__cuda_array_interface__
+        steps = (whole.shape[1] * item, item)
+        self.__cuda_array_interface__ = described | {"shape": self.shape, "strides": steps, "data": (whole.pointer + begin * item, False)}
+
+
+@pytest.mark.gpu
+@pytest.mark.stand_in
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("runtime", ["pycuda", "driver"])
+def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One factor, and three layers whose outputs lie beside each other, one by one."""
+    monkeypatch.setenv("KSGEN_DEVICE", runtime)
+    try:
+        device = find_device(runtime)
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    whole, x = columns(PATTERN.in_features, layout, 3, 8, 1)
+    weights, count = draw(*SHAPE), PATTERN.out_features if layout == "bsf" else BATCH
+    rows = BATCH if layout == "bsf" else PATTERN.out_features
+    larger = CudaArray(device, np.full((rows, count + 9), 7, np.float32))
+    on_device, own = Slice(CudaArray(device, whole), 3, x.shape[1]), CudaArray(device, weights)
+    Launcher(*SHAPE)(on_device, own, layout=layout, out=Slice(larger, 5, count))
+    device.synchronize()
+    found = larger.content()
+    assert is_right(found[:, 5 : 5 + count], reference.multiply(PATTERN, x, weights, layout))
+    assert (np.delete(found, range(5, 5 + count), 1) == 7).all()
+    if layout == "bsf":
+        larger = CudaArray(device, np.full((BATCH, 2 * count + 1), 7, np.float32))
+        outs = [Slice(larger, 0, count), Slice(larger, count + 1, count)]
+        GroupLauncher(Launcher(*SHAPE), Launcher(*SHAPE))(on_device, [own, own], out=outs)
+        device.synchronize()
+        found = larger.content()
+        assert all(is_right(found[:, begin : begin + count], reference.multiply(PATTERN, x, weights, layout)) for begin in (0, count + 1))
+        assert (found[:, count] == 7).all()
 
 
 def test_a_launcher_has_texts_of_slices_beside_those_of_dense_arrays() -> None:
