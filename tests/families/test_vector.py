@@ -72,7 +72,7 @@ def constants_of(
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
         found = replace(found, panel=1)
     shape = Shape(kernel, found)
-    return replace(found, parts=min(parts, shape.columns // shape.column_unit))
+    return replace(found, parts=min(parts, shape.columns))
 
 
 def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
@@ -158,6 +158,21 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
     assert Shape(kernel, whole).step == 48
     assert Shape(kernel, replace(whole, block=320)).step == 16  # it cannot be
     assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
+
+
+def test_few_entries_keep_all_cores_busy() -> None:
+    """Where a plane's outputs are turned too: parts of it store them one by one. Not of few weights, or where planes are enough."""
+
+    def parts(shape: tuple[int, ...], batch: int) -> tuple[int, bool]:
+        kernel = kernel_of(shape)
+        found = FAMILY.default(kernel, CPU, batch)
+        assert found.along == "batch"
+        return found.parts, Shape(kernel, found).is_split
+
+    assert parts((1, 384, 384, 3), 1) == parts((1, 384, 384, 3), 16) == (8, True)
+    assert parts((1, 48, 48, 3), 1) == (1, False)
+    assert parts((4, 384, 384, 3), 1) == (4, False)
+    assert parts((1, 384, 384, 3), 6272) == (1, False)
 
 
 @needs_opencl
@@ -326,7 +341,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
     constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
     shape = Shape(kernel, constants)
-    return replace(constants, parts=data.draw(number(1, min(9, shape.columns // shape.column_unit))))
+    return replace(constants, parts=data.draw(number(1, min(9, shape.columns))))
 
 
 @needs_opencl
@@ -481,7 +496,7 @@ BAD = {
     "a tile has at most 64 vectors: 72; got height=12; try height=8": replace(GOOD, height=12, width=6),
     "block=25 must be a multiple of a tile's rows, or of the lanes along the batch = 3; try 24 or 27": replace(GOOD, block=25),
     "panel=0 must be 1 along the batch, and where inputs are not reals in rows; try 1": replace(GOOD, along="batch", parts=1),
-    "parts=7 must be at most the columns that work groups take apart = 6; try 6": replace(GOOD, parts=7),
+    "parts=7 must be at most the tiles of all outputs = 6; try 6": replace(GOOD, parts=7),
 }
 
 

@@ -16,6 +16,7 @@ LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: en
 BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
 FEW, MANY = 16, 1 << 20  # batch entries
 PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
+SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer than cores: less is over before another core has begun
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -118,7 +119,9 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     blocks = divide_up(batch, constants.block)
     shape = Shape(kernel, constants)
     few = limits.multiprocessors * 4
-    parts = min(divide_up(few, blocks), shape.columns // shape.column_unit) if blocks < few else 1
+    is_split = shape.turns and shape.planes * blocks < limits.multiprocessors and kernel.pattern.weight_count >= SPLIT_WEIGHTS
+    units = shape.columns if is_split else shape.columns // shape.column_unit
+    parts = min(divide_up(few, blocks), units) if blocks < few else 1
     if kernel.layout == "bsl" and not shape.is_along_outputs:  # its planes lie far apart: each is gone through from end to end
         parts = max(parts, shape.planes)
     return replace(constants, parts=parts)

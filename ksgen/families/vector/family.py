@@ -28,11 +28,6 @@ def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
     return kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
 
 
-def _units(kernel: KernelSpec, constants: VectorConstants) -> int:
-    shape = Shape(kernel, constants)
-    return shape.columns // shape.column_unit
-
-
 RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
@@ -54,7 +49,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         "panel is 1 along the batch, and where inputs are not reals in rows",
         lambda k, c: c.panel == 1 or not (c.along == "batch" or _needs_panel(k, c)),
     ),
-    Rule("parts is at most the columns that work groups take apart", lambda k, c: c.parts <= _units(k, c), lambda k, c: _units(k, c)),
+    Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
 
 
@@ -85,7 +80,7 @@ class Vector(Shaped[VectorConstants]):
             for height, width in tile_sizes(limits):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past)
-                if self.keeps_rules(kernel, constants):
+                if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take
                     yield constants
 
     def packed_bytes(self, kernel: KernelSpec, constants: VectorConstants) -> int:
@@ -212,7 +207,8 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         *always,
         Constexpr("CHUNK", shape.tile_lanes, "batch entries whose inputs lie together"),
         Constexpr("SCOPE", shape.scope if is_bsf else 1, "blocks on the diagonal of a plane"),
-        Constexpr("PLANE_COLUMNS", shape.column_unit if is_bsf else shape.tiles, "tiles of a plane"),
+        Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles of a plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
+        Constexpr("IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"),
         Constexpr("TURNED", shape.turned if is_bsf else 0, "where a chunk's outputs begin in what a work group keeps"),
     ]

@@ -78,8 +78,22 @@ class Shape(Planes):
     @property
     def column_unit(self) -> int:
         """Columns that one work group takes together: all of a plane where its outputs are turned."""
-        is_turned = not self.is_along_outputs and self.kernel.layout == "bsf"
-        return self.scope * self.kernel.pattern.d * self.tiles if is_turned else 1
+        return self.plane_columns if self.turns and not self.is_split else 1
+
+    @property
+    def plane_columns(self) -> int:
+        """Those that share what a work group copies."""
+        return self.scope * self.kernel.pattern.d * self.tiles if self.turns else self.tiles
+
+    @property
+    def turns(self) -> bool:
+        """Whether inputs, and outputs of whole planes, are turned."""
+        return not self.is_along_outputs and self.kernel.layout == "bsf"
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are more parts than planes, each with outputs that it stores one by one instead of turning them: of few entries."""
+        return self.turns and self.constants.parts > self.planes
 
     @property
     def column_weights(self) -> int:
@@ -137,7 +151,7 @@ class Shape(Planes):
         if self.kernel.layout == "bsl":
             chunks = divide_up(self.constants.block, self.tile_lanes)
             return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, c)
-        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.column_unit), line, c)
+        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, c)
 
     # ---- how outputs leave
 
