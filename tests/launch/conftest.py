@@ -2,19 +2,23 @@
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ksgen.devices import device_for
+from ksgen.devices import device_for, find_device
+from ksgen.devices.base import Device
+from ksgen.errors import DeviceError
 from ksgen.launch import arrays, streams
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu, FakeTensor, TextCompiler
+from tests.support.host_memory import processor
 from tests.support.launching import SHAPE, plan_anew
 
 
@@ -35,6 +39,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     return fake
+
+
+@pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device of two cores that shares the host's memory, or one to which arrays are copied: the one that launchers take."""
+    try:
+        found = processor() if request.param == "processor" else find_device(request.param)
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_DEVICE", found.runtime)
+    monkeypatch.setattr(found, "limits", replace(found.limits, multiprocessors=2))
+    return found
 
 
 @pytest.fixture

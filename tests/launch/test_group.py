@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from ksgen import reference
-from ksgen.devices import find_device
 from ksgen.devices.base import Device
-from ksgen.errors import DeviceError, LaunchError
+from ksgen.errors import LaunchError
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
@@ -26,17 +25,6 @@ CHAINS = (  # 24 features in; one, two and three factors
 OUT = [chain[-1].out_features for chain in CHAINS]  # 21, 54 and 10
 MANY = 100  # batch entries: enough for one launch on two cores
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    try:
-        found = processor() if request.param == "processor" else find_device(request.param)
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setenv("KSGEN_DEVICE", found.runtime)
-    monkeypatch.setattr(found, "limits", found.limits.__class__(**{**found.limits.__dict__, "multiprocessors": 2}))
-    return found
 
 
 @pytest.fixture
@@ -82,7 +70,7 @@ def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [7, MANY])
 @pytest.mark.parametrize("added", [(), ("bias", "residual")])
-def test_outputs_lie_beside_each_other(device: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]) -> None:
+def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layout: str, batch: int, added: tuple[str, ...]) -> None:
     x, weights = rows(24, layout, batch), weights_of()
     given = {
         "bias": [draw(count, seed=1) for count in OUT],
@@ -95,13 +83,13 @@ def test_outputs_lie_beside_each_other(device: Device, launched: list[str], layo
         assert is_right(y, truth_of(x, number, weights[number], layout, activation="relu", **own))
     assert len({id(y.base) for y in ys}) == 1
     assert ys[0].base.shape == ((batch, sum(OUT)) if layout == "bsf" else (sum(OUT), batch))
-    if device.shares_host:
+    if either.shares_host:
         assert launched == (["vector_chain"] if batch == MANY else ["vector"] * 6)
 
 
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_precisions_and_a_slice_of_x(device: Device, precision: str, layout: str) -> None:
+def test_other_precisions_and_a_slice_of_x(either: Device, precision: str, layout: str) -> None:
     whole, weights = rows(30, layout, precision=precision) if layout == "bsf" else draw(24, 130, precision=precision), weights_of(precision)
     x = whole[:, 3:27] if layout == "bsf" else whole[:, 7:107]
     for number, y in enumerate(group()(x, weights, layout=layout)):
@@ -109,7 +97,7 @@ def test_other_precisions_and_a_slice_of_x(device: Device, precision: str, layou
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_outputs_go_where_they_are_wanted(device: Device, layout: str) -> None:
+def test_outputs_go_where_they_are_wanted(either: Device, layout: str) -> None:
     """Into one array, a slice of a larger one, or arrays apart, of which one is the residual itself."""
     x, weights, own = rows(24, layout), weights_of(), group()
     truths = [truth_of(x, number, weights[number], layout) for number in range(3)]
@@ -131,7 +119,7 @@ def test_outputs_go_where_they_are_wanted(device: Device, layout: str) -> None:
     assert all(is_right(y, truth + each) for y, truth, each in zip(ys, truths, before, strict=True))
 
 
-def test_layers_of_one_factor_take_their_weights_alone(device: Device, launched: list[str]) -> None:
+def test_layers_of_one_factor_take_their_weights_alone(either: Device, launched: list[str]) -> None:
     pattern = CHAINS[1][0]
     own, x, weights = (
         GroupLauncher(Launcher(*pattern.shape), Launcher(*pattern.shape)),
@@ -141,7 +129,7 @@ def test_layers_of_one_factor_take_their_weights_alone(device: Device, launched:
     for given in (weights, [[each] for each in weights]):
         for y, each in zip(own(x, given), weights, strict=True):
             assert is_right(y, reference.multiply(pattern, x, each, "bsf"))
-    if device.shares_host:
+    if either.shares_host:
         assert launched == ["vector_chain"] * 2
 
 

@@ -23,17 +23,6 @@ BATCH = 40
 Array = np.ndarray[Any, Any]
 
 
-@pytest.fixture(params=["processor", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """One that shares the host's memory, and one to which arrays are copied."""
-    try:
-        found = processor() if request.param == "processor" else find_device(request.param)
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    monkeypatch.setenv("KSGEN_DEVICE", found.runtime)
-    return found
-
-
 def draw(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
@@ -53,7 +42,7 @@ def is_right(y: Any, truth: Array, terms: int = SHAPE[2]) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slices_of_numpy_arrays(device: Device, layout: str) -> None:
+def test_slices_of_numpy_arrays(either: Device, layout: str) -> None:
     ks, weights, bias = Launcher(*SHAPE), draw(*SHAPE), draw(PATTERN.out_features)
     _, x = columns(PATTERN.in_features, layout, 3, 8, 1)
     _, residual = columns(PATTERN.out_features, layout, 16, 0, 2)
@@ -75,7 +64,7 @@ def test_slices_of_numpy_arrays(device: Device, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slices_beside_each_other_in_one_array(device: Device, layout: str) -> None:
+def test_slices_beside_each_other_in_one_array(either: Device, layout: str) -> None:
     """From one part of an array into the next one, and the residual itself as output."""
     ks, weights = Launcher(2, 5, 5, 3), draw(2, 5, 5, 3)
     features, count = 30, 30 if layout == "bsf" else BATCH
@@ -88,7 +77,7 @@ def test_slices_beside_each_other_in_one_array(device: Device, layout: str) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_chain_of_slices(device: Device, layout: str) -> None:
+def test_a_chain_of_slices(either: Device, layout: str) -> None:
     patterns = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))
     layer, weights = ChainLauncher(*(Launcher(*each.shape) for each in patterns)), [draw(*each.shape) for each in patterns]
     _, x = columns(24, layout, 3, 2, 1)
