@@ -26,12 +26,9 @@ def result_shape(pattern: Pattern, layout: str, batch: int, job: str) -> tuple[i
     return pattern.shape if job == "gradient" else y_shape(pattern, layout, batch)
 
 
-def group_shape(caller: object, chains: Sequence[Chain], layout: str, x: ArrayView) -> tuple[int, int]:
+def group_shape(chains: Sequence[Chain], layout: str, batch: int) -> tuple[int, int]:
     """Of one array for the outputs of all chains."""
-    check_words(caller, layout, "none")
-    if len(x.shape) != 2:
-        raise LaunchError(f"{caller!r}: got x of shape {tuple(x.shape)}; a matrix is needed")
-    features, batch = sum(chain.out_features for chain in chains), int(x.shape[0 if layout == "bsf" else 1])
+    features = sum(chain.out_features for chain in chains)
     return (batch, features) if layout == "bsf" else (features, batch)
 
 

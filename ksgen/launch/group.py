@@ -8,7 +8,7 @@ from typing import Any
 
 from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
-from ksgen.launch.arrays import ArrayView, stream_handle, view
+from ksgen.launch.arrays import ArrayView, view
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of
 from ksgen.launch.checks import check_memory, group_shape
@@ -53,21 +53,22 @@ class GroupLauncher:
         stream: Any = None,
         precision: str | None = None,
     ) -> list[Any]:
-        """The layers' outputs: beside each other in one new array, or where `out` says: one array for all, or a list of arrays.
+        """The layers' outputs: in new arrays, which are slices of one if one launch wrote them, or where `out` says: one array for all
+        of them beside each other, or a list of arrays.
 
         `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer.
         """
         options = CallOptions(layout, activation, stream, precision)
         own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
-        outs, views = self._outs(out, x, options), self._views(x, added, options)
+        outs, views = self._outs(out, options), self._views(x, added, options)
         batch = self._check(views, own, outs, options)
         if fused := self._fused(views, own, outs, batch, options):
-            fused()
-            return outs
-        for layer, each, to, *both in zip(self.layers, own, outs, *added.values(), strict=True):
-            given = {name: array for name, array in zip(ADDED, both, strict=True) if array is not None}
-            layer(x, each, layout=layout, activation=activation, out=to, stream=stream, precision=precision, **given)
-        return outs
+            return list(fused())
+        ys = []
+        for layer, each, to, *both in zip(self.layers, own, outs or [None] * len(own), *added.values(), strict=True):
+            given = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
+            ys.append(layer(x, each, layout=layout, activation=activation, stream=stream, precision=precision, **given))
+        return ys
 
     # ---- what was given
 
@@ -91,16 +92,10 @@ class GroupLauncher:
         named = {f"{name}_{number}": array for name in ADDED for number, array in enumerate(added[name], 1) if array is not None}
         return views_of({"x": x, **named}, options.stream)
 
-    def _outs(self, out: Any, x: Any, options: CallOptions) -> list[Any]:
-        """An array for each layer; a new one for all where none was given."""
-        if isinstance(out, list | tuple):
-            return self._each("out", out)
-        if out is None:
-            found = view(x, "x")
-            if found.kind == "pyopencl":  # a slice of whose arrays begins within a buffer, which kernels cannot take
-                raise LaunchError(f"{self!r}: a new pyopencl array cannot be shared out among layers; give out=, a list of arrays")
-            handle = found.stream if options.stream is None else stream_handle(options.stream)
-            out = new_array(found, group_shape(self, self.chains, options.layout, found), handle)
+    def _outs(self, out: Any, options: CallOptions) -> list[Any]:
+        """An array for each layer; none where none was given."""
+        if out is None or isinstance(out, list | tuple):
+            return [] if out is None else self._each("out", out)
         ends, begin = [], 0
         for chain in self.chains:
             ends.append(slice(begin, begin := begin + chain.out_features))
@@ -112,12 +107,14 @@ class GroupLauncher:
     def _check(self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], options: CallOptions) -> int:
         """The batch; `LaunchError` on what any layer would refuse, and on outputs that meet."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
-        for number, (layer, weights, (name, out)) in enumerate(zip(self.layers, own, results.items(), strict=True), 1):
+        for number, (layer, weights) in enumerate(zip(self.layers, own, strict=True), 1):
             given = {each: views[f"{each}_{number}"] for each in ADDED if f"{each}_{number}" in views}
-            batch = layer.check(given | {"x": views["x"], "out": out}, layer.views_of_weights(weights), options)
+            name, own_views = f"out of layer {number}", layer.views_of_weights(weights)
+            given |= {"out": results[name]} if outs else {}
+            batch = layer.check(given | {"x": views["x"]}, own_views, options)
             others = {each: found for each, found in (views | results).items() if each not in (name, f"residual_{number}")}
-            packed = {f"weights {at}": found for at, found in enumerate(layer.views_of_weights(weights), 1) if found}
-            check_memory(self, others | packed | {each: given[each] for each in given if each == "residual"} | {"out": out})
+            packed = {f"weights {at}": found for at, found in enumerate(own_views, 1) if found}
+            check_memory(self, others | packed | {each: given[each] for each in given if each != "bias"})
         return batch
 
     # ---- one launch
@@ -126,11 +123,10 @@ class GroupLauncher:
         self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], batch: int, options: CallOptions
     ) -> Call | None:
         """All layers in one launch, on arrays of the host where they lie; None where that is not to be had."""
-        results = {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
         own_views = [found for layer, each in zip(self.layers, own, strict=True) for found in layer.views_of_weights(each)]
-        every = [*views.values(), *results.values(), *filter(None, own_views)]
-        counts = [sum(f"{name}_{number}" in views for number in range(1, len(outs) + 1)) for name in ADDED]
-        if any(found.device != "host" or not is_whole(found) for found in every) or not set(counts) <= {0, len(outs)}:
+        every = [*views.values(), *map(view, outs), *filter(None, own_views)]
+        counts = [sum(f"{name}_{number}" in views for number in range(1, len(own) + 1)) for name in ADDED]
+        if any(found.device != "host" or not is_whole(found) for found in every) or not set(counts) <= {0, len(own)}:
             return None
         device, stream = device_and_stream(self, "host", options.stream)
         dtype = views["x"].dtype
@@ -138,6 +134,9 @@ class GroupLauncher:
         fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any")
         if fused is None:
             return None
+        if not outs:
+            outs = self._outs(new_array(views["x"], group_shape(self.chains, options.layout, batch)), options)
+        results = {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
         packed = self._packed(fused, own, own_views, dtype, stream)
         return on_shared_group(fused.whole, views | results, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), outs, stream)
 

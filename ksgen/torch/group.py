@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError
+from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launcher import GroupLauncher
 from ksgen.torch import frozen
 from ksgen.torch.checks import dtype_name
@@ -78,7 +79,7 @@ class KSLinears(nn.ModuleList):
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor):
             return False
-        if x.device.type != "cpu" or x.layout is not torch.strided or not x.numel():
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.numel() < LEAST_ENTRIES * self._first.in_features:
             return False
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
