@@ -79,7 +79,11 @@ class KSLinears(nn.ModuleList):
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor):
             return False
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.numel() < LEAST_ENTRIES * self._first.in_features:
+        if (
+            x.device.type != "cpu"
+            or x.layout is not torch.strided
+            or x.numel() < LEAST_ENTRIES * torch.get_num_threads() * self._first.in_features
+        ):
             return False
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called

@@ -16,7 +16,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.signature import each_chains
-from ksgen.families.vector import ChainConstants, VectorChain, VectorConstants, factor_kernels
+from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants, factor_kernels
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype
@@ -150,6 +150,25 @@ def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layo
     constants = constants_of(kernel, ways, lanes)
     for batch in (1, 2, lanes, 3 * lanes - 1, 3 * lanes + 1, 6 * lanes - 1, 6 * lanes, 6 * lanes + 1, 100, 333):
         agrees(kernel, constants, batch)
+
+
+def test_blocks_are_whole_tiles_of_every_factor() -> None:
+    """Unless the batch is short. In batch-size-last they are no shorter where features are many: their rows would be pieces of lines."""
+    limits = replace(CPU, vector_bytes=32)
+
+    def block(layout: str, batch: int, *patterns: tuple[int, int, int, int]) -> int:
+        kernel = chain_of(tuple(Pattern(*each) for each in patterns), layout=layout)
+        found = FAMILY.default(kernel, limits, batch)
+        tiles = [Shape(factor, own).tile_entries for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)]
+        assert batch < MANY or all(found.block % each == 0 for each in tiles), (found, tiles)
+        return found.block
+
+    wide = ((16, 64, 64, 1), (1, 192, 64, 16))  # 1024 -> 3072: along the outputs, six entries a tile, and along the batch, sixteen
+    assert block("bsf", 1568, *wide) == 48
+    assert block("bsl", 1568, *wide) == 48
+    assert block("bsl", 1568, (32, 96, 24, 1), (1, 32, 32, 96)) == 48
+    assert block("bsf", 1568, (32, 96, 24, 1), (1, 32, 32, 96)) == 18
+    assert block("bsl", 64, *wide) == 16
 
 
 def run_fenced() -> None:

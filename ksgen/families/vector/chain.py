@@ -143,6 +143,17 @@ class ChainShape:
         return self.panels + self.places * self.between
 
 
+def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
+    """Batch entries of a block, at most so many: what it has before and behind a factor stays in the cache, but in batch-size-last, where
+    shorter pieces of rows cost more. Whole tiles of every factor: one that ends within a block costs as much as a whole one."""
+    features = max(each.pattern.in_features + each.pattern.out_features for each in _places(kernel))
+    held = MOST_ROWS if kernel.layout == "bsl" else min(MOST_ROWS, BLOCK_BYTES // (4 * features))
+    whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
+    if whole <= min(2 * MOST_ROWS, most):
+        return max(1, min(held, most) // whole) * whole
+    return max(unit, min(held, most) // unit * unit)
+
+
 def _has_all(kernel: KernelSpec, constants: ChainConstants) -> bool:
     """Whether there are tiles for each factor, and chains end where the kernel's do."""
     return [is_last for _, is_last in _listed(constants.tiles)] == [each.is_last for each in _places(kernel)]
@@ -193,10 +204,8 @@ class VectorChain(Shaped[ChainConstants]):
         batch = kernel.batch or alike(batch or MANY)
         alone = [replace(factor_default(each, limits, batch), parts=1) for each in factor_kernels(kernel)]
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
-        features = max(each.pattern.in_features + each.pattern.out_features for each in _places(kernel))
-        unit = lcm(*(Shape(factor, own).unit for factor, own in zip(factor_kernels(kernel), alone, strict=True)))
-        wanted = min(MOST_ROWS, BLOCK_BYTES // (4 * features), divide_up(batch, 2 * limits.multiprocessors))
-        block = max(unit, wanted // unit * unit)
+        shapes = [Shape(factor, own) for factor, own in zip(factor_kernels(kernel), alone, strict=True)]
+        block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))
         return ChainConstants(block, tiles_of(kernel, alone), alone[-1].past)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:

@@ -134,6 +134,11 @@ class Shape(Planes):
         return self.constants.height if self.is_along_outputs else self.constants.lanes
 
     @property
+    def tile_entries(self) -> int:
+        """Batch entries of a tile."""
+        return self.constants.height if self.is_along_outputs else self.tile_lanes
+
+    @property
     def step(self) -> int:
         """Batch entries by which blocks of a factor alone differ: whole tiles, where a block is made of them."""
         is_whole = not self.is_along_outputs and self.constants.block % self.tile_lanes == 0
