@@ -3,7 +3,7 @@
     python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--everything]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
-and layout. For sm_80 and sm_90a besides: the first SLICED for slices, with a residual, which has a pitch too; and, where a family says so,
+and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED for slices, with a residual, which has a pitch too; and, where a family says so,
 the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
 little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
 patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets, and MANY everywhere;
@@ -28,6 +28,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, stratified
+from ksgen.spec.kernel import CHAIN
 
 FEW, MANY, SLICED = 6, 40, 2
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
@@ -57,6 +58,7 @@ PROMISES = {
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
+    "mma_chain": Promise(("sm_80", "sm_90a"), register_error=64, precisions=MULTIPLIED),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
     "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
@@ -97,9 +99,23 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
     return list(dict.fromkeys(found))
 
 
+def chains(precisions: Iterable[str]) -> list[KernelSpec]:
+    """The layers of both models, plain; and one with an epilogue, on slices."""
+    layers = dict.fromkeys(chain.factors for name in ("vit", "gpt2") for chain in load(resource("specs") / f"{name}.yaml").layers.values())
+    found = []
+    for (*before, last), precision, layout in product(layers, precisions, LAYOUTS):
+        found.append(KernelSpec(last, precision, layout, job=CHAIN, before=tuple(before)))
+    more = Epilogue(bias=True, activation="gelu", residual=True)
+    return [*found, *(replace(each, epilogue=more, stride="any") for each in found[: len(tuple(precisions)) * len(LAYOUTS)])]
+
+
 def sources(family: str, target: str, everything: bool = False, every: int = 1) -> list[Source]:
     chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
+    if chosen.packed_by:
+        wanted = chains(promise.precisions)
+        served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
+        return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]

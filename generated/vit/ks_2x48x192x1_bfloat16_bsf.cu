@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8c334c12, spec 439a03cb
+// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 71db1c1b, spec 439a03cb
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 
@@ -78,6 +78,7 @@ constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane read
 #define RESTRICT __restrict__
 #define ALIGNED(BYTES) __align__(BYTES)
 #define UNROLL _Pragma("unroll")
+struct ALIGNED(16) Chunk { unsigned word[4]; };
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
 typedef long long extent;  // offsets into X and Y outgrow 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
@@ -114,10 +115,8 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     return tile;
 }
 
-struct ALIGNED(16) Chunk { unsigned word[4]; };
-
 typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
-DEVICE void clear(Sums& sums) {
+DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
@@ -125,7 +124,7 @@ DEVICE void clear(Sums& sums) {
 }
 struct Totals {
     Sums current;
-    DEVICE void clear() { ::clear(current); }
+    DEVICE void clear() { clear_sums(current); }
     DEVICE void end_stage(int) {}
     DEVICE const Sums& end() const { return current; }
 };
@@ -213,6 +212,7 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
     return value;
 }
 
+DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
 DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // asynchronous copies begin at four bytes
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
@@ -261,7 +261,6 @@ DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][
     mma_bf16(sums, w[0], x[0][0], x[0][1]);
 }
 
-DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
 DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }

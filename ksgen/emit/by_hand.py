@@ -16,6 +16,8 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
     """Entries with their grid, block, shared memory and arguments, in the order of their launches; a fixed batch gives the grid itself."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
+    if family.packed_by:
+        return _comment([f"Launched by ksgen's launchers, which pack the weights of each factor as {family.packed_by} does for it alone."])
     launches = (_gradient if kernel.job == "gradient" else _product)(family, kernel, constants, entry)
     return _comment([*_BY_HAND, *launches])
 

@@ -21,10 +21,11 @@ from ksgen.paths import resource
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
 WORDS = {  # the dictionaries of a dialect, in the order in which they use each other
-    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "sums", "warpgroups"),
+    "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
 VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
+PART_WORDS = ("tile", "chunks", "operands")  # of a part of a text with constants of its own
 VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
 
 _LATE = "\0"  # stands in a first rendering where later words will
@@ -36,6 +37,7 @@ def fill(template: str | jinja2.Template, words: Mapping[str, Any], dictionaries
     """The template's text. Of the dictionaries it has what it uses: at `word_lines` what stands in front of `late_word_lines`
     asks for, there the rest. `constant_lines` are those of the `constexprs` that it uses."""
     found = environment().get_template(template)
+    words = {**words, "every_variant": tuple(variants)}
     try:
         front, _, rest = found.render({**words, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}).partition(_LATE)
         names, variants = list(dictionaries), tuple(variants)
@@ -140,6 +142,17 @@ def _with_constants(text: str, constexprs: list[Any]) -> str:
     return constant_lines("opencl", constexprs, used) + text + constant_lines("opencl", constexprs, used, "_no_constants")
 
 
+@jinja2.pass_context
+def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, Any]) -> str:
+    """A part of a CUDA text that is a namespace of its own, such as one factor of a chain: behind those of its `constexprs` and of the
+    words that they change which it uses."""
+    words = {**context.get_all(), **part}
+    variants = (*part["variants"], *words["every_variant"])
+    entries, used = _linked(identifiers(text), list(PART_WORDS), variants, words)
+    constants = constant_lines("cuda", part["constexprs"], used)
+    return f"{constants}\n{_lines(entries, words)}\n{text}"
+
+
 @cache
 def environment() -> jinja2.Environment:
     made = jinja2.Environment(
@@ -147,6 +160,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True, keep_trailing_newline=True, auto_reload=False,
     )  # fmt: skip
     made.filters["with_constants"] = _with_constants
+    made.filters["with_words"] = _with_words
     return made
 
 
@@ -159,9 +173,11 @@ def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
     """Those that the family's texts in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
         return (*VECTOR_WORDS, "amx") if family.startswith("amx") else VECTOR_WORDS
-    others = {"tile" if family.startswith("gradient") else "parts", "sums" if family.startswith("wgmma") else "warpgroups"}
+    if family.endswith("_chain"):  # whose factors have words of their own
+        return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
+    others = {"tile" if family.startswith("gradient") else "parts"} | (set() if family.startswith("wgmma") else {"warpgroups"})
     if not family_named(family).on_tensor_cores:
-        others |= {"operands", "sums"}
+        others.add("operands")
     return tuple(each for each in WORDS[dialect] if each not in others)
 
 
@@ -175,7 +191,8 @@ def template_digest(family: str) -> str:
     whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
     found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
     dialects = ("cuda",) if family_named(family).on_tensor_cores else tuple(DIALECTS)
-    found.update(root / "include" / "words" / f"{name}.j2" for dialect in dialects for name in dictionaries(family, dialect))
+    named = {name for dialect in dialects for name in dictionaries(family, dialect)} | (set(PART_WORDS) if "with_words" in own else set())
+    found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:
         read |= new

@@ -10,7 +10,7 @@ from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limi
 from ksgen.families.expected import WORTH, default_us, plain_pays
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
-from ksgen.families.mma import Mma
+from ksgen.families.mma import Mma, MmaChain
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt
 from ksgen.families.vector import Vector, VectorChain
@@ -31,6 +31,7 @@ FAMILIES: dict[str, Family[Any]] = {
         WgmmaShared(),
         WgmmaRegisters(),
         Mma(),
+        MmaChain(),
         WgmmaPermuted(),
         Simt(),
         GradientMma(),

@@ -145,6 +145,7 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     constants_type: type[ConstantsT]
     why: str  # what it is for, in a few words
     packs: bool  # whether its text has a second entry
+    packed_by: str  # the family that packs the weights of each factor of a chain; empty: itself
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 

@@ -44,6 +44,7 @@ class Shaped(Generic[ConstantsT]):
     signature: tuple[str, ...] = PRODUCT
     measured = True
     packs = True
+    packed_by = ""
     on_tensor_cores = False
     by_warpgroups = False
 

@@ -6,20 +6,24 @@ Refuses what any factor would refuse before the first one is launched.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, y_shape
-from ksgen.launch.fused import fused_plan
+from ksgen.launch.fused import Verdict, chain_kernel, fused_plan, verdict
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import is_whole
-from ksgen.launch.places import on_shared
-from ksgen.launch.streams import device_and_stream
+from ksgen.launch.places import on_device, on_shared
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue
+from ksgen.spec.kernel import checked_batch
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
@@ -93,27 +97,63 @@ class ChainLauncher:
             between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None)
         return batch
 
+    def explain(
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
+    ) -> str:
+        """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
+        batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
+        found = self.verdict(where, precision, layout, last, batch)
+        if found.is_one:
+            choice = PLANNER.choice(where, chain_kernel((self.chain.factors,), precision, layout, last), batch)
+            return f"{self.chain} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
+        epilogues = [*[Epilogue()] * (len(self.factors) - 1), last]
+        each = [
+            factor.explain(batch, precision=precision, layout=layout, epilogue=own, device=device)
+            for factor, own in zip(self.factors, epilogues, strict=True)
+        ]
+        return "\n".join([f"{self.chain}: a launch for each factor; {found.why}", *each])
+
+    def verdict(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+        """Whether a call is one launch on a device, and why."""
+        if len(self.factors) == 1:
+            return Verdict(False, "there is one")
+        return verdict(device, chain_kernel((self.chain.factors,), precision, layout, epilogue), batch)
+
+    def is_one_launch(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> bool:
+        """Whether a call is one launch on a device."""
+        return fused_plan(device, (self.chain,), precision, layout, epilogue, batch) is not None
+
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
-        """All factors in one launch, on arrays of the host where they lie; None where that is not to be had."""
-        views = views_of({"x": x, **last_only}, options.stream)
-        own_views = self.views_of_weights(own)
-        batch = self.check(views, own_views, options)
-        if any(found.device != "host" or not is_whole(found) for found in [*views.values(), *filter(None, own_views)]):
+        """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
+        if len(self.factors) == 1:
             return None
-        device, stream = device_and_stream(self, "host", options.stream)
+        arrays: dict[str, Any] = {"x": x, **last_only}
+        views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
+        batch = self.check(views, own_views, options)
+        names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
+        given = {name: each for name, each, found in zip(names, own, own_views, strict=True) if found}
+        every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
+        place = common_device(every)
+        if place == "host" and not all(map(is_whole, every.values())):
+            return None
+        device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
+        if place == "host" and not device.shares_host:
+            return None
+        views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
         fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride)
         if fused is None:
             return None
-        check_memory(self, views | {f"weights of factor {number}": found for number, found in enumerate(own_views, start=1) if found})
+        check_memory(self, every)
         packed = []
         for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
             if found is None:
                 check_packed(self, each, factor.pattern, device, dtype)
             packed.append(packed_in(plan, each, found, factor.rooms, stream))
-        return on_shared(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
+        launch = on_shared if place == "host" else on_device
+        return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
 
 
 def layer_of(launcher: Any) -> ChainLauncher | None:

@@ -7,14 +7,16 @@ from typing import Any
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.errors import ToolchainError
-from ksgen.families import family_named
-from ksgen.families.vector import factor_kernels
+from ksgen.families import Limits, families_for, family_for, family_named
+from ksgen.families.chains import factor_kernels
+from ksgen.families.expected import batch_like, default_us
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.words import counted
 
 LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 REMEMBERED = 1024  # plans: one for each layer and batch
@@ -28,14 +30,62 @@ class FusedPlan:
     factors: tuple[Plan, ...]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether all factors are one launch."""
+
+    is_one: bool
+    why: str
+
+
+def chain_kernel(
+    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense"
+) -> KernelSpec:
+    """One launch of all factors of a layer, or of several on one X."""
+    (*before, last), *beside = chains
+    return KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside))
+
+
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense"
 ) -> FusedPlan | None:
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor."""
-    if not device.shares_host or sum(map(len, chains)) < 2 or batch < LEAST_ENTRIES * device.limits.multiprocessors:
+    if sum(map(len, chains)) < 2 or _has_few(device, batch):
         return None
     where: Any = device  # devices are hashed by their identity
     return _plan(where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
+
+
+def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
+    """Whether a chain's kernel is worth it at a batch: on a processor by rule, on a GPU by what is expected of it."""
+    if _has_few(device, batch):
+        least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
+        return Verdict(False, f"below {least} each factor is shared out by its outputs")
+    if device.shares_host:
+        alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
+        if any(family_named(wanted).serves(alone, limits_of(device)) for wanted in kernel.arithmetic.families):
+            return Verdict(False, f"{' and '.join(kernel.arithmetic.families)} have no chains")
+        return Verdict(True, "what lies between factors stays in the cache")
+    if device.kind != "cuda":
+        return Verdict(False, "no family does that on such a device")
+    return _expected(kernel, limits_of(device), batch_like(kernel, batch))
+
+
+def _has_few(device: Device, batch: int) -> bool:
+    return device.shares_host and batch < LEAST_ENTRIES * device.limits.multiprocessors
+
+
+@lru_cache(REMEMBERED)
+def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
+    whole = next(families_for(kernel, limits, batch), None)
+    if whole is None:
+        return Verdict(False, "no family has room for all factors in one launch, in this precision")
+    one_us = default_us(whole, kernel, limits, batch)
+    each_us = [default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel)]
+    if not one_us:
+        return Verdict(False, f"nobody knows how fast {limits.target} is")
+    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {sum(each_us):.3g} us of one for each factor"
+    return Verdict(one_us < sum(each_us), told)
 
 
 @lru_cache(REMEMBERED)
@@ -49,18 +99,16 @@ def _plan(
     stride: str,
     generation: int,
 ) -> FusedPlan | None:
-    (*before, last), *beside = chains
-    kernel = KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside))
-    alone, limits = KernelSpec(last, precision, layout), limits_of(device)
-    if any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families):  # which have no chains
+    kernel = chain_kernel(chains, precision, layout, epilogue, stride)
+    if not verdict(device, kernel, batch).is_one:
         return None
     try:
         whole = PLANNER.plan(device, kernel, batch)
-        constants = [replace(each, parts=1) for each in whole.choice.constants.parsed]
         factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+        packed_by = family_named(whole.choice.family).packed_by
         packings = tuple(
-            PLANNER.plan_of(device, each, batch, Choice("vector", own, "part of a chain"))
-            for each, own in zip(factors, constants, strict=True)
+            PLANNER.plan_of(device, each, batch, Choice(packed_by, own, "part of a chain"))
+            for each, own in zip(factors, whole.choice.constants.parsed, strict=True)
         )
     except ToolchainError:
         if not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler):

@@ -191,6 +191,23 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
     return by_heuristic(kernel)
 
 
+def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> bool:
+    """Whether a layer's factors are one launch on a tensor's GPU, and none is better left to PyTorch."""
+    try:
+        return own.is_one_launch(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
+    except (DeviceError, ToolchainError):
+        return False  # the factors by themselves say what is missing
+
+
+def told_of_launches(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> str:
+    """Whether that is so, and why."""
+    try:
+        found = own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
+    except DeviceError as error:
+        return f"a launch for each factor: {error}"
+    return f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}"
+
+
 def by_heuristic(kernel: KernelSpec) -> Choice:
     """The choice for a kernel that was never measured on its device."""
     if kernel.precision != kernel.dtype:

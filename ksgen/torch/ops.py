@@ -21,11 +21,11 @@ from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import chain_launcher, faster, has_kernels, job_of, launcher, serve, size_of
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
@@ -83,7 +83,7 @@ def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
     activation: str, backend: str,
 ) -> Tensor:  # fmt: skip
-    """`multiply` by one factor after the other. On a processor in one launch, if only the values are needed."""
+    """`multiply` by one factor after the other; in one launch where that is faster, if only the values are needed."""
     *first, last = weights
 
     def one_by_one() -> Tensor:
@@ -92,27 +92,28 @@ def multiply_chain(
             rows = multiply(rows, each, layout=layout, precision=precision, backend=backend)
         return multiply(rows, last, bias, residual, layout=layout, precision=precision, activation=activation, backend=backend)
 
-    if not first or x.device.type != "cpu" or backend == "strided" or not is_plain(x, *weights, bias, residual):
-        return one_by_one()
-    if not has_kernels(x.device):
+    if not first or backend == "strided" or not is_plain(x, *weights, bias, residual) or not has_kernels(x.device):
         return one_by_one()
     cast_x, cast_bias, cast_residual, *cast, cast_precision = autocast(x, bias, residual, *weights, precision)
-    if not cast_x.numel() or cast_precision not in (None, dtype_name(cast_x.dtype)):
+    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast)), cast_x.shape[0 if layout == "bsf" else 1]
+    wanted = cast_precision or dtype_name(cast_x.dtype)
+    if not cast_x.numel() or (x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
         return one_by_one()
 
     def in_one_launch() -> Tensor:
-        extras = {"bias": _contiguous(cast_bias), "residual": rows_of(cast_residual)}
-        own = chain_launcher(tuple(tuple(each.shape) for each in cast))
-        y: Tensor = own(
-            rows_of(cast_x), [operand(each.contiguous(), False) for each in cast], layout=layout, activation=activation, **extras
-        )
+        extras = {"bias": _contiguous(cast_bias), "residual": rows_of(cast_residual), "precision": cast_precision}
+        ready = [operand(each.contiguous(), False) for each in cast]
+        y: Tensor = own(rows_of(cast_x), ready, layout=layout, activation=activation, **extras)
         return y
 
+    if x.device.type == "cuda":
+        epilogue = Epilogue(bias is not None, activation, residual is not None)
+        return in_one_launch() if is_one_launch(own, x.device, wanted, layout, epilogue, batch) else one_by_one()
     if backend == "ksgen":
         return in_one_launch()
     job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout, activation, bias is not None, residual is not None)
     ways = {"ksgen": in_one_launch, "each": one_by_one}
-    return ways[faster((job, size_of(cast_x.shape[0 if layout == "bsf" else 1]), *ways), ways)]()
+    return ways[faster((job, size_of(batch), *ways), ways)]()
 
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:

@@ -43,7 +43,7 @@ class Clock:
         """Expected of all factors, in one launch where a device has such kernels and it is expected to be faster."""
         each = [self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain]
         apart = None if None in each else sum(us for us in each if us is not None)
-        if len(chain) == 1 or not self.is_processor:
+        if len(chain) == 1:
             return apart
         *before, last = chain
         whole = self.kernel_us(KernelSpec(last, precision, job="chain", before=tuple(before)), batch)
@@ -112,6 +112,8 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
     rates = gpu_of(limits.target).rates
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
+        if not any(families_for(kernel, limits, batch)):
+            return None
         choice = choose(kernel, batch)
         family = family_named(choice.family)
         speed = speed_of(family, kernel, limits)

@@ -109,7 +109,7 @@ def test_each_family_has_its_template() -> None:
         ("include/words/amx.j2", {"amx", "amx_gradient"}),
         ("include/amx/mend_none.j2", {"amx", "amx_gradient"}),
         ("include/amx_gradient/mend_none.j2", {"amx_gradient"}),
-        ("include/words/operands.j2", {"mma", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
+        ("include/words/operands.j2", {"mma", "mma_chain", "gradient_mma", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("include/words/warpgroups.j2", {"wgmma_shared", "wgmma_registers", "wgmma_permuted"}),
         ("probe.cu.j2", set()),
     ],
@@ -142,7 +142,8 @@ def rendered(family: str) -> Iterator[str]:
         for d in (1, 16) for precision in ("float32", "tf32x3", "float16") for layout in LAYOUTS
     ]  # fmt: skip
     gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
-    kernels += [*gradients, replace(kernels[0], job="chain", before=(Pattern(1, 128, 128, 1),))]
+    chains = [replace(each, job="chain", before=(Pattern(1, 128, 128, 1),)) for each in kernels if each.pattern.d == 1]
+    kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3")]
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].serves(kernel, limit):
             yield render(kernel, FAMILIES[family].default(kernel, limit), family=family, dialect="opencl" if limit.is_cpu else "cuda").text

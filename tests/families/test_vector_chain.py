@@ -15,8 +15,9 @@ from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
+from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
-from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants, factor_kernels
+from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype

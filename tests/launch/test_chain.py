@@ -1,9 +1,12 @@
 """Chain launchers: their factors one after another, and what they refuse before the first of them is launched."""
 
+import re
+
 import pytest
 
 from ksgen import reference
 from ksgen.errors import LaunchError, PatternError
+from ksgen.launch import chain, launcher
 from ksgen.launcher import ChainLauncher, Launcher
 from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.launching import PATTERN, SHAPE, check, draw, inputs, needs_opencl
@@ -26,17 +29,17 @@ def test_a_chain_is_its_factors_one_after_another() -> None:
 
 
 def test_a_chain_refuses_before_its_first_factor_is_launched(gpu: FakeGpu) -> None:
-    chain = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3))
+    layer = ChainLauncher(Launcher(*SHAPE), Launcher(1, 4, 18, 3))
     x, weights = inputs()
     ready, own, more = FakeTensor(gpu, x), FakeTensor(gpu, weights), FakeTensor(gpu, draw(1, 4, 18, 3))
     with pytest.raises(LaunchError, match=r"got weights of shape \(1, 4, 18, 2\); \(1, 4, 18, 3\) is needed"):
-        chain(ready, [own, FakeTensor(gpu, draw(1, 4, 18, 2))])
+        layer(ready, [own, FakeTensor(gpu, draw(1, 4, 18, 2))])
     with pytest.raises(LaunchError, match=r"got bias of shape \(54,\); \(12,\) is needed"):
-        chain(ready, [own, more], bias=FakeTensor(gpu, draw(54)))
+        layer(ready, [own, more], bias=FakeTensor(gpu, draw(54)))
     with pytest.raises(LaunchError, match="activation 'tanh' is unknown"):
-        chain(ready, [own, more], activation="tanh")
+        layer(ready, [own, more], activation="tanh")
     assert gpu.launches == []
-    y = chain(ready, [own, more])
+    y = layer(ready, [own, more])
     gpu.synchronize()
     check(y.data.content, reference.multiply(PATTERN, x, weights, "bsf"), more.data.content)
 
@@ -47,3 +50,45 @@ def test_one_launcher_may_be_several_factors() -> None:
     x, first, then, bias = draw(4, 6), draw(2, 3, 3, 1), draw(2, 3, 3, 1), draw(6)
     y = ChainLauncher(square, square)(x, [first, then], bias=bias)
     check(y, reference.multiply(square.pattern, x, first, "bsf"), then, bias=bias)
+
+
+LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
+
+
+@pytest.mark.parametrize(("precision", "asked"), [("float16", None), ("float32", "tf32x3")])
+def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str | None) -> None:
+    """And each factor's weights are packed before it, or once."""
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    x, bias, residual = draw(40, 128, precision=precision), draw(128, precision=precision), draw(40, 128, precision=precision)
+    weights = [draw(*shape, precision=precision) for shape in LAYER]
+    given = {name: FakeTensor(gpu, array) for name, array in (("bias", bias), ("residual", residual))}
+    y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu", precision=asked, **given)
+    gpu.synchronize()
+    middle = reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf")
+    check(y.data.content, middle, weights[1], precision=precision, bias=bias, activation="relu", residual=residual)
+    name = "ks_2x48x64x1_1x64x48x2"
+    assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True, True, False]
+    assert gpu.launches[-1][0].startswith(name)
+    kept = [factor.pack(FakeTensor(gpu, each)) for factor, each in zip(layer.factors, weights, strict=True)]
+    call = layer.prepare(FakeTensor(gpu, x), kept, precision=asked)
+    assert call is not None
+    gpu.launches.clear()
+    for _ in range(2):
+        call()
+    gpu.synchronize()
+    assert [entry.startswith(name) for entry, _ in gpu.launches] == [True, True]
+    check(call.out.data.content, middle, weights[1], precision=precision)
+
+
+def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    for module in (chain, launcher):
+        monkeypatch.setattr(module, "find_device", lambda _: gpu)
+    told = layer.explain(25088, precision="float16")
+    assert re.match(
+        r"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by mma_chain, tile_batch=\d+, .*; the cost model expects", told
+    )
+    first, *each = layer.explain(25088, precision="float32").splitlines()
+    assert first.endswith("a launch for each factor; no family has room for all factors in one launch, in this precision")
+    assert [line.partition(" at ")[0] for line in each] == ["ks_2x48x64x1_float32_bsf", "ks_1x64x48x2_float32_bsf"]
+    assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")

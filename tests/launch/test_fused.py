@@ -1,10 +1,12 @@
 """When all factors of a layer are worth one launch. What that launch gives: `tests/families/test_vector_chain.py`."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ksgen.devices.base import Limits
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
@@ -18,7 +20,6 @@ CORES = 4
     [
         ((PAIR,), fused.LEAST_ENTRIES * CORES, True, True),
         ((PAIR,), fused.LEAST_ENTRIES * CORES - 1, True, False),
-        ((PAIR,), fused.LEAST_ENTRIES * CORES, False, False),
         ((ALONE,), fused.LEAST_ENTRIES * CORES, True, False),
         ((ALONE, ALONE), fused.LEAST_ENTRIES * CORES, True, True),
     ],
@@ -30,3 +31,46 @@ def test_a_long_batch_of_several_factors_on_shared_memory(
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
     found = fused.fused_plan(device, chains, "float32", "bsf", Epilogue(), batch)
     assert found == ("one launch" if is_worth_it else None)
+
+
+# ---- on a GPU
+
+
+LAYER = Chain((Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2)))
+GPU: Any = SimpleNamespace(
+    shares_host=False,
+    kind="cuda",
+    target="sm_80",
+    limits=Limits(shared_bytes_per_block=163 * 1024, threads_per_block=1024, multiprocessors=108),
+)
+
+
+@pytest.mark.parametrize(
+    ("chain", "precision", "target", "says"),
+    [
+        (LAYER, "float16", "sm_80", r"expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of one for each factor"),
+        (LAYER, "float16", "sm_75", "no family has room for all factors in one launch, in this precision"),
+        (Chain((Pattern(1, 8192, 8192, 1),) * 2), "float16", "sm_80", "no family has room"),
+    ],
+)
+def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precision: str, target: str, says: str) -> None:
+    device: Any = SimpleNamespace(**vars(GPU) | {"target": target})
+    kernel = fused.chain_kernel((chain.factors,), precision, "bsf", Epilogue())
+    found = fused.verdict(device, kernel, 25088)
+    assert re.search(says, found.why)
+    assert found.is_one == ("expects" in says)
+
+
+def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
+    """Few tiles of the batch leave most multiprocessors without work, and each reads all weights."""
+    kernel = fused.chain_kernel(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
+    found = fused.verdict(GPU, kernel, 64)
+    one_us, each_us = map(float, re.findall(r"([\d.]+) us", found.why))
+    assert one_us > each_us
+    assert not found.is_one
+
+
+def test_other_devices_have_no_chains() -> None:
+    device: Any = SimpleNamespace(shares_host=False, kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
+    found = fused.verdict(device, fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
+    assert found == fused.Verdict(False, "no family does that on such a device")

@@ -8,8 +8,8 @@ import numpy as np
 
 from ksgen.devices.base import Device, uploaded
 from ksgen.families import family_named
+from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains, features_of, pitches_of, weights_of
-from ksgen.families.vector import factor_kernels
 from ksgen.launch import planner
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER

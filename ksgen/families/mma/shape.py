@@ -48,7 +48,7 @@ def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
 
 
 @cache
-def _padded(chunks: int, strides: tuple[int, int, int]) -> int:
+def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
     """Chunks of a line, with as few more as keep lanes that read at once out of each other's banks."""
     return min(range(chunks, chunks + BANKS), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded))
 
@@ -119,7 +119,7 @@ class Shape(TensorTile):
     def x_pitch(self) -> int:
         """Bytes from one line to the next: the least that has the fewest bank conflicts."""
         stages = self.steps if self.constants.resident else 1
-        return CHUNK * _padded(stages * self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
+        return CHUNK * padded_chunks(stages * self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
 
     @property
     def x_wavefronts(self) -> int:

@@ -1,7 +1,7 @@
 """The vector families, for processors: one factor, and all factors of a layer."""
 
-from ksgen.families.vector.chain import ChainConstants, VectorChain, factor_kernels
+from ksgen.families.vector.chain import ChainConstants, VectorChain
 from ksgen.families.vector.family import Vector
 from ksgen.families.vector.shape import Shape, VectorConstants
 
-__all__ = ["ChainConstants", "Shape", "Vector", "VectorChain", "VectorConstants", "factor_kernels"]
+__all__ = ["ChainConstants", "Shape", "Vector", "VectorChain", "VectorConstants"]

@@ -7,13 +7,13 @@ for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from math import lcm
 from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of
+from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
@@ -33,8 +33,7 @@ from ksgen.families.vector.family import (
 )
 from ksgen.families.vector.planes import round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES, Shape, VectorConstants, spaced
-from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
 BLOCK_BYTES = 512 * 1024  # of what a block of the batch has before and behind its widest factor
@@ -51,7 +50,7 @@ class ChainConstants(Constants):
     @property
     def parsed(self) -> list[VectorConstants]:
         """The constants of each factor by itself."""
-        return [self._parsed(words, is_last) for words, is_last in _listed(self.tiles)]
+        return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
 
     def _parsed(self, words: str, is_last: bool) -> VectorConstants:
         past = self.past if is_last else 0  # what lies between factors is read at once: it stays in the cache
@@ -62,36 +61,8 @@ class ChainConstants(Constants):
             raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
 
 
-def _listed(tiles: str) -> list[tuple[str, bool]]:
-    """The words of each factor, and whether it is its chain's last."""
-    chains = [chain.split(", ") for chain in tiles.split("; ")]
-    return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
-
-
-def tiles_of(kernel: KernelSpec, constants: list[VectorConstants]) -> str:
-    words = iter(f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in constants)
-    return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a factor stands."""
-
-    pattern: Pattern
-    chain: int
-    at: int  # in its chain
-    is_last: bool
-
-
-def _places(kernel: KernelSpec) -> list[_Place]:
-    chains = enumerate(kernel.chains)
-    return [_Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
-
-
-def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each."""
-    alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
-    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else Epilogue()) for each in _places(kernel)]
+def _words_of(constants: list[VectorConstants]) -> list[str]:
+    return [f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in constants]
 
 
 @dataclass(frozen=True)
@@ -118,7 +89,7 @@ class ChainShape:
     def between(self) -> int:
         """What lies between two factors."""
         rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
-        features = [each.pattern.out_features for each in _places(self.kernel) if not each.is_last]
+        features = [each.pattern.out_features for each in places(self.kernel) if not each.is_last]
         return round_up(max(features) * rows + LINE_BYTES, LINE_BYTES) if features else 0
 
     @property
@@ -146,7 +117,7 @@ class ChainShape:
 def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
     """Batch entries of a block, at most so many: what it has before and behind a factor stays in the cache, but in batch-size-last, where
     shorter pieces of rows cost more. Whole tiles of every factor: one that ends within a block costs as much as a whole one."""
-    features = max(each.pattern.in_features + each.pattern.out_features for each in _places(kernel))
+    features = max(each.pattern.in_features + each.pattern.out_features for each in places(kernel))
     held = MOST_ROWS if kernel.layout == "bsl" else min(MOST_ROWS, BLOCK_BYTES // (4 * features))
     whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
     if whole <= min(2 * MOST_ROWS, most):
@@ -154,32 +125,13 @@ def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
     return max(unit, min(held, most) // unit * unit)
 
 
-def _has_all(kernel: KernelSpec, constants: ChainConstants) -> bool:
-    """Whether there are tiles for each factor, and chains end where the kernel's do."""
-    return [is_last for _, is_last in _listed(constants.tiles)] == [each.is_last for each in _places(kernel)]
-
-
-def _fits(kernel: KernelSpec, constants: ChainConstants) -> bool:
-    parsed = constants.parsed
-    if not _has_all(kernel, constants):
-        return False
-    return all(rule.holds(each, own) for each, own in zip(factor_kernels(kernel), parsed, strict=True) for rule in RULES)
-
-
-def _why(kernel: KernelSpec, constants: ChainConstants) -> str:
-    """What a factor's own rules say against it."""
-    parsed = constants.parsed
-    if not _has_all(kernel, constants):
-        return f"{len(parsed)} for {len(_places(kernel))} factors"
-    for number, (each, own) in enumerate(zip(factor_kernels(kernel), parsed, strict=True), 1):
-        if broken := first_broken(RULES, each, own):
-            return f"of factor {number}, {refusal(RULES, broken, each, own)}"
-    return ""
+def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec, VectorConstants]]:
+    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
 
 
 _RULES: tuple[Rule[ChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
-    Rule("tiles holds what each factor's own rules allow", _fits, _why),
+    rule_of_tiles(RULES, _own),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
 )
 
@@ -192,7 +144,8 @@ class VectorChain(Shaped[ChainConstants]):
     constants_type = ChainConstants
     listed = _RULES
     why = "all factors of a layer in one launch, block by block: processors"
-    packs = False  # weights are packed as for each factor alone
+    packs = False
+    packed_by = "vector"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job == CHAIN
@@ -206,7 +159,7 @@ class VectorChain(Shaped[ChainConstants]):
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
         shapes = [Shape(factor, own) for factor, own in zip(factor_kernels(kernel), alone, strict=True)]
         block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))
-        return ChainConstants(block, tiles_of(kernel, alone), alone[-1].past)
+        return ChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
         usual = self.default(kernel, limits)
@@ -243,10 +196,10 @@ class VectorChain(Shaped[ChainConstants]):
             **words,
             "picture": "//\n".join(tiles),
             "results": each_chains(kernel, "y"),
-            "factors": [self._factor(shape, number, place) for number, place in enumerate(_places(kernel))],
+            "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def _factor(self, shape: ChainShape, number: int, at: _Place) -> dict[str, Any]:
+    def _factor(self, shape: ChainShape, number: int, at: Place) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
         own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
         is_first, is_last = at.at == 0, at.is_last

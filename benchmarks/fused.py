@@ -1,0 +1,81 @@
+"""Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused [--batch 25088] [--json]`.
+
+The 24 chains of `benchmarks.layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual card. Nothing is
+measured here, and no GPU is needed.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+import click
+
+from benchmarks.layers import chains
+from ksgen.families import cuda_limits, families_for, family_for
+from ksgen.families.chains import factor_kernels
+from ksgen.families.expected import default_us
+from ksgen.families.gpus import gpu_of
+from ksgen.launch.fused import chain_kernel
+from ksgen.pattern import Chain
+from ksgen.spec import Epilogue
+
+_ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
+
+
+def row(chain: Chain, precision: str, layout: str, target: str, batch: int) -> dict[str, Any]:
+    """Megabytes and microseconds of each factor's launch together, and of one launch, if there is one."""
+    kernel, limits = chain_kernel((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
+    each = factor_kernels(kernel)
+    found: dict[str, Any] = {
+        "each_mb": sum(factor.bytes(batch) for factor in each) / 1e6,
+        "one_mb": kernel.bytes(batch) / 1e6,
+        "each_us": sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in each),
+    }
+    whole = next(families_for(kernel, limits, batch), None)
+    return found | ({"one_us": default_us(whole, kernel, limits, batch), "by": str(whole.default(kernel, limits, batch))} if whole else {})
+
+
+def lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A table, and what all of them gain."""
+    yield _ROW.format("chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "by")
+    for name, found in rows.items():
+        one = found.get("one_us")
+        gain = f"{found['each_us'] / one:.2f}" if one else "-"
+        yield _ROW.format(
+            name, f"{found['each_mb']:.1f}", f"{found['one_mb']:.1f}", f"{found['each_mb'] / found['one_mb']:.2f}", f"{found['each_us']:.1f}",
+            f"{one:.1f}" if one else "-", gain, found.get("by", "no room"),
+        )  # fmt: skip
+    gains = [found["each_us"] / found["one_us"] for found in rows.values() if "one_us" in found]
+    taken = [gain for gain in gains if gain > 1]
+    bytes_gain = geometric_mean(found["each_mb"] / found["one_mb"] for found in rows.values())
+    yield f"{len(rows)} chains: {bytes_gain:.2f} times fewer bytes at the mean; {len(gains)} have room for one launch, {len(taken)} are expected to gain"
+    if taken:
+        whole = geometric_mean([*taken, *[1.0] * (len(rows) - len(taken))])
+        yield f"gain of those {geometric_mean(taken):.2f} at the mean, {min(taken):.2f} to {max(taken):.2f}; of all 24, as chosen, {whole:.2f}"
+
+
+@click.command()
+@click.option("--batch", default=25088, show_default=True)
+@click.option("--precision", "precisions", default=("bfloat16",), multiple=True, show_default=True)
+@click.option("--layout", "layouts", default=("bsf", "bsl"), multiple=True, show_default=True)
+@click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
+@click.option("--json", "as_json", is_flag=True)
+def main(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], as_json: bool) -> None:
+    """What the model and the counts say of every chain."""
+    for target in targets:
+        for precision in precisions:
+            for layout in layouts:
+                rows = {name: row(chain, precision, layout, target, batch) for name, chain in chains().items()}
+                told = {"target": target, "precision": precision, "layout": layout, "batch": batch}
+                if as_json:
+                    click.echo(json.dumps(told | {"chains": rows}))
+                    continue
+                rates = gpu_of(target).rates
+                click.echo(f"\n{rates.card if rates else target} ({target}), {precision}, {layout}, batch {batch}")
+                for line in lines(rows):
+                    click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

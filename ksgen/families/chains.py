@@ -1,0 +1,71 @@
+"""What families share that apply all factors of a layer in one launch: the factors by themselves, and constants that hold tiles of each.
+
+A chain's `tiles` is one word of its constants: the words of a factor, those of the factors of a chain with commas between them, and
+those of the chains of a group with semicolons.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a factor stands."""
+
+    pattern: Pattern
+    chain: int
+    at: int  # in its chain
+    is_last: bool
+
+
+def places(kernel: KernelSpec) -> list[Place]:
+    chains = enumerate(kernel.chains)
+    return [Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
+
+
+def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
+    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each."""
+    alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
+    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else Epilogue()) for each in places(kernel)]
+
+
+# ---- tiles
+
+
+def listed(tiles: str) -> list[tuple[str, bool]]:
+    """The words of each factor, and whether it is its chain's last."""
+    chains = [chain.split(", ") for chain in tiles.split("; ")]
+    return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
+
+
+def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
+    """The word that holds those of each factor."""
+    words = iter(each)
+    return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
+
+
+def rule_of_tiles(rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, Any], list[tuple[KernelSpec, Any]]]) -> Rule[Any]:
+    """That a chain's `tiles` has what the rules of each factor allow. `own_of`: each factor by itself, with its constants."""
+
+    def has_all(kernel: KernelSpec, constants: Any) -> bool:
+        assert constants.parsed  # or it says what is no tile
+        return [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
+
+    def holds(kernel: KernelSpec, constants: Any) -> bool:
+        return has_all(kernel, constants) and all(rule.holds(*own) for own in own_of(kernel, constants) for rule in rules)
+
+    def why(kernel: KernelSpec, constants: Any) -> str:
+        if not has_all(kernel, constants):
+            return f"{len(listed(constants.tiles))} for {len(places(kernel))} factors"
+        for number, own in enumerate(own_of(kernel, constants), 1):
+            if broken := first_broken(rules, *own):
+                return f"of factor {number}, {refusal(rules, broken, *own)}"
+        return ""
+
+    return Rule("tiles holds what each factor's own rules allow", holds, why)

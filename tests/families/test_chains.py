@@ -1,0 +1,55 @@
+"""What families of chains share: the factors by themselves, the word that holds their tiles, and the rule about it."""
+
+from dataclasses import dataclass
+
+from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of
+from ksgen.families.rules import Rule
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+
+FIRST, SECOND, OTHER = Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(1, 4, 10, 1)
+ALL = Epilogue(True, "gelu", True)
+GROUP = KernelSpec(SECOND, "float16", "bsl", ALL, job="chain", before=(FIRST,), beside=((OTHER,),), stride="any")
+
+
+@dataclass(frozen=True)
+class Words:
+    tiles: str
+
+    @property
+    def parsed(self) -> list[int]:
+        return [int(size) for size, _ in listed(self.tiles)]
+
+
+def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> None:
+    assert places(GROUP) == [Place(FIRST, 0, 0, False), Place(SECOND, 0, 1, True), Place(OTHER, 1, 0, True)]
+    assert factor_kernels(GROUP) == [
+        KernelSpec(pattern, "float16", "bsl", epilogue) for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
+    ]
+
+
+def test_tiles_are_one_word() -> None:
+    tiles = tiles_of(GROUP, ["1 2", "3 4", "5 6"])
+    assert tiles == "1 2, 3 4; 5 6"
+    assert listed(tiles) == [("1 2", False), ("3 4", True), ("5 6", True)]
+
+
+def test_the_rule_of_tiles_says_whose_rule_is_broken() -> None:
+    @dataclass(frozen=True)
+    class Own:
+        size: int
+
+    def own_of(kernel: KernelSpec, words: Words) -> list[tuple[KernelSpec, Own]]:
+        return list(zip(factor_kernels(kernel), map(Own, words.parsed), strict=True))
+
+    even: Rule[Own] = Rule("size is even", lambda k, c: c.size % 2 == 0)
+    rule = rule_of_tiles((even,), own_of)
+    assert rule.holds(GROUP, Words("2, 4; 6"))
+    assert rule.comes_to
+    for tiles, why in (
+        ("2, 3; 6", "of factor 2, size=3 must be even; try 2 or 4"),
+        ("2; 4, 6", "3 for 3 factors"),
+        ("2, 4", "2 for 3 factors"),
+    ):
+        assert not rule.holds(GROUP, Words(tiles))
+        assert rule.comes_to(GROUP, Words(tiles)) == why

@@ -1,0 +1,235 @@
+"""All factors of a layer in one launch on tensor cores: right, the same as one by one, within its arrays; what it does not serve."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.emit.render import Source, render
+from ksgen.errors import ConstantsError
+from ksgen.families import check, cuda_limits, families_for, family_for
+from ksgen.families.chains import factor_kernels
+from ksgen.families.mma import Mma, MmaChain, MmaChainConstants
+from ksgen.families.mma.chain import ChainShape
+from ksgen.families.signature import operands_of, pitches_of
+from ksgen.measure.verify import make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.emulator import Counts, is_installed
+from tests.families.test_vector_chain import ALL, arrays_of, truth_of
+from tests.support.counting import Counting, compared
+from tests.support.kernels import Array, Run, as_bits, in_emulator, in_rows, shifted, spaced
+from tests.support.kernels import pack as packed_by
+
+FAMILY, ALONE = MmaChain(), Mma()
+LIMITS = cuda_limits("sm_80")
+EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
+RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
+PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
+GAPS = {"x": 5, "y": 3, "residual": 3}
+BAD = np.array([np.nan, np.inf, -np.inf])
+
+
+def chain_of(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
+) -> KernelSpec:
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], stride=stride)
+
+
+def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
+    """Each factor rounds what it gives."""
+    accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.factors)
+    return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
+
+
+def source_of(kernel: KernelSpec, constants: MmaChainConstants | None = None) -> Source:
+    constants = constants or FAMILY.default(kernel, LIMITS)
+    check(FAMILY, kernel, constants, LIMITS)
+    return render(kernel, constants, family="mma_chain")
+
+
+def factor_sources(source: Source) -> list[Source]:
+    """What packs each factor's weights."""
+    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(source.kernel)]
+    return [render(each, own, family="mma") for each, own in zip(alone, source.constants.parsed, strict=True)]
+
+
+def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
+    """Y of one launch, NaN before. Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay."""
+    kernel = source.kernel
+    gaps = GAPS if kernel.is_strided else dict.fromkeys(GAPS, 0)
+    rows = {name: arrays[name] for name in ("x", "y", "residual") if name in arrays}
+    pitches = {name: array.shape[1] + gaps[name] for name, array in rows.items()}
+    given: dict[str, Any] = {}
+    for name, array in rows.items():
+        fill = np.full_like(array[:1].reshape(-1)[:1], np.nan) if name == "y" else BAD
+        laid = spaced(array if name != "y" else np.full_like(array, np.nan), gaps[name], fill)
+        given[name] = as_bits(shifted(np.concatenate([laid, np.resize(fill, behind).astype(array.dtype)])))
+    for number, packing in enumerate(factor_sources(source)):
+        problem = replace(make_problem(packing.kernel, 1), weights=arrays[f"weights {number}"])
+        given[f"weights_{number + 1}"] = packed_by(problem, packing, run)
+    given |= {"bias": as_bits(shifted(arrays["bias"]))} if "bias" in arrays else {}
+    given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
+    before, batch = given["y"].copy(), arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
+    order = operands_of(FAMILY.signature, kernel)
+    run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
+    y = in_rows(given["y"].view(rows["y"].dtype), rows["y"].shape, pitches["y"])
+    got = y.copy()
+    in_rows(given["y"], rows["y"].shape, pitches["y"])[...] = in_rows(before, rows["y"].shape, pitches["y"])
+    np.testing.assert_array_equal(given["y"], before, err_msg="the kernel wrote behind Y, or between its rows")
+    return got
+
+
+def one_by_one(source: Source, arrays: dict[str, Array], run: Run) -> Array:
+    """The same by a launch for each factor, with the chain's tiles."""
+    x, batch = arrays["x"], arrays["x"].shape[0 if source.kernel.layout == "bsf" else 1]
+    for number, (kernel, own) in enumerate(zip(factor_kernels(source.kernel), source.constants.parsed, strict=True)):
+        each = render(kernel, own, family="mma")
+        problem = replace(make_problem(kernel, batch), x=x, weights=arrays[f"weights {number}"])
+        packed = packed_by(problem, each, run)
+        y = np.full((batch, kernel.pattern.out_features)[:: 1 if kernel.layout == "bsf" else -1], np.nan, x.dtype)
+        extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays and getattr(kernel.epilogue, name)]
+        arguments = [as_bits(shifted(x)), packed, as_bits(y), *extras, batch]
+        run(each, each.entry, ALONE.geometry(kernel, own, batch), arguments)
+        x = y
+    return x
+
+
+CASES = [
+    (EVEN, "float16", "bsf", Epilogue()),
+    (EVEN, "bfloat16", "bsl", ALL),
+    (EVEN, "tf32x3", "bsf", Epilogue(bias=True)),
+    (RAGGED, "float16", "bsf", ALL),
+    (RAGGED, "bfloat16", "bsl", Epilogue(residual=True)),
+    (RAGGED, "tf32", "bsl", ALL),
+    (RAGGED, "fp16x3", "bsf", Epilogue(activation="relu")),
+    (PLANES, "bfloat16", "bsf", ALL),
+    (PLANES[1:], "tf32x3", "bsf", Epilogue()),
+    (PLANES[1:], "float16", "bsl", Epilogue(bias=True)),
+    ((*EVEN, *EVEN, Pattern(1, 65, 64, 2)), "float16", "bsf", Epilogue(activation="gelu")),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
+def test_agrees_with_float64_and_with_a_launch_for_each_factor(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
+) -> None:
+    kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
+    source = source_of(kernel)
+    for batch in (1, source.constants.tile_batch + 3):
+        arrays = arrays_of(kernel, batch)
+        got = run_chain(source, arrays, run)
+        assert is_right(kernel, got, truth_of(kernel, arrays)), (kernel, source.constants, batch)
+        np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32x3"])
+def test_slices(precision: str, layout: str) -> None:
+    kernel, run = chain_of(EVEN, precision, layout, ALL, stride="any"), in_emulator()
+    source = source_of(kernel)
+    for batch in (3, source.constants.tile_batch):
+        arrays = arrays_of(kernel, batch)
+        assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
+
+
+@pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
+def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
+    source = source_of(chain_of(patterns, "float16", layout, ALL))
+    arrays = arrays_of(source.kernel, 5)
+    expected = run_chain(source, arrays, in_emulator())
+    for sanitize in ("address", "race"):
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
+    """In X: what they reach by the reference, and no more; padding between the factors is no way for them."""
+    kernel, run = chain_of(RAGGED[:2], "float16", layout), in_emulator()
+    source, arrays = source_of(kernel), arrays_of(kernel, 9)
+    x = arrays["x"] if layout == "bsf" else arrays["x"].T
+    x[2, 1], x[4, 60], x[7, 209] = np.nan, np.inf, -np.inf
+    got, truth = run_chain(source, arrays, run), truth_of(kernel, arrays)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
+    assert not np.isfinite(got).all()
+
+
+def test_every_tile_of_the_search_space_agrees() -> None:
+    """Of a small chain, in turns over batches."""
+    kernel = chain_of((Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1)), "float16", "bsf")
+    arrays, found = arrays_of(kernel, 37), list(FAMILY.space(kernel, LIMITS))
+    assert len({each.tiles for each in found}) > 4
+    for constants in {each.tiles: each for each in found}.values():
+        assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
+
+
+# ---- rules, and what is served
+
+
+GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tiles": "48 64 1 2 1 1 0"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
+        ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 2 1"}, "'64 16 2 1 2 1' is not tile_out, tile_in, tile_d, warps_batch"),
+        ({"tiles": "48 64 1 2 1 1 0, 40 16 2 1 2 1 0"}, r"of factor 2, tile_out=40 must be a multiple of 16 \* warps_out = 32"),
+        ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 4 1 0"}, "tiles has as many warps for all factors"),
+        ({"stages": 1}, "stages=1 must be at least 2; try 2"),
+        ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
+        ({"min_blocks": 30}, "min_blocks blocks have at most 1536 threads: 1920"),
+    ],
+)
+def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
+    kernel = chain_of(EVEN, "float16", "bsf")
+    check(FAMILY, kernel, GOOD, LIMITS)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, replace(GOOD, **changes), LIMITS)
+
+
+def test_what_it_serves() -> None:
+    def serves(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
+        return FAMILY.serves(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
+
+    assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")))
+    assert not serves("float32")
+    assert not serves("float16", target="sm_75")
+    assert not serves("float16", beside=(EVEN,))
+    assert not serves("float16", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # two tiles of 4096 features have no room
+    assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)
+    kernel = chain_of(EVEN, "bfloat16", "bsf")
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma_chain"]
+    assert family_for(kernel, LIMITS) is not None
+
+
+def test_shared_memory_is_two_halves_and_a_ring() -> None:
+    shape = ChainShape(chain_of(RAGGED, "float16", "bsf"), FAMILY.default(chain_of(RAGGED, "float16", "bsf"), LIMITS))
+    first, second, third = shape.factors
+    assert shape.halves == (max(first.held_bytes, third.held_bytes), second.held_bytes)
+    assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
+    assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(each.w_bytes for each in shape.factors)
+    assert shape.first_stages == [0, first.stages_of_weights, first.stages_of_weights + second.stages_of_weights]
+
+
+def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
+    """What a launch moves of global memory is X, Y and the weights."""
+    kernel = chain_of(EVEN, "float16", "bsf")
+    work, batch = FAMILY.work(kernel, GOOD, 6400), 6400
+    shape = ChainShape(kernel, GOOD)
+    assert work.memory_bytes == 2 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
+    assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
+    assert work.blocks == 200
+
+
+@pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
+@pytest.mark.parametrize(("precision", "layout"), [("float16", "bsf"), ("bfloat16", "bsl"), ("tf32x3", "bsf")])
+def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
+    """Blocks, memory and the cache within a fiftieth; shared memory, of which the model knows no bank conflicts between factors, within more."""
+    source, run, batch = source_of(chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
+    run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
+    rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    for name, (expected, counted) in rows.items():
+        within = {"bytes of shared memory": 0.03, "cycles of shared memory": 0.15}.get(name, 0.02)
+        assert expected == pytest.approx(counted, rel=within), (name, source.constants, rows)
