@@ -194,6 +194,25 @@ static inline T min(const T a, const T b) { return b < a ? b : a; }
 template <class T>
 static inline T max(const T a, const T b) { return a < b ? b : a; }
 
+#ifdef __AVX512BF16__
+// sums of products of pairs of bfloat16, whose subnormals count as zero
+#define MULTIPLY_PAIRS multiply_pairs
+static inline host::Vector<float, 16> multiply_pairs(const host::Vector<float, 16> a, const host::Vector<float, 16> b, host::Vector<float, 16> sums) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
+    return sums;
+}
+#ifdef __AVX512VL__
+static inline host::Vector<float, 8> multiply_pairs(const host::Vector<float, 8> a, const host::Vector<float, 8> b, host::Vector<float, 8> sums) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
+    return sums;
+}
+static inline host::Vector<float, 4> multiply_pairs(const host::Vector<float, 4> a, const host::Vector<float, 4> b, host::Vector<float, 4> sums) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
+    return sums;
+}
+#endif
+#endif
+
 // ---- 16-bit floats, as bits
 
 typedef unsigned short half;

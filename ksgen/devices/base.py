@@ -40,6 +40,7 @@ class Limits:
     is_cpu: bool = False
     vector_bytes: int = 16  # width of a processor's vector registers
     tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply: bf16, f16
+    dots: tuple[str, ...] = ()  # what its vectors multiply in pairs: bf16
     has_arm_vectors: bool = False  # and whether they are ARM's, of which there are more
 
 

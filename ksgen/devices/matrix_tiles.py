@@ -1,4 +1,4 @@
-"""Which matrix tiles a process may use here: the processor has them, the compiler makes their instructions, and the system permits them.
+"""Which products of bfloat16 a process may use here: by vectors that multiply pairs, and by matrix tiles. Of tiles: the processor has them, the compiler makes their instructions, and the system permits them.
 
 Never runs one. Where any of that is missing, kernels by vectors serve.
 """
@@ -23,6 +23,13 @@ def usable_tiles(compiler: HostCompiler) -> tuple[str, ...]:
     made = compiler.macros(host_target()) if named else frozenset()
     found = tuple(name for name in named if {"__AMX_TILE__", _MACROS[name]} <= made)
     return found if found and is_permitted() else ()
+
+
+@cache
+def pair_products(compiler: HostCompiler) -> tuple[str, ...]:
+    """What its vectors multiply in pairs, by `Operand.name`: dot products that compilers make where the processor has them."""
+    is_there = "avx512_bf16" in processor_features() and "__AVX512BF16__" in compiler.macros(host_target())
+    return ("bf16",) if is_there else ()
 
 
 @cache

@@ -37,7 +37,7 @@ from ksgen.build.processors import (
 )
 from ksgen.build.request import Binary, Request
 from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index, host_memory
-from ksgen.devices.matrix_tiles import usable_tiles
+from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
 
@@ -158,7 +158,8 @@ class NativeDevice:
         self.target = host_target()
         self.driver_version = compiler.version
         tiles = usable_tiles(compiler) if isinstance(compiler, HostCompiler) else ()
-        self.limits = replace(_limits(_vector_bytes(), machine() == "aarch64", usable_cores()), tiles=tiles)
+        dots = pair_products(compiler) if isinstance(compiler, HostCompiler) else ()
+        self.limits = replace(_limits(_vector_bytes(), machine() == "aarch64", usable_cores()), tiles=tiles, dots=dots)
         self._starting = threading.Lock()
         self._launcher: Any = None
         self._own = threading.local()

@@ -26,6 +26,7 @@ class Limits:
     is_cpu: bool = False
     vector_bytes: int = 16  # a processor's vector registers
     tiles: tuple[str, ...] = ()  # what a processor's matrix tiles multiply, by `Operand.name`
+    dots: tuple[str, ...] = ()  # what its vectors multiply in pairs, by `Operand.name`
     has_arm_vectors: bool = False  # ARM's, of which there are 32
     multiprocessors: int = 1  # a processor's cores; of a CUDA target that nobody asks on a device, those of its usual card
     async_copies: bool = True  # cp.async

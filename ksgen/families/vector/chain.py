@@ -155,7 +155,7 @@ class VectorChain(Shaped[ChainConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
-        alone = [replace(factor_default(each, limits, batch), parts=1) for each in factor_kernels(kernel)]
+        alone = [replace(factor_default(each, limits, batch), parts=1, pairs=0) for each in factor_kernels(kernel)]
         alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
         shapes = [Shape(factor, own) for factor, own in zip(factor_kernels(kernel), alone, strict=True)]
         block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))

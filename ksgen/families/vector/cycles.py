@@ -65,9 +65,9 @@ def multiply_cycles(shape: Shape, batch: int) -> float:
 
 def _tiles(shape: Shape, block: int) -> float:
     """The multiply-adds and stores of a block."""
-    tile, c = tile_of(shape), shape.kernel.pattern.c
+    tile = tile_of(shape)
     ragged = 0 if shape.is_along_outputs else divide_up(block % shape.tile_lanes, shape.constants.lanes) * tile.height
-    return shape.columns * (_across(shape, block) * (c * tile.step + tile.sums + TILE) + RAGGED * ragged)
+    return shape.columns * (_across(shape, block) * (shape.inputs * tile.step + tile.sums + TILE) + RAGGED * ragged)
 
 
 def _across(shape: Shape, block: int) -> int:
@@ -80,7 +80,7 @@ def _missed(shape: Shape, block: int) -> float:
     weights = shape.column_weights * shape.real_bytes  # of a column
     tiles = _across(shape, block)
     if not shape.is_along_outputs:
-        chunk = shape.kernel.pattern.c * shape.tile_lanes * shape.real_bytes
+        chunk = shape.inputs * shape.tile_lanes * shape.real_bytes
         planes = divide_up(shape.columns, shape.tiles)
         again = 1 if chunk + weights <= FIRST_LEVEL_BYTES else shape.tiles
         return tiles * (shape.columns * weights / SECOND_LEVEL_BYTES + planes * chunk * again / _rate(chunk))

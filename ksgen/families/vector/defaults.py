@@ -1,5 +1,7 @@
 """The vector family's constants before any search: by rule."""
 
+from dataclasses import replace
+
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import lanes_of, round_up
@@ -36,7 +38,14 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
     batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
     along_outputs = prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
-    return (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
+    found = (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
+    return replace(found, pairs=1) if has_pairs(kernel, limits, found) else found
+
+
+def has_pairs(kernel: KernelSpec, limits: Limits, constants: VectorConstants) -> bool:
+    """Whether inputs are multiplied two at a time: where the processor has an instruction for it."""
+    operand, is_in_rows = kernel.arithmetic.operand, kernel.layout == "bsf" or constants.along == "batch"
+    return operand is not None and operand.name in limits.dots and is_in_rows and kernel.pattern.c > 1
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
@@ -114,8 +123,6 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
     """Columns shared out among work groups, where blocks of the batch are too few for all cores or planes lie far apart."""
-    from dataclasses import replace
-
     blocks = divide_up(batch, constants.block)
     shape = Shape(kernel, constants)
     few = limits.multiprocessors * 4

@@ -17,6 +17,7 @@ from ksgen.families.vector.defaults import default, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import BF16
 
 GROUPS_AT_ONCE = 8  # work groups a core: so that one that is late leaves its neighbours' work to others
 LANES = (4, 8, 16)
@@ -48,6 +49,11 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule(
         "panel is 1 along the batch, and where inputs are not reals in rows",
         lambda k, c: c.panel == 1 or not (c.along == "batch" or _needs_panel(k, c)),
+    ),
+    Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
+    Rule(
+        "pairs is 1 only in bfloat16, with a panel, and in batch-size-last along the batch",
+        lambda k, c: not c.pairs or (k.arithmetic.operand == BF16 and c.panel == 1 and (k.layout == "bsf" or c.along == "batch")),
     ),
     Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
@@ -151,7 +157,18 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     variants = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return shape.words | {
         "rows": "panel" if shape.constants.panel else "in_place",
-        "variants": variants.get(activation, ()),
+        "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
+    } | (_words_of_pairs(shape) if shape.constants.pairs else {})
+
+
+def _words_of_pairs(shape: Shape) -> dict[str, str]:
+    """How inputs are copied as pairs: where d is short, what a vector of pairs takes of two vectors of neighbours."""
+    lanes, run = shape.constants.lanes, shape.run
+    firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
+    return {
+        "of_pairs": "_pairs",
+        "firsts": ", ".join(map(str, firsts)),
+        "seconds": ", ".join(str(first + run) for first in firsts),
     }
 
 
@@ -178,6 +195,7 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored as they are"),
+        Constexpr("INPUTS", shape.inputs, "of a sum: pairs of l" if constants.pairs else "of a sum"),
         Constexpr("HEIGHT", constants.height, "batch entries per tile" if shape.is_along_outputs else "outputs per tile"),
         Constexpr("WIDTH", constants.width, "vectors per tile"),
         Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),

@@ -22,6 +22,7 @@ class VectorConstants(Constants):
     parts: int  # of a block's columns, each a work group's
     panel: int  # 1: inputs are copied beside each other first; 0: they are read where they lie
     past: int  # 1: outputs are stored past the caches; 0: into them
+    pairs: int = 0  # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Shape(Planes):
         if self.is_along_outputs:
             return a * self.planes_j
         return a // self.scope if self.kernel.layout == "bsf" else a * d
+
+    @property
+    def inputs(self) -> int:
+        """Of a sum, as they are multiplied: one by one, or two at a time."""
+        return divide_up(self.kernel.pattern.c, 2) if self.constants.pairs else self.kernel.pattern.c
 
     # ---- columns: the tiles of all planes
 
@@ -98,7 +104,7 @@ class Shape(Planes):
     @property
     def column_weights(self) -> int:
         """Packed weights of a column."""
-        return self.kernel.pattern.c * (self.tile_lanes if self.is_along_outputs else self.constants.height)
+        return self.inputs * (self.tile_lanes if self.is_along_outputs else self.constants.height)
 
     @property
     def packed_bytes(self) -> int:
@@ -117,7 +123,7 @@ class Shape(Planes):
         """From one batch entry's inputs to the next one's, where lanes lie along the outputs."""
         if not self.constants.panel:
             return self.kernel.pattern.in_features
-        row = self.kernel.pattern.c * self.run if self.is_short else self.kernel.pattern.c * self.constants.lanes
+        row = self.inputs * (self.run if self.is_short else self.constants.lanes)
         return spaced(round_up(row, self.constants.lanes), self)
 
     @property
@@ -152,11 +158,11 @@ class Shape(Planes):
         if self.is_along_outputs:
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
             rows = self.constants.height if self.kernel.layout == "bsf" else 0  # else few entries, far apart: nothing is fetched
-            return Ahead(rows, divide_up(lines, self.tiles), apart, c)
+            return Ahead(rows, divide_up(lines, self.tiles), apart, self.inputs)
         if self.kernel.layout == "bsl":
             chunks = divide_up(self.constants.block, self.tile_lanes)
-            return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, c)
-        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, c)
+            return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, self.inputs)
+        return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, self.inputs)
 
     # ---- how outputs leave
 
@@ -173,13 +179,13 @@ class Shape(Planes):
     @property
     def waiting_each(self) -> int:
         """Vectors that are stored at a time: between some inputs, or all at the end where there are too few of them."""
-        steps = self.kernel.pattern.c // self.ahead.step
+        steps = self.inputs // self.ahead.step
         return divide_up(self.waiting_vectors, steps) if steps else 0
 
     @property
     def waiting_step(self) -> int:
         """Inputs between two such times: a power of two."""
-        spare = max(1, self.kernel.pattern.c // self.ahead.step // self.waiting_vectors)
+        spare = max(1, self.inputs // self.ahead.step // self.waiting_vectors)
         return int(self.ahead.step * (1 << (spare.bit_length() - 1)))
 
     # ---- what a work group keeps
@@ -187,19 +193,19 @@ class Shape(Planes):
     @property
     def turned(self) -> int:
         """Where the outputs of a chunk begin that are still to be turned."""
-        return self.scope * self.kernel.pattern.c * self.kernel.pattern.d * self.tile_lanes
+        return self.scope * self.inputs * self.kernel.pattern.d * self.tile_lanes
 
     @property
     def waiting(self) -> int:
         """Where a tile's outputs wait: behind all else. With an epilogue, their raw sums lie right before them."""
-        _, b, c, d = self.kernel.pattern.shape
+        _, b, _, d = self.kernel.pattern.shape
         if self.is_along_outputs:
             rows = max(self.constants.block, self.constants.height) if self.constants.panel else self.constants.height
             used = rows * self.x_row + self.constants.lanes
         elif self.kernel.layout == "bsf":
             used = self.turned + round_up(self.scope * b * d, self.constants.lanes) * self.tile_lanes
         else:
-            used = c * self.tile_lanes
+            used = self.inputs * self.tile_lanes
         return round_up(used, LINE_BYTES) + (self.kept if self.waits and self.kernel.epilogue.words else 0)
 
     @property
