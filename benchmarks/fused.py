@@ -1,7 +1,7 @@
-"""Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused [--batch 25088] [--json]`.
+"""Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused`.
 
-The 24 chains of `benchmarks.layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual card. Nothing is
-measured here, and no GPU is needed.
+The 24 chains of `benchmarks.layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual
+card. Nothing is measured here, and no GPU is needed.
 """
 
 import json
@@ -40,19 +40,24 @@ def lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     """A table, and what all of them gain."""
     yield _ROW.format("chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "by")
     for name, found in rows.items():
-        one = found.get("one_us")
-        gain = f"{found['each_us'] / one:.2f}" if one else "-"
-        yield _ROW.format(
-            name, f"{found['each_mb']:.1f}", f"{found['one_mb']:.1f}", f"{found['each_mb'] / found['one_mb']:.2f}", f"{found['each_us']:.1f}",
-            f"{one:.1f}" if one else "-", gain, found.get("by", "no room"),
-        )  # fmt: skip
+        each, one = found["each_us"], found.get("one_us")
+        mb = [f"{found[key]:.1f}" for key in ("each_mb", "one_mb")]
+        us = [f"{each:.1f}", *([f"{one:.1f}", f"{each / one:.2f}"] if one else ["-", "-"])]
+        yield _ROW.format(name, *mb, f"{_fewer(found):.2f}", *us, found.get("by", "no room"))
     gains = [found["each_us"] / found["one_us"] for found in rows.values() if "one_us" in found]
     taken = [gain for gain in gains if gain > 1]
-    bytes_gain = geometric_mean(found["each_mb"] / found["one_mb"] for found in rows.values())
-    yield f"{len(rows)} chains: {bytes_gain:.2f} times fewer bytes at the mean; {len(gains)} have room for one launch, {len(taken)} are expected to gain"
+    fewer = geometric_mean(map(_fewer, rows.values()))
+    yield f"{len(rows)} chains: {fewer:.2f} times fewer bytes at the mean; one launch has room for {len(gains)}, and gains in {len(taken)}"
     if taken:
         whole = geometric_mean([*taken, *[1.0] * (len(rows) - len(taken))])
-        yield f"gain of those {geometric_mean(taken):.2f} at the mean, {min(taken):.2f} to {max(taken):.2f}; of all 24, as chosen, {whole:.2f}"
+        few, most = min(taken), max(taken)
+        yield f"gain of those {geometric_mean(taken):.2f} at the mean, {few:.2f} to {most:.2f}; of all, as chosen, {whole:.2f}"
+
+
+def _fewer(found: dict[str, Any]) -> float:
+    """Bytes of a launch for each factor over those of one."""
+    gain: float = found["each_mb"] / found["one_mb"]
+    return gain
 
 
 @click.command()

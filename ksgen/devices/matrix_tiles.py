@@ -1,4 +1,5 @@
-"""Which products of bfloat16 a process may use here: by vectors that multiply pairs, and by matrix tiles. Of tiles: the processor has them, the compiler makes their instructions, and the system permits them.
+"""Which products of 16-bit numbers a process may use here: of pairs by vectors, and by matrix tiles. The processor has them, the compiler
+makes their instructions, and the system permits tiles.
 
 Never runs one. Where any of that is missing, kernels by vectors serve.
 """

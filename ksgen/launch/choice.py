@@ -69,7 +69,8 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
         return replace(table, shared_bytes=shared, threads=threads, multiprocessors=told.multiprocessors)
     return Limits(
         told.shared_bytes_per_block, told.threads_per_block, registers=0, is_cpu=told.is_cpu, async_copies=False,
-        vector_bytes=told.vector_bytes, has_arm_vectors=told.has_arm_vectors, tiles=told.tiles, dots=told.dots, multiprocessors=told.multiprocessors,
+        vector_bytes=told.vector_bytes, has_arm_vectors=told.has_arm_vectors, tiles=told.tiles, dots=told.dots,
+        multiprocessors=told.multiprocessors,
     )  # fmt: skip
 
 

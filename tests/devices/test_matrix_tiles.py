@@ -7,7 +7,7 @@ import pytest
 
 from ksgen.build.host import HostCompiler
 from ksgen.devices import matrix_tiles
-from ksgen.devices.matrix_tiles import is_permitted, usable_tiles
+from ksgen.devices.matrix_tiles import is_permitted, pair_products, usable_tiles
 
 MACROS = frozenset({"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"})
 FEATURES = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
@@ -47,6 +47,18 @@ def test_each_operand_is_by_itself(found: Callable[..., tuple[str, ...]]) -> Non
     newer = FEATURES | {"amx_fp16"}
     assert found(features=newer) == ("bf16",)  # the compiler is older than these products
     assert found(features=newer, macros=MACROS | {"__AMX_FP16__"}) == ("bf16", "f16")
+
+
+def test_pairs_are_multiplied_where_the_processor_and_the_compiler_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    for features, macros, wanted in (
+        ({"avx512f", "avx512_bf16"}, {"__AVX512BF16__"}, ("bf16",)),
+        ({"avx512f", "avx512_bf16"}, {"__AVX512F__"}, ()),  # a compiler of before
+        ({"avx512f"}, {"__AVX512BF16__"}, ()),
+    ):
+        monkeypatch.setattr(matrix_tiles, "processor_features", lambda features=features: features)
+        pair_products.cache_clear()
+        assert pair_products(Compiler(frozenset(macros))) == wanted  # type: ignore[arg-type]
+    pair_products.cache_clear()
 
 
 def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float16", "bsf"), ("bfloat16", "bsl"), ("tf32x3", "bsf")])
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
-    """Blocks, memory and the cache within a fiftieth; shared memory, of which the model knows no bank conflicts between factors, within more."""
+    """Blocks, memory and the cache within a fiftieth; shared memory, whose bank conflicts between factors it does not know, within more."""
     source, run, batch = source_of(chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
     run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())

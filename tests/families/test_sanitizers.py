@@ -23,7 +23,7 @@ CASES = [
     VECTOR[0],
     replace(VECTOR[2], constants=tiles("outputs", 4, 2, 1, 4, 3, 1)),
     VECTOR[4],
-    *VECTOR[-2:],
+    *VECTOR[8:],  # pairs, and slices
     *CHAIN[1:],
     *VECTOR_GRADIENT,
     *AMX,

@@ -65,10 +65,10 @@ def kernel_of(
 
 
 def constants_of(
-    kernel: KernelSpec, along: str, lanes: int, size: tuple[int, int] = (3, 2), parts: int = 3, units: int = 2
+    kernel: KernelSpec, along: str, lanes: int, size: tuple[int, int] = (3, 2), parts: int = 3, units: int = 2, pairs: int = 0
 ) -> VectorConstants:
     """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read there."""
-    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2)
+    found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs)
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
         found = replace(found, panel=1)
     shape = Shape(kernel, found)
@@ -148,6 +148,42 @@ def matrix() -> Iterator[object]:
 def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
     for batch in BATCHES:
         agrees(kernel, constants, batch)
+
+
+def in_pairs() -> Iterator[object]:
+    """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
+    cases = product(PATTERNS.items(), (("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")))
+    for number, ((name, shape), (layout, along)) in enumerate(cases):
+        lanes = (16, 4, 8)[number % 3]
+        kernel = kernel_of(shape, "bfloat16", layout, EPILOGUES[number % len(EPILOGUES)])
+        if allows(kernel, along, lanes):
+            constants = constants_of(kernel, along, lanes, SIZES[number % 6], 1 + number % 4, 1 + number % 3, pairs=1)
+            yield pytest.param(kernel, constants, id=f"{name} {layout} along {along} by {lanes}")
+
+
+@needs_opencl
+@pytest.mark.parametrize(("kernel", "constants"), list(in_pairs()))
+def test_two_inputs_at_a_time_agree_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
+    for batch in BATCHES:
+        agrees(kernel, constants, batch)
+
+
+def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> None:
+    able = replace(CPU, dots=("bf16",))
+    for layout, batch in product(LAYOUTS, (1, 16, 6272)):
+        kernel = kernel_of((1, 192, 48, 2), "bfloat16", layout)
+        has_rows = layout == "bsf" or batch > 1  # one entry in batch-size-last has lanes along the outputs
+        assert FAMILY.default(kernel, able, batch).pairs == has_rows
+        assert FAMILY.default(kernel, CPU, batch).pairs == 0
+        for other in ("float32", "float16", "float64"):
+            assert FAMILY.default(replace(kernel, precision=other), able, batch).pairs == 0
+        assert FAMILY.default(kernel_of((4, 8, 1, 2), "bfloat16", layout), able, batch).pairs == 0  # there is one input
+        assert {each.pairs for each in FAMILY.space(kernel, able)} == {0, 1}
+        assert {each.pairs for each in FAMILY.space(kernel, CPU)} == {0}
+    refused = constants_of(kernel_of((1, 4, 4, 1), "bfloat16"), "outputs", 8, pairs=1)
+    for kernel in (kernel_of((1, 4, 4, 1), "float16"), kernel_of((1, 4, 4, 1), "bfloat16", "bsl")):
+        with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
+            check(FAMILY, kernel, refused)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -339,6 +375,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     height, width = data.draw(number(1, 8)), data.draw(number(1, 4))
     block = data.draw(number(1, 6)) * (height if along == "outputs" else lanes)
     panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
+    panels.append(replace(panels[1], pairs=1))
     constants = data.draw(st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())]))
     shape = Shape(kernel, constants)
     return replace(constants, parts=data.draw(number(1, min(9, shape.columns))))
@@ -369,15 +406,17 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
 
 
 @needs_opencl
-@pytest.mark.parametrize(("layout", "along"), list(product(LAYOUTS, WAYS)))
-def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "along", "pairs"), [*product(LAYOUTS, WAYS, (0,)), ("bsf", "outputs", 1), ("bsf", "batch", 1), ("bsl", "batch", 1)]
+)
+def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str, pairs: int) -> None:
     """In the last batch entry above all, behind which lanes are empty; and in the weights of one output."""
-    kernel = kernel_of((2, 5, 7, 2), layout=layout)
+    kernel = kernel_of((2, 5, 7, 2), "bfloat16" if pairs else "float32", layout)
     problem = make_problem(kernel, 37)
     x, weights = problem.x, problem.weights
     entry = x[-1] if layout == "bsf" else x[:, -1]
     entry[3], entry[16], weights[1, 4, 2, 1] = np.inf, np.nan, -np.inf
-    got = multiplied(problem, constants_of(kernel, along, 8))
+    got = multiplied(problem, constants_of(kernel, along, 8, pairs=pairs))
     with np.errstate(invalid="ignore"):
         truth = reference.multiply(kernel.pattern, x, weights, layout)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
@@ -402,9 +441,9 @@ def run_fenced() -> None:
     device = processor()
     for shape, precision, layout, along in FENCED:
         kernel = kernel_of(shape, precision, layout, BOTH)
-        for batch in (1, 37):
+        for batch, pairs in product((1, 37), (0, 1) if precision == "bfloat16" else (0,)):
             problem = make_problem(kernel, batch)
-            plan = planned(device, kernel, constants_of(kernel, along, 8), batch)
+            plan = planned(device, kernel, constants_of(kernel, along, 8, pairs=pairs), batch)
             for at_end in (False, True):
                 places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays_of(problem)]
                 launch(device, plan, places)

@@ -39,13 +39,14 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
     lanes = lanes_of(kernel, limits)
     along_outputs = prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
     found = (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
-    return replace(found, pairs=1) if has_pairs(kernel, limits, found) else found
+    is_in_rows = kernel.layout == "bsf" or found.along == "batch"
+    return replace(found, pairs=int(is_in_rows and multiplies_pairs(kernel, limits)))
 
 
-def has_pairs(kernel: KernelSpec, limits: Limits, constants: VectorConstants) -> bool:
-    """Whether inputs are multiplied two at a time: where the processor has an instruction for it."""
-    operand, is_in_rows = kernel.arithmetic.operand, kernel.layout == "bsf" or constants.along == "batch"
-    return operand is not None and operand.name in limits.dots and is_in_rows and kernel.pattern.c > 1
+def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether the processor has an instruction that multiplies two inputs at a time."""
+    operand = kernel.arithmetic.operand
+    return operand is not None and operand.name in limits.dots and kernel.pattern.c > 1
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:

@@ -13,7 +13,7 @@ from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import default, tile_sizes
+from ksgen.families.vector.defaults import default, multiplies_pairs, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
 from ksgen.families.vector.shape import Shape, VectorConstants
 from ksgen.spec import KernelSpec
@@ -52,7 +52,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule(
-        "pairs is 1 only in bfloat16, with a panel, and in batch-size-last along the batch",
+        "pairs is 0 but in bfloat16, where inputs are copied; and in batch-size-last with lanes along the outputs",
         lambda k, c: not c.pairs or (k.arithmetic.operand == BF16 and c.panel == 1 and (k.layout == "bsf" or c.along == "batch")),
     ),
     Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
@@ -80,12 +80,13 @@ class Vector(Shaped[VectorConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorConstants]:
         lanes = lanes_of(kernel, limits)
         planes = kernel.pattern.a * kernel.pattern.d
-        for along, panel, past, parts, block in product(
-            ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
+        pairs = (1, 0) if multiplies_pairs(kernel, limits) else (0,)
+        for both, along, panel, past, parts, block in product(
+            pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
             for height, width in tile_sizes(limits):
                 unit = height if along == "outputs" else lanes
-                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past)
+                constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take
                     yield constants
 
@@ -155,10 +156,14 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
     activation = shape.kernel.epilogue.activation
     variants = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
-    return shape.words | {
-        "rows": "panel" if shape.constants.panel else "in_place",
-        "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
-    } | (_words_of_pairs(shape) if shape.constants.pairs else {})
+    return (
+        shape.words
+        | {
+            "rows": "panel" if shape.constants.panel else "in_place",
+            "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
+        }
+        | (_words_of_pairs(shape) if shape.constants.pairs else {})
+    )
 
 
 def _words_of_pairs(shape: Shape) -> dict[str, str]:
