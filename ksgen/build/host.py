@@ -27,6 +27,9 @@ from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
 
 WORDS = Path(__file__).with_name("host_words.hpp")
+KEEPS_REGISTERS = (
+    '#pragma GCC optimize("no-tree-coalesce-vars")\n'  # for sums that instructions of `asm` add to: else GCC moves half of them
+)
 TILES = Path(__file__).with_name("host_tiles.hpp")
 WALKS = "__walk"  # as `HOST_WALK` of the words says: behind the name of an entry: the function that walks through its work groups
 ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
@@ -86,7 +89,8 @@ def source_of(text: str, entries: Sequence[str]) -> str:
     unrolled = text.replace('_Pragma("unroll")', '_Pragma("GCC unroll 64")')
     walks = [f"HOST_WALK({entry})\n" for entry in entries]
     tiles = TILES.read_text(encoding="utf-8") if "tile_begin(" in text else ""
-    return "".join((WORDS.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
+    first = KEEPS_REGISTERS if "MULTIPLY_PAIRS" in text else ""
+    return "".join((first, WORDS.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
 
 
 def find_host_compiler() -> HostCompiler:
@@ -109,7 +113,7 @@ def instruction_set() -> str:
 
 @functools.cache
 def _digest_of_words() -> str:
-    return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes()).hexdigest()[:8]}"
+    return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()).hexdigest()[:8]}"
 
 
 def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:

@@ -195,21 +195,24 @@ template <class T>
 static inline T max(const T a, const T b) { return a < b ? b : a; }
 
 #ifdef __AVX512BF16__
-// sums of products of pairs of bfloat16, whose subnormals count as zero
+// Sums of products of pairs of bfloat16, and sums as bfloat16; subnormals count as zero.
 #define MULTIPLY_PAIRS multiply_pairs
-static inline host::Vector<float, 16> multiply_pairs(const host::Vector<float, 16> a, const host::Vector<float, 16> b, host::Vector<float, 16> sums) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
-    return sums;
-}
+#define HOST_PAIRS(N, HALF) \
+    static inline host::Vector<float, N> multiply_pairs(const host::Vector<float, N> a, const host::Vector<float, N> b, host::Vector<float, N> sums) { \
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw)); \
+        return sums; \
+    } \
+    static inline host::Vector<unsigned short, N> rounded_pairs(const host::Vector<float, N> value) { \
+        HALF half; \
+        asm("vcvtneps2bf16 %1, %0" : "=v"(half) : "v"(value.raw)); \
+        host::Vector<unsigned short, N> result; \
+        memcpy(&result, &half, sizeof result); \
+        return result; \
+    }
+HOST_PAIRS(16, __m256i)
 #ifdef __AVX512VL__
-static inline host::Vector<float, 8> multiply_pairs(const host::Vector<float, 8> a, const host::Vector<float, 8> b, host::Vector<float, 8> sums) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
-    return sums;
-}
-static inline host::Vector<float, 4> multiply_pairs(const host::Vector<float, 4> a, const host::Vector<float, 4> b, host::Vector<float, 4> sums) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.raw) : "v"(a.raw), "v"(b.raw));
-    return sums;
-}
+HOST_PAIRS(8, __m128i)
+HOST_PAIRS(4, __m128i)
 #endif
 #endif
 

@@ -88,7 +88,7 @@ def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
 
 
 def _of_processor(device: "Device", precision: str) -> Ceilings:
-    """By vector instructions on all cores. 16-bit types are multiplied in float32."""
+    """By vector instructions on all cores. 16-bit types are multiplied in float32, or two at a time where the processor does that."""
     from ksgen.emit.render import render_processor_probe
     from ksgen.launch.choice import limits_of
 

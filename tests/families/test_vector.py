@@ -152,7 +152,8 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
 
 def in_pairs() -> Iterator[object]:
     """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
-    cases = product(PATTERNS.items(), (("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")))
+    shapes = PATTERNS | {"one j": (2, 9, 6, 1), "one j, odd": (2, 9, 7, 1)}  # even inputs of one j are read where they lie
+    cases = product(shapes.items(), (("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")))
     for number, ((name, shape), (layout, along)) in enumerate(cases):
         lanes = (16, 4, 8)[number % 3]
         kernel = kernel_of(shape, "bfloat16", layout, EPILOGUES[number % len(EPILOGUES)])
@@ -175,12 +176,14 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
         has_rows = layout == "bsf" or batch > 1  # one entry in batch-size-last has lanes along the outputs
         assert FAMILY.default(kernel, able, batch).pairs == has_rows
         assert FAMILY.default(kernel, CPU, batch).pairs == 0
+        assert FAMILY.default(kernel_of((6, 64, 64, 1), "bfloat16", layout), able, batch).panel == (layout == "bsl")
+        assert FAMILY.default(kernel_of((6, 64, 63, 1), "bfloat16", layout), able, batch).panel == 1
         for other in ("float32", "float16", "float64"):
             assert FAMILY.default(replace(kernel, precision=other), able, batch).pairs == 0
         assert FAMILY.default(kernel_of((4, 8, 1, 2), "bfloat16", layout), able, batch).pairs == 0  # there is one input
         assert {each.pairs for each in FAMILY.space(kernel, able)} == {0, 1}
         assert {each.pairs for each in FAMILY.space(kernel, CPU)} == {0}
-    refused = constants_of(kernel_of((1, 4, 4, 1), "bfloat16"), "outputs", 8, pairs=1)
+    refused = replace(constants_of(kernel_of((1, 4, 4, 1), "bfloat16"), "outputs", 8, pairs=1), panel=1)
     for kernel in (kernel_of((1, 4, 4, 1), "float16"), kernel_of((1, 4, 4, 1), "bfloat16", "bsl")):
         with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
             check(FAMILY, kernel, refused)

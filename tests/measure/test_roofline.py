@@ -35,12 +35,12 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
 
 @needs_opencl
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
-def test_a_processors_probes_do_what_is_counted(precision: str, vector_bytes: int) -> None:
+@pytest.mark.parametrize(("precision", "dots"), [("float32", ("bf16",)), ("float64", ()), ("bfloat16", ()), ("bfloat16", ("bf16",))])
+def test_a_processors_probes_do_what_is_counted(precision: str, dots: tuple[str, ...], vector_bytes: int) -> None:
     device = find_device("opencl")
-    probe = render_processor_probe(precision, replace(limits_of(device), vector_bytes=vector_bytes, has_arm_vectors=False))
-    item_bytes = 8 if precision == "float64" else 4
-    assert probe.multiply_adds == vector_bytes // item_bytes * (24 if vector_bytes == 64 else 12)
+    probe = render_processor_probe(precision, replace(limits_of(device), vector_bytes=vector_bytes, has_arm_vectors=False, dots=dots))
+    item_bytes, inputs = 8 if precision == "float64" else 4, 2 if precision == "bfloat16" and dots else 1
+    assert probe.multiply_adds == vector_bytes // item_bytes * (24 if vector_bytes == 64 else 12) * inputs
     copy, multiply = load_probe(device, probe)
     real = np.dtype(f"f{item_bytes}")
     x = np.arange(37 * vector_bytes // item_bytes, dtype=real)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants
+from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants, lie_in_pairs
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
@@ -16,6 +16,7 @@ TURNED_BYTES = 800 * 1024  # of a chunk's inputs and outputs: they stay in a sec
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # of a cache; what a tile costs more whose inputs it does not hold
 LEAST_ROWS, MOST_ROWS = 24, 48  # a block, where lanes lie along the outputs: enough for each tile of weights, few enough to stay
 BSL_ROWS = 128  # a block in batch-size-last, about: the next one's rows are prefetched meanwhile
+WAYS = 8  # of a first-level cache
 FEW, MANY = 16, 1 << 20  # batch entries
 PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
 SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer than cores: less is over before another core has begun
@@ -40,7 +41,15 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
     along_outputs = prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
     found = (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
     is_in_rows = kernel.layout == "bsf" or found.along == "batch"
-    return replace(found, pairs=int(is_in_rows and multiplies_pairs(kernel, limits)))
+    if not (is_in_rows and multiplies_pairs(kernel, limits)):
+        return found
+    return replace(found, pairs=1, panel=0 if found.along == "outputs" and _are_read_in_place(kernel, found) else 1)
+
+
+def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
+    """Whether pairs lie beside each other where they are, and not so that a tile's rows meet in few sets of the cache."""
+    meet = constants.height > WAYS and kernel.in_features * kernel.item_bytes % CONFLICTING_BYTES == 0
+    return lie_in_pairs(kernel) and not meet
 
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:

@@ -15,7 +15,7 @@ from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constex
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, multiplies_pairs, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
-from ksgen.families.vector.shape import Shape, VectorConstants
+from ksgen.families.vector.shape import Shape, VectorConstants, lie_in_pairs
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
@@ -24,9 +24,9 @@ LANES = (4, 8, 16)
 
 
 def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
-    """Where inputs are not reals, do not lie in rows, or a vector would reach beyond the last of them."""
-    d = kernel.pattern.d
-    return kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
+    """Where inputs are neither reals nor pairs as they lie, do not lie in rows, or a vector would reach beyond the last of them."""
+    d, are_pairs = kernel.pattern.d, constants.pairs and lie_in_pairs(kernel)
+    return (kernel.item_bytes < 4 and not are_pairs) or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
 
 
 RULES: tuple[Rule[VectorConstants], ...] = (
@@ -52,8 +52,8 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule(
-        "pairs is 0 but in bfloat16, where inputs are copied; and in batch-size-last with lanes along the outputs",
-        lambda k, c: not c.pairs or (k.arithmetic.operand == BF16 and c.panel == 1 and (k.layout == "bsf" or c.along == "batch")),
+        "pairs is 0 but in bfloat16, and in batch-size-last with lanes along the outputs",
+        lambda k, c: not c.pairs or (k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
     ),
     Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
@@ -159,7 +159,7 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     return (
         shape.words
         | {
-            "rows": "panel" if shape.constants.panel else "in_place",
+            "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
             "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
         }
         | (_words_of_pairs(shape) if shape.constants.pairs else {})

@@ -122,7 +122,7 @@ class Shape(Planes):
     def x_row(self) -> int:
         """From one batch entry's inputs to the next one's, where lanes lie along the outputs."""
         if not self.constants.panel:
-            return self.kernel.pattern.in_features
+            return self.kernel.pattern.in_features // (2 if self.constants.pairs else 1)
         row = self.inputs * (self.run if self.is_short else self.constants.lanes)
         return spaced(round_up(row, self.constants.lanes), self)
 
@@ -215,6 +215,11 @@ class Shape(Planes):
     @property
     def slot(self) -> int:
         return self.waiting + (self.kept if self.waits else 0)
+
+
+def lie_in_pairs(kernel: KernelSpec) -> bool:
+    """Whether 16-bit inputs that are multiplied two at a time lie beside each other in rows, where a pair can be read as a real."""
+    return kernel.layout == "bsf" and kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0 and kernel.stride == "dense"
 
 
 def spaced(elements: int, shape: Shape) -> int:
