@@ -18,6 +18,7 @@ from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
 from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants
+from ksgen.families.vector.shape import lie_in_pairs
 from ksgen.launch.choice import Choice
 from ksgen.launch.fused import LEAST_ENTRIES
 from ksgen.launch.memory import numpy_dtype
@@ -27,6 +28,7 @@ from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
 
@@ -44,14 +46,15 @@ def chain_of(
     return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1])
 
 
-def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8) -> ChainConstants:
+def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> ChainConstants:
     """Of each factor's way, `o` or `b`: ragged tiles, in blocks of two units; inputs in place where they may be read there."""
     tiles = []
     for factor, way in zip(factor_kernels(kernel), ways, strict=True):
         along, height, width = ("outputs", 3, 2) if way == "o" else ("batch", 2, 1)
-        panel = int(way == "b" or kernel.layout == "bsl" or factor.item_bytes < 4 or factor.pattern.d > lanes)
+        are_wide = factor.item_bytes >= 4 or (pairs and lie_in_pairs(factor) and kernel.stride == "dense")
+        panel = int(way == "b" or kernel.layout == "bsl" or not are_wide or factor.pattern.d > lanes)
         tiles.append(f"{along} {lanes} {height} {width} {panel}")
-    return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2)
+    return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2, pairs)
 
 
 def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
@@ -153,6 +156,61 @@ def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layo
         agrees(kernel, constants, batch)
 
 
+PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
+    (CASES[0][0], "bsf", "ooo", 8, Epilogue()),
+    (TWO, "bsf", "ob", 8, ALL),
+    (TWO, "bsl", "bb", 16, ALL),
+    (THREE, "bsf", "obo", 16, Epilogue(activation="relu", residual=True)),
+    (THREE, "bsl", "bbb", 4, Epilogue()),
+    (WIDE, "bsf", "obo", 16, Epilogue(residual=True)),
+    ((Pattern(3, 5, 1, 2), Pattern(1, 7, 10, 3), Pattern(7, 4, 3, 1)), "bsf", "bbo", 8, Epilogue(bias=True)),
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("patterns", "layout", "ways", "lanes", "epilogue"), PAIRS)
+def test_two_inputs_at_a_time_give_the_bits_of_a_launch_for_each_factor(
+    patterns: tuple[Pattern, ...], layout: str, ways: str, lanes: int, epilogue: Epilogue
+) -> None:
+    """What lies between is of the type of X, rounded as a launch would round it."""
+    kernel, device = chain_of(patterns, "bfloat16", layout, epilogue), processor()
+    constants = constants_of(kernel, ways, lanes, pairs=1)
+    for batch in (1, 2, lanes, 3 * lanes + 1, 6 * lanes, 6 * lanes + 1, 100):
+        agrees(kernel, constants, batch)
+        arrays = arrays_of(kernel, batch)
+        launch(device, plans_of(device, kernel, constants, batch), arrays)
+        rows = arrays["x"]
+        for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
+            shape = (batch, factor.pattern.out_features) if layout == "bsf" else (factor.pattern.out_features, batch)
+            added = [arrays[name] for name in ("bias", "residual") if getattr(factor.epilogue, name)]
+            y = np.zeros(shape, rows.dtype)
+            alone.launch(device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added])
+            rows = y
+        np.testing.assert_array_equal(arrays["y"].view(np.uint16), rows.view(np.uint16))
+
+
+def test_pairs_are_the_default_where_all_factors_can_take_them() -> None:
+    able = replace(CPU, dots=("bf16",))
+    kernel = chain_of(((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))), "bfloat16")
+    found = FAMILY.default(kernel, able, 1568)
+    check(FAMILY, kernel, found)
+    assert found.pairs == 1
+    assert [each.panel for each in found.parsed] == [0, 1]
+    strided = replace(kernel, stride="any")  # whose rows may begin within a pair
+    check(FAMILY, strided, FAMILY.default(strided, able, 1568))
+    assert [each.panel for each in FAMILY.default(strided, able, 1568).parsed] == [1, 1]
+    with pytest.raises(ConstantsError, match="pairs=1 must be 0 where tiles reads the X of slices"):
+        check(FAMILY, strided, found)
+    for other, limits in ((kernel, CPU), (replace(kernel, precision="float16"), able)):
+        found = FAMILY.default(other, limits, 1568)
+        check(FAMILY, other, found)
+        assert found.pairs == 0
+    last = replace(kernel, layout="bsl")
+    assert FAMILY.default(last, able, 1568).pairs == 1
+    assert FAMILY.default(last, able, 1).pairs == 0  # lanes lie along the outputs
+    assert FAMILY.default(chain_of((Pattern(4, 2, 1, 3), Pattern(1, 6, 1, 4)), "bfloat16"), able, 1568).pairs == 0
+
+
 def test_blocks_are_whole_tiles_of_every_factor() -> None:
     """Unless the batch is short. In batch-size-last they are no shorter where features are many: their rows would be pieces of lines."""
     limits = replace(CPU, vector_bytes=32)
@@ -179,7 +237,8 @@ def run_fenced() -> None:
         for batch, at_end in product((1, 37), (False, True)):
             arrays = arrays_of(kernel, batch)
             places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
-            launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes), batch), places)
+            pairs = int(at_end and precision == "bfloat16" and (layout == "bsf" or "o" not in ways))
+            launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
             assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
     print("all within their arrays")
 

@@ -46,6 +46,7 @@ class ChainConstants(Constants):
     block: int  # batch entries that a work group takes at a time
     tiles: str  # of each factor: along, lanes, height, width, panel; of one chain after the other in a group
     past: int  # 1: the layer's outputs are stored past the caches; 0: into them
+    pairs: int = 0  # 1: inputs are multiplied two at a time, and what lies between factors is of the type of X
 
     @property
     def parsed(self) -> list[VectorConstants]:
@@ -56,7 +57,7 @@ class ChainConstants(Constants):
         past = self.past if is_last else 0  # what lies between factors is read at once: it stays in the cache
         try:
             along, lanes, height, width, panel = words.split()
-            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past)
+            return VectorConstants(along, int(lanes), int(height), int(width), self.block, 1, int(panel), past, self.pairs)
         except ValueError:
             raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel") from None
 
@@ -90,7 +91,8 @@ class ChainShape:
         """What lies between two factors."""
         rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
         features = [each.pattern.out_features for each in places(self.kernel) if not each.is_last]
-        return round_up(max(features) * rows + LINE_BYTES, LINE_BYTES) if features else 0
+        reals = divide_up(max(features, default=0) * rows, 2 if self.constants.pairs else 1)
+        return round_up(reals + LINE_BYTES, LINE_BYTES) if features else 0
 
     @property
     def places(self) -> int:
@@ -132,6 +134,12 @@ def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec
 _RULES: tuple[Rule[ChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     rule_of_tiles(RULES, _own),
+    Rule(
+        "pairs is 0 where tiles reads the X of slices where it lies",
+        lambda k, c: (
+            not c.pairs or k.stride == "dense" or all(own.panel for at, own in zip(places(k), c.parsed, strict=True) if at.at == 0)
+        ),
+    ),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
 )
 
@@ -155,11 +163,16 @@ class VectorChain(Shaped[ChainConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
-        alone = [replace(factor_default(each, limits, batch), parts=1, pairs=0) for each in factor_kernels(kernel)]
-        alone = [replace(each, panel=1) if kernel.layout == "bsl" else each for each in alone]
+        alone = [factor_default(each, limits, batch) for each in factor_kernels(kernel)]
+        pairs = int(any(each.pairs for each in alone) and all(kernel.layout == "bsf" or each.along == "batch" for each in alone))
+        if not pairs:
+            alone = [factor_default(each, replace(limits, dots=()), batch) for each in factor_kernels(kernel)]
+        alone = [replace(each, parts=1, pairs=pairs) for each in alone]
+        copied = [kernel.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at in places(kernel)]
+        alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
         shapes = [Shape(factor, own) for factor, own in zip(factor_kernels(kernel), alone, strict=True)]
         block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))
-        return ChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past)
+        return ChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past, pairs)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
         usual = self.default(kernel, limits)
@@ -203,7 +216,10 @@ class VectorChain(Shaped[ChainConstants]):
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
         own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
         is_first, is_last = at.at == 0, at.is_last
+        between, is_kept, widen = ("between", "outputs", "widen") if shape.constants.pairs else ("real", "lanes", "")
         place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
+        if shape.constants.pairs:
+            place = f"(GLOBAL between*)({place})"
         pitch_in, pitch_out = (own.kernel.pattern.in_features, own.kernel.pattern.out_features) if is_bsf else (shape.pitch, shape.pitch)
         return factor_words(own) | {
             "number": number + 1,
@@ -211,11 +227,11 @@ class VectorChain(Shaped[ChainConstants]):
             "kernel": own.kernel,
             "along": own.constants.along,
             "constexprs": factor_constexprs(own),
-            "source": "stored" if is_first else "real",
-            "target": "stored" if is_last else "real",
-            "kept": "outputs" if is_last else "lanes",
-            "as_kept": "as_outputs" if is_last else "",
-            "widen": "widen" if is_first else "",
+            "source": "stored" if is_first else between,
+            "target": "stored" if is_last else between,
+            "kept": "outputs" if is_last else is_kept,
+            "as_kept": "as_outputs" if is_last or shape.constants.pairs else "",
+            "widen": "widen" if is_first else widen,
             "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }

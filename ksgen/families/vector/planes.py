@@ -79,7 +79,9 @@ class Planes:
             "inputs": _inputs(self.run, lanes),
             "mask": f"{'ulong' if self.real_bytes == 8 else 'uint'}{lanes}",
             "turns": _turns(lanes),
-            "of_pairs": "",
+            "of_pairs": "",  # the end of the names of what copies inputs as pairs
+            "firsts": "",
+            "seconds": "",
             # up to which entry a copy fills what a tile reads
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
