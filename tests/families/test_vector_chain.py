@@ -208,7 +208,7 @@ def test_pairs_are_the_default_where_all_factors_can_take_them() -> None:
     last = replace(kernel, layout="bsl")
     assert FAMILY.default(last, able, 1568).pairs == 1
     assert FAMILY.default(last, able, 1).pairs == 0  # lanes lie along the outputs
-    assert FAMILY.default(chain_of((Pattern(4, 2, 1, 3), Pattern(1, 6, 1, 4)), "bfloat16"), able, 1568).pairs == 0
+    assert FAMILY.default(chain_of((Pattern(4, 2, 1, 3), Pattern(6, 3, 1, 4)), "bfloat16"), able, 1568).pairs == 0
 
 
 def test_blocks_are_whole_tiles_of_every_factor() -> None:
