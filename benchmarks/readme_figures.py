@@ -44,15 +44,15 @@ def figures(folder: Path) -> str:
 
 
 def _when(rows: list[Row]) -> str:
-    """Date and commit of the rows; of each precision, where they differ."""
-    precisions: dict[str, list[str]] = {}
+    """Date and commit of the rows; of each precision and batch, where they differ."""
+    found: dict[str, list[str]] = {}
     for row in rows:
-        known = precisions.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", [])
-        if row.precision not in known:
-            known.append(row.precision)
-    if len(precisions) == 1:
-        return next(iter(precisions))
-    return "; ".join(f"{', '.join(names)}: {when}" for when, names in precisions.items())
+        known = found.setdefault(f"{row.date}, commit {row.commit[:12] or 'unknown'}", [])
+        if (named := f"{row.precision} at batch {row.batch}") not in known:
+            known.append(named)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(names)}: {when}" for when, names in found.items())
 
 
 def updated(readme: str, shown: str) -> str:
