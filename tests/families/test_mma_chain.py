@@ -204,9 +204,13 @@ def test_what_it_serves() -> None:
     assert family_for(kernel, LIMITS) is not None
 
 
-def test_shared_memory_is_two_halves_and_a_ring() -> None:
-    shape = ChainShape(chain_of(RAGGED, "float16", "bsf"), FAMILY.default(chain_of(RAGGED, "float16", "bsf"), LIMITS))
+@pytest.mark.parametrize("patterns", [RAGGED, (Pattern(2, 32, 16, 1), Pattern(1, 96, 32, 2), Pattern(1, 64, 192, 1))])
+def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -> None:
+    """Each as large as the larger of those it holds, first or last."""
+    kernel = chain_of(patterns, "float16", "bsf")
+    shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
     first, second, third = shape.factors
+    assert (first.held_bytes > third.held_bytes) == (patterns is RAGGED)
     assert shape.halves == (max(first.held_bytes, third.held_bytes), second.held_bytes)
     assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
     assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(each.w_bytes for each in shape.factors)

@@ -183,6 +183,10 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
         assert FAMILY.default(kernel_of((4, 8, 1, 2), "bfloat16", layout), able, batch).pairs == 0  # there is one input
         assert {each.pairs for each in FAMILY.space(kernel, able)} == {0, 1}
         assert {each.pairs for each in FAMILY.space(kernel, CPU)} == {0}
+    strided = replace(kernel_of((6, 64, 64, 1), "bfloat16"), stride="any")  # whose rows may begin within a pair
+    assert FAMILY.default(strided, able, 6272).panel == 1
+    with pytest.raises(ConstantsError, match="panel=0 must be 1"):
+        check(FAMILY, strided, replace(FAMILY.default(strided, able, 6272), panel=0))
     refused = replace(constants_of(kernel_of((1, 4, 4, 1), "bfloat16"), "outputs", 8, pairs=1), panel=1)
     for kernel in (kernel_of((1, 4, 4, 1), "float16"), kernel_of((1, 4, 4, 1), "bfloat16", "bsl")):
         with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
@@ -436,6 +440,7 @@ FENCED = [  # every way to copy, and edges of every kind
     ((2, 4, 5, 3), "bfloat16", "bsf", "batch"),
     ((9, 2, 2, 1), "float64", "bsf", "batch"),
     ((2, 4, 5, 3), "float16", "bsl", "batch"),
+    ((2, 4, 5, 3), "bfloat16", "bsl", "batch"),
     ((2, 4, 5, 3), "float32", "bsl", "batch"),
 ]
 
