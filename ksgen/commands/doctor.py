@@ -97,6 +97,7 @@ def _chosen_device() -> Finding:
     if limits.is_cpu:
         threads = min(wanted_threads() or limits.multiprocessors, limits.multiprocessors)
         has = f"{counted(threads, 'thread')} on {counted(limits.multiprocessors, 'core')}, vectors of {limits.vector_bytes} bytes"
+        has += "".join(f", pairs of {each}" for each in limits.dots) + "".join(f", matrix tiles of {each}" for each in limits.tiles)
     made = "compiler" if device.runtime == "native" else "driver"
     return Finding("launchers take", f"{device.name} by {device.runtime} ({reason}); {made} {device.driver_version or 'none'}, {has}")
 

@@ -238,4 +238,12 @@ def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> 
     told = doctor._chosen_device()
     if not told.found:
         pytest.skip(told.why)
-    assert re.search(r" by native \(KSGEN_DEVICE=native\); compiler .*, 1 thread on \d+ cores?, vectors of (16|32|64) bytes$", told.found)
+    assert re.search(r" by native \(KSGEN_DEVICE=native\); compiler .*, 1 thread on \d+ cores?, vectors of (16|32|64) bytes", told.found)
+
+
+def test_what_a_processor_multiplies_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = devices.Limits(49152, 1024, 2, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), dots=("bf16",))
+    taken = SimpleNamespace(kind="native", name="it", runtime="native", driver_version="1", limits=limits, target="host")
+    monkeypatch.setattr(devices, "find_device", lambda: taken)
+    wanted = "on 2 cores, vectors of 64 bytes, pairs of bf16, matrix tiles of bf16, matrix tiles of f16"
+    assert doctor._chosen_device().found.endswith(wanted)
