@@ -17,6 +17,7 @@ from tests.support.kernels import job_of
 pytestmark = pytest.mark.slow
 
 PATTERN = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
+LAYER = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # of chains
 STAGES = 3  # of the pipeline with cp.async: its copies are there once in the loop and twice before it
 ASYNC = ("sm_80", "sm_86", "sm_89", "sm_90a")
 SIXTEEN = ("sm_75", "sm_80", "sm_90a")
@@ -59,6 +60,14 @@ ROWS += [
     for precision in ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     for layout in ("bsf", "bsl")
 ]
+# chains: the same of each factor; what lies between goes to shared memory. A lane has two outputs of two j beside each other
+ROWS += [
+    Row("mma_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 6, "HMMA": 30, "STS": 4, store: 8}, ("HMMA", 1))
+    for precision, layout, store in (
+        ("float16", "bsf", "STG.64"), ("float16", "bsl", "STG.128"), ("bfloat16", "bsf", "STG.64"), ("bfloat16", "bsl", "STG.128"),
+        ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),  # in bsl these have no room
+    )
+]  # fmt: skip
 # warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
 # 16-byte chunks straight from registers, or as boxes
 HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
@@ -108,7 +117,9 @@ CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout
 @pytest.mark.parametrize(("row", "target"), CASES)
 def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     sass.needed_disassembler()
-    kernel = job_of(row.family, KernelSpec(PATTERN, row.precision, row.layout))
+    kernel = KernelSpec(PATTERN, row.precision, row.layout)
+    is_chain = row.family.endswith("_chain")
+    kernel = replace(kernel, pattern=LAYER[-1], before=LAYER[:-1], job="chain") if is_chain else job_of(row.family, kernel)
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
     entries = sass.instructions(sass.compiled(source.text, source.entry, target).data)
     assert set(entries) == set(source.entries)
