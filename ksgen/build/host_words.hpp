@@ -194,7 +194,7 @@ static inline T min(const T a, const T b) { return b < a ? b : a; }
 template <class T>
 static inline T max(const T a, const T b) { return a < b ? b : a; }
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 // Sums of products of pairs of bfloat16, and sums as bfloat16; subnormals count as zero.
 #define MULTIPLY_PAIRS multiply_pairs
 #define HOST_PAIRS(N, HALF) \
@@ -210,10 +210,8 @@ static inline T max(const T a, const T b) { return a < b ? b : a; }
         return result; \
     }
 HOST_PAIRS(16, __m256i)
-#ifdef __AVX512VL__
 HOST_PAIRS(8, __m128i)
 HOST_PAIRS(4, __m128i)
-#endif
 #endif
 
 // ---- 16-bit floats, as bits

@@ -54,8 +54,7 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, An
     """That a chain's `tiles` has what the rules of each factor allow. `own_of`: each factor by itself, with its constants."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:
-        assert constants.parsed  # or it says what is no tile
-        return [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
+        return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
 
     def holds(kernel: KernelSpec, constants: Any) -> bool:
         return has_all(kernel, constants) and all(rule.holds(*own) for own in own_of(kernel, constants) for rule in rules)

@@ -20,7 +20,7 @@ from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, packed_in
+from ksgen.launch.weights import Weights, check_packed, packed_in, storage_of
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import checked_batch
@@ -69,7 +69,12 @@ class ChainLauncher:
 
         `last_only`: bias, residual and out, where there are any.
         """
-        return self._fused(x, self.weights_of_each(weights), last_only, CallOptions(layout, activation, None, precision))
+        own = self.weights_of_each(weights)
+        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision))
+        if call:
+            given = (x, *own, *last_only.values(), call.out)
+            call.keep += tuple(storage_of(view(each)) for each in given if each is not None and not isinstance(each, Weights))
+        return call
 
     def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
         """One array a factor; `LaunchError` on anything else."""
@@ -119,10 +124,6 @@ class ChainLauncher:
             return Verdict(False, "there is one")
         return verdict(device, chain_kernel((self.chain.factors,), precision, layout, epilogue), batch)
 
-    def is_one_launch(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> bool:
-        """Whether a call is one launch on a device."""
-        return fused_plan(device, (self.chain,), precision, layout, epilogue, batch) is not None
-
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
         if len(self.factors) == 1:
@@ -143,7 +144,7 @@ class ChainLauncher:
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride)
+        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride, stream)
         if fused is None:
             return None
         check_memory(self, every)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
+from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels
@@ -18,6 +19,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
+_planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
 LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 REMEMBERED = 1024  # plans: one for each layer and batch
 
@@ -47,13 +49,22 @@ def chain_kernel(
 
 
 def fused_plan(
-    device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense"
-) -> FusedPlan | None:
-    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor."""
+    device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
+    stream: Any = None,
+) -> FusedPlan | None:  # fmt: skip
+    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor. While a graph is
+    recorded on the stream, nothing is built or loaded for it."""
     if sum(map(len, chains)) < 2 or _has_few(device, batch):
         return None
     where: Any = device  # devices are hashed by their identity
-    return _plan(where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
+    key = (where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
+    if device.shares_host or key in _planned:
+        return _plan(*key)
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride), batch).is_one:
+        refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
+    found = _plan(*key)
+    _planned.add(key)
+    return found
 
 
 def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:

@@ -129,6 +129,8 @@ class GroupLauncher:
         if any(found.device != "host" or not is_whole(found) for found in every) or not set(counts) <= {0, len(own)}:
             return None
         device, stream = device_and_stream(self, "host", options.stream)
+        if not device.shares_host:
+            return None
         dtype = views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
         fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any")

@@ -24,6 +24,7 @@ from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 
+_not_one: set[Any] = set()  # layers of which one launch could not be had
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
@@ -192,11 +193,17 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
 
 
 def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> bool:
-    """Whether a layer's factors are one launch on a tensor's GPU, and none is better left to PyTorch."""
+    """Whether a layer's factors are one launch on a tensor's GPU; until one could not be had."""
     try:
-        return own.is_one_launch(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
-    except (DeviceError, ToolchainError):
+        return own not in _not_one and own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch).is_one
+    except DeviceError:
         return False  # the factors by themselves say what is missing
+
+
+def never_one_launch(own: ChainLauncher, error: ToolchainError) -> None:
+    """From now on. It is said once."""
+    _not_one.add(own)
+    warnings.warn(f"{own.chain} takes a launch for each factor, as one for all cannot be had: {error}", stacklevel=2)
 
 
 def told_of_launches(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> str:

@@ -20,12 +20,12 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, serve, size_of
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, never_one_launch, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
@@ -108,7 +108,12 @@ def multiply_chain(
 
     if x.device.type == "cuda":
         epilogue = Epilogue(bias is not None, activation, residual is not None)
-        return in_one_launch() if is_one_launch(own, x.device, wanted, layout, epilogue, batch) else one_by_one()
+        if is_one_launch(own, x.device, wanted, layout, epilogue, batch):
+            try:
+                return in_one_launch()
+            except ToolchainError as error:
+                never_one_launch(own, error)
+        return one_by_one()
     if backend == "ksgen":
         return in_one_launch()
     job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout, activation, bias is not None, residual is not None)

@@ -164,6 +164,16 @@ def test_every_tile_of_the_search_space_agrees() -> None:
         assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
 
 
+def test_each_factor_alone_fits_too() -> None:
+    """Its text packs its weights, and has stages for the product."""
+    kernel, limits = chain_of((Pattern(1, 16, 64, 16), Pattern(1, 64, 16, 16)), "bfloat16", "bsf"), cuda_limits("sm_80")
+    found = list(FAMILY.space(kernel, limits))
+    assert found
+    for constants in found:
+        for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True):
+            assert Mma().geometry(factor, own, 64).shared_bytes <= limits.shared_bytes
+
+
 # ---- rules, and what is served
 
 

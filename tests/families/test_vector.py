@@ -188,9 +188,14 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
     with pytest.raises(ConstantsError, match="panel=0 must be 1"):
         check(FAMILY, strided, replace(FAMILY.default(strided, able, 6272), panel=0))
     refused = replace(constants_of(kernel_of((1, 4, 4, 1), "bfloat16"), "outputs", 8, pairs=1), panel=1)
-    for kernel in (kernel_of((1, 4, 4, 1), "float16"), kernel_of((1, 4, 4, 1), "bfloat16", "bsl")):
+    able_kernel = kernel_of((1, 4, 4, 1), "bfloat16")
+    for kernel, constants in (
+        (kernel_of((1, 4, 4, 1), "float16"), refused),
+        (replace(able_kernel, layout="bsl"), refused),
+        (able_kernel, replace(refused, lanes=2)),  # which no instruction has
+    ):
         with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
-            check(FAMILY, kernel, refused)
+            check(FAMILY, kernel, constants)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,8 +6,10 @@ import pytest
 
 from ksgen import reference
 from ksgen.errors import LaunchError, PatternError
-from ksgen.launch import chain, launcher
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launch import chain, launcher, streams
+from ksgen.launch.arrays import view
+from ksgen.launch.weights import storage_of
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.launching import PATTERN, SHAPE, check, draw, inputs, needs_opencl
 
@@ -92,3 +94,34 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     assert first.endswith("a launch for each factor; no family has room for all factors in one launch, in this precision")
     assert [line.partition(" at ")[0] for line in each] == ["ks_2x48x64x1_float32_bsf", "ks_1x64x48x2_float32_bsf"]
     assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")
+
+
+def test_inside_a_capture_no_layer_is_built(gpu: FakeGpu) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    x, weights = FakeTensor(gpu, draw(40, 128, precision="float16")), [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+        layer(x, weights)
+    gpu.end_capture()
+    layer(x, weights)
+    gpu.begin_capture()
+    layer(x, weights)
+    gpu.end_capture()
+
+
+def test_a_prepared_layer_keeps_what_it_reads(gpu: FakeGpu) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    given = [FakeTensor(gpu, draw(40, 128, precision="float16")), *(FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER)]
+    call = layer.prepare(given[0], given[1:])
+    assert call is not None
+    kept = [id(each) for each in call.keep]
+    assert all(id(storage_of(view(each))) in kept for each in (*given, call.out))
+
+
+def test_a_group_of_one_layer_on_the_hosts_arrays(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are copied for each factor."""
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    x, weights = draw(40, 128, precision="float16"), [draw(*each, precision="float16") for each in LAYER]
+    (y,) = GroupLauncher(layer)(x, [weights])
+    check(y, reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf"), weights[1], precision="float16")

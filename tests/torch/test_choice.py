@@ -87,3 +87,22 @@ def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choice.faster("another refused job", {"ksgen": refused, "strided": lambda: torch.ones(1)}) == "strided"
+
+
+def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(index=0)
+    own: Any = type("Own", (), {"chain": "a chain", "verdict": lambda *_: SimpleNamespace(is_one=True)})()
+    monkeypatch.setattr(choice, "_not_one", set())
+    monkeypatch.setattr(choice, "device_for", lambda place: place)
+    job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
+    assert choice.is_one_launch(*job)
+    with pytest.warns(UserWarning, match="a chain takes a launch for each factor, as one for all cannot be had: no compiler"):
+        choice.never_one_launch(own, ToolchainError("no compiler"))
+    assert not choice.is_one_launch(*job)
+    monkeypatch.setattr(choice, "_not_one", set())
+
+    def gone(place: Any) -> None:
+        raise DeviceError("gone")
+
+    monkeypatch.setattr(choice, "device_for", gone)
+    assert not choice.is_one_launch(*job)

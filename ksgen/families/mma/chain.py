@@ -213,9 +213,12 @@ class MmaChain(Shaped[MmaChainConstants]):
                     yield constants
 
     def fits(self, kernel: KernelSpec, constants: MmaChainConstants, limits: Limits) -> bool:
-        """Whether as many blocks fit a multiprocessor as the constants say."""
-        if ChainShape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
+        """Whether as many blocks fit a multiprocessor as the constants say, and a block of each factor alone."""
+        shape = ChainShape(kernel, constants)
+        if shape.shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
+        if any(Shape(each.kernel, each.constants).shared_bytes > limits.shared_bytes for each in shape.factors):
+            return False  # whose texts pack their weights
         return self.keeps_rules(kernel, constants)
 
     # ---- costs
