@@ -129,7 +129,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written, as it i
     "outputs that never leave": (VECTOR[6], EVERYTHING, "if (WAITS && waiting.to) store_waiting(waiting, 0, HEIGHT * WIDTH);", "", "wrong"),
     "a chunk that nobody copies": (VECTOR[7], EVERYTHING, "if (inputs.from) *kept =", "if (0) *kept =", "wrong"),
     "a pair behind the last": (VECTOR[8], EVERYTHING, "2 * l + 1 < inputs ?", "1 ?", "wrong"),
-    "inputs that meet no other": (VECTOR[9], EVERYTHING, "feature / D % C % 2 == 0", "1", "wrong"),
+    "inputs that meet no other": (VECTOR[9], EVERYTHING, "if (next->l % 2)\n", "if (0)\n", "wrong"),
     "a line behind the last": (VECTOR[10], EVERYTHING, "if (2 * l + 1 == inputs)", "if (0)", "Invalid read"),
     "a chain's groups that keep one place": (CHAIN[0], RACES, SLOT, "workspace", "data race at global memory"),
     "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "last < min(end, at + LANES); ++last)", "last <= end; ++last)", "Invalid read"),
