@@ -21,7 +21,7 @@ def usable_tiles(compiler: HostCompiler) -> tuple[str, ...]:
     """What they multiply, by `Operand.name`; nothing where there are none to use."""
     features = processor_features()
     named = [name for name, flag in _FLAGS.items() if flag in features and "amx_tile" in features]
-    made = compiler.macros(host_target()) if named else frozenset()
+    made = _made_by(compiler) if named else frozenset()
     found = tuple(name for name in named if {"__AMX_TILE__", _MACROS[name]} <= made)
     return found if found and is_permitted() else ()
 
@@ -29,8 +29,14 @@ def usable_tiles(compiler: HostCompiler) -> tuple[str, ...]:
 @cache
 def pair_products(compiler: HostCompiler) -> tuple[str, ...]:
     """What its vectors multiply in pairs, by `Operand.name`: dot products that compilers make where the processor has them."""
-    is_there = "avx512_bf16" in processor_features() and "__AVX512BF16__" in compiler.macros(host_target())
+    is_there = "avx512_bf16" in processor_features() and "__AVX512BF16__" in _made_by(compiler)
     return ("bf16",) if is_there else ()
+
+
+@cache
+def _made_by(compiler: HostCompiler) -> frozenset[str]:
+    """What it defines for this processor: it is asked once."""
+    return compiler.macros(host_target())
 
 
 @cache

@@ -157,8 +157,7 @@ class NativeDevice:
         self.name = processor_name()
         self.target = host_target()
         self.driver_version = compiler.version
-        tiles = usable_tiles(compiler) if isinstance(compiler, HostCompiler) else ()
-        dots = pair_products(compiler) if isinstance(compiler, HostCompiler) else ()
+        tiles, dots = (usable_tiles(compiler), pair_products(compiler)) if isinstance(compiler, HostCompiler) else ((), ())
         self.limits = replace(_limits(_vector_bytes(), machine() == "aarch64", usable_cores()), tiles=tiles, dots=dots)
         self._starting = threading.Lock()
         self._launcher: Any = None

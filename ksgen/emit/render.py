@@ -155,8 +155,7 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].real_bytes == 8
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
-    operand = PRECISIONS[precision].operand
-    pairs = ("pairs",) if operand is not None and operand.name in limits.dots else ()
+    pairs = ("pairs",) if limits.multiplies_pairs(PRECISIONS[precision].operand) else ()
     text = fill("probe_processor.cl.j2", words, VECTOR_WORDS, (*pairs, PRECISIONS[precision].sums))
     return Probe(text, entry, lanes * sums * (2 if pairs else 1))
 

@@ -11,6 +11,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
 from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import Operand
 
 ConstantsT = TypeVar("ConstantsT")
 ConstantsT_contra = TypeVar("ConstantsT_contra", contravariant=True)
@@ -38,6 +39,10 @@ class Limits:
     def vector_registers(self) -> int:
         """Of a processor: x86 has 32 where they are 64 bytes wide, else 16."""
         return 32 if self.has_arm_vectors or self.vector_bytes >= 64 else 16
+
+    def multiplies_pairs(self, operand: Operand | None) -> bool:
+        """Whether a processor has an instruction that multiplies two of such operands at a time."""
+        return operand is not None and operand.name in self.dots
 
     def shared_bytes_for(self, blocks: int) -> int:
         """What each of so many blocks may use that share a multiprocessor."""

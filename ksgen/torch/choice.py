@@ -18,13 +18,14 @@ from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import family_named
 from ksgen.families.expected import default_us, library_us
 from ksgen.launch.choice import limits_of
+from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
 
-_not_one: set[Any] = set()  # layers of which one launch could not be had
+_not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
 TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
@@ -192,27 +193,20 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
     return by_heuristic(kernel)
 
 
-def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> bool:
-    """Whether a layer's factors are one launch on a tensor's GPU; until one could not be had."""
+def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+    """Whether a layer's factors are one launch on a tensor's GPU, and why; never again once one could not be had."""
+    if own in _not_one:
+        return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
     try:
-        return own not in _not_one and own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch).is_one
-    except DeviceError:
-        return False  # the factors by themselves say what is missing
+        return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
+    except DeviceError as error:  # the factors by themselves say what is missing
+        return Verdict(False, str(error))
 
 
 def never_one_launch(own: ChainLauncher, error: ToolchainError) -> None:
     """From now on. It is said once."""
-    _not_one.add(own)
+    _not_one[own] = str(error)
     warnings.warn(f"{own.chain} takes a launch for each factor, as one for all cannot be had: {error}", stacklevel=2)
-
-
-def told_of_launches(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> str:
-    """Whether that is so, and why."""
-    try:
-        found = own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
-    except DeviceError as error:
-        return f"a launch for each factor: {error}"
-    return f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}"
 
 
 def by_heuristic(kernel: KernelSpec) -> Choice:

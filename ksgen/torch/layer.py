@@ -14,7 +14,7 @@ from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES, explain, multiply_all_by
 from ksgen.torch.checks import check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import chain_launcher, told_of, told_of_launches
+from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
 from ksgen.torch.weight import Weight
@@ -224,7 +224,8 @@ class KSLinear(nn.Linear):
         if len(self.chain) > 1 and self.weights[0].device.type == "cuda" and self.backend in BACKENDS:
             epilogue, wanted = Epilogue(self.bias is not None, self.activation), self.precision or dtype_name(self.weights[0].dtype)
             patterns = tuple(pattern.shape for pattern in self.chain)
-            lines.insert(0, told_of_launches(chain_launcher(patterns), self.weights[0].device, wanted, self.layout, epilogue, batch))
+            found = is_one_launch(chain_launcher(patterns), self.weights[0].device, wanted, self.layout, epilogue, batch)
+            lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
         if self.backend in BACKENDS and self.precision is None:
             shapes = [pattern.shape for pattern in self.chain]
             lines += told_of(shapes, self.weights[0].dtype, self.layout, self.activation, self.bias is not None, batch)

@@ -108,7 +108,7 @@ def multiply_chain(
 
     if x.device.type == "cuda":
         epilogue = Epilogue(bias is not None, activation, residual is not None)
-        if is_one_launch(own, x.device, wanted, layout, epilogue, batch):
+        if is_one_launch(own, x.device, wanted, layout, epilogue, batch).is_one:
             try:
                 return in_one_launch()
             except ToolchainError as error:

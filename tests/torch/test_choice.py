@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.devices.base import Limits as DeviceLimits  # noqa: E402
 from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
+from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch import choice  # noqa: E402
@@ -91,18 +92,20 @@ def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> 
 
 def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(index=0)
-    own: Any = type("Own", (), {"chain": "a chain", "verdict": lambda *_: SimpleNamespace(is_one=True)})()
-    monkeypatch.setattr(choice, "_not_one", set())
+    own: Any = type("Own", (), {"chain": "a chain", "verdict": lambda *_: Verdict(True, "it is faster")})()
+    monkeypatch.setattr(choice, "_not_one", {})
     monkeypatch.setattr(choice, "device_for", lambda place: place)
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
-    assert choice.is_one_launch(*job)
+    assert choice.is_one_launch(*job).is_one
     with pytest.warns(UserWarning, match="a chain takes a launch for each factor, as one for all cannot be had: no compiler"):
         choice.never_one_launch(own, ToolchainError("no compiler"))
-    assert not choice.is_one_launch(*job)
-    monkeypatch.setattr(choice, "_not_one", set())
+    found = choice.is_one_launch(*job)
+    assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
+    monkeypatch.setattr(choice, "_not_one", {})
 
     def gone(place: Any) -> None:
         raise DeviceError("gone")
 
     monkeypatch.setattr(choice, "device_for", gone)
-    assert not choice.is_one_launch(*job)
+    found = choice.is_one_launch(*job)
+    assert (found.is_one, found.why) == (False, "gone")

@@ -164,8 +164,9 @@ class VectorChain(Shaped[ChainConstants]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
         alone = [factor_default(each, limits, batch) for each in factor_kernels(kernel)]
-        pairs = int(any(each.pairs for each in alone) and all(kernel.layout == "bsf" or each.along == "batch" for each in alone))
-        if not pairs:
+        are_able = any(each.pairs for each in alone)
+        pairs = int(are_able and all(kernel.layout == "bsf" or each.along == "batch" for each in alone))
+        if are_able and not pairs:
             alone = [factor_default(each, replace(limits, dots=()), batch) for each in factor_kernels(kernel)]
         alone = [replace(each, parts=1, pairs=pairs) for each in alone]
         copied = [kernel.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at in places(kernel)]

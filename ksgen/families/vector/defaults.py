@@ -53,9 +53,8 @@ def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
 
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether the processor has an instruction that multiplies two inputs at a time."""
-    operand = kernel.arithmetic.operand
-    return operand is not None and operand.name in limits.dots and kernel.pattern.c > 1
+    """Whether there are two inputs, and the processor multiplies two at a time."""
+    return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
