@@ -131,6 +131,8 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written, as it i
     "a pair behind the last": (VECTOR[8], EVERYTHING, "2 * l + 1 < inputs ?", "1 ?", "wrong"),
     "inputs that meet no other": (VECTOR[9], EVERYTHING, "if (next->l % 2)\n", "if (0)\n", "wrong"),
     "a line behind the last": (VECTOR[10], EVERYTHING, "if (2 * l + 1 == inputs)", "if (0)", "Invalid read"),
+    "inputs of another j": (VECTOR[11], EVERYTHING, "each[n % PERIOD]", "each[0]", "wrong"),
+    "a pair of vectors behind the last": (VECTOR[12], EVERYTHING, "(2 * l + 1) * D + LANES <= C * D", "1", "Invalid read"),
     "a chain's groups that keep one place": (CHAIN[0], RACES, SLOT, "workspace", "data race at global memory"),
     "a chain's X beyond the batch": (CHAIN[1], EVERYTHING, "last < min(end, at + LANES); ++last)", "last <= end; ++last)", "Invalid read"),
     "a chain's Y beyond the batch": (CHAIN[1], EVERYTHING, "+ here, count - here, bias", "+ here, LANES, bias", "Invalid write"),

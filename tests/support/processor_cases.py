@@ -130,6 +130,8 @@ VECTOR = [
     Case((2, 5, 3, 2), "bfloat16", batches=(14,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 2, 1) | {"pairs": 1}),
     Case((2, 5, 3, 3), "bfloat16", batches=(14,), family="vector", constants=tiles("batch", 8, 2, 1, 8, 1, 1) | {"pairs": 1}),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1) | {"pairs": 1}),
+    Case((2, 5, 3, 3), batches=(5,), family="vector", constants=tiles("outputs", 8, 2, 3, 6, 2, 1), epilogue=(True, "relu", True)),
+    Case((2, 5, 3, 6), "bfloat16", batches=(5,), family="vector", constants=tiles("outputs", 8, 2, 3, 6, 2, 1) | {"pairs": 1}),
     Case((2, 5, 3, 2), "float32", "bsf", (True, "relu", True), (14,), "vector", tiles("outputs", 8, 3, 2, 6, 2, 0), gaps=(3, 5, 1)),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gaps=(5, 2, 0)),
 ]

@@ -47,8 +47,8 @@ class Tile:
 
 def tile_of(shape: Planes) -> Tile:
     constants = shape.constants
-    is_spread = shape.is_along_outputs and 1 < shape.run < constants.lanes
-    return Tile(constants.height, constants.width, registers(shape), constants.height if is_spread else 0)
+    is_spread = shape.is_along_outputs and shape.run > 1 and shape.run % constants.lanes
+    return Tile(constants.height, constants.width, registers(shape), constants.height * shape.period if is_spread else 0)
 
 
 def registers(shape: Planes) -> int:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants, lie_in_pairs
+from ksgen.families.vector.shape import CONFLICTING_BYTES, LINE_BYTES, Shape, VectorConstants, lie_in_pairs, needs_panel
+from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # of a block's inputs: they stay in a second-level cache
@@ -38,7 +39,9 @@ def alike(batch: int) -> int:
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
     batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
-    along_outputs = prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
+    along_outputs = are_few(kernel, limits, lanes, batch) or (
+        prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
+    )
     found = (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
     is_in_rows = kernel.layout == "bsf" or found.along == "batch"
     if not (is_in_rows and multiplies_pairs(kernel, limits)):
@@ -55,6 +58,25 @@ def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether there are two inputs, and the processor multiplies two at a time."""
     return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1
+
+
+def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
+    """Whether entries are too few to turn inputs for them, though vectors of outputs take other inputs each until they repeat."""
+    d = kernel.pattern.d
+    if not few_sizes(kernel, limits):
+        return False
+    if kernel.layout == "bsl":
+        return batch < lanes // 2
+    return batch <= (2 * lanes if 2 * d > lanes else lanes // 2)
+
+
+def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
+    """(height, width) of tiles for few entries whose vectors take other inputs each until they repeat: wide, as each takes a shuffle."""
+    d, lanes = kernel.pattern.d, lanes_of(kernel, limits)
+    period, most = period_of(d, lanes), 24 if limits.vector_registers == 32 else 12
+    if lanes % d == 0 or d % lanes == 0 or 2 * period > most:
+        return []
+    return [(height, vectors) for height in (2, 1) for vectors in range(most // height // period * period, 0, -period)]
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
@@ -80,19 +102,22 @@ def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int)
 
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
-    a, b, c, d = kernel.pattern.shape
-    outputs = b * d if d <= lanes else b * lanes
-    most = 24 if limits.vector_registers == 32 else 12
-    vectors = divide_up(outputs, lanes)
-    far = 1.5 if limits.vector_registers == 32 else 2.5
-    height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most, far))
-    panel = int(kernel.item_bytes < 4 or kernel.layout == "bsl" or (d > lanes and d % lanes != 0))
-    if d > lanes and (a * c * d * kernel.item_bytes) % CONFLICTING_BYTES == 0:
-        panel = 1
+    _, b, _, d = kernel.pattern.shape
+    few = are_few(kernel, limits, lanes, batch)
+    vectors = divide_up(b * d if few or d <= lanes else b * lanes, lanes)
+    if few:  # the fewest vectors for the core with the most columns; narrow tiles shuffle more often
+        cores = limits.multiprocessors
+        sizes = [(height, width) for height, width in few_sizes(kernel, limits) if height == min(2, batch)]
+        height, width = min(sizes, key=lambda size: (divide_up(divide_up(vectors, size[1]), cores) * size[1], -size[1]))
+    else:
+        most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
+        height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most, far))
     rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
-    return _with_parts(kernel, VectorConstants("outputs", lanes, height, width, block, 1, panel, stores_past), limits, batch)
+    found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
+    meets = d > lanes and kernel.in_features * kernel.item_bytes % CONFLICTING_BYTES == 0
+    return _with_parts(kernel, replace(found, panel=int(meets or needs_panel(kernel, found))), limits, batch)
 
 
 def past(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
@@ -134,7 +159,8 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     """Columns shared out among work groups, where blocks of the batch are too few for all cores or planes lie far apart."""
     blocks = divide_up(batch, constants.block)
     shape = Shape(kernel, constants)
-    few = limits.multiprocessors * 4
+    shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4  # each part copies a plane's inputs
+    few = limits.multiprocessors * (1 if shares else 4)
     is_split = shape.turns and shape.planes * blocks < limits.multiprocessors and kernel.pattern.weight_count >= SPLIT_WEIGHTS
     units = shape.columns if is_split else shape.columns // shape.column_unit
     parts = min(divide_up(few, blocks), units) if blocks < few else 1

@@ -13,20 +13,14 @@ from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import default, multiplies_pairs, tile_sizes
+from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
-from ksgen.families.vector.shape import Shape, VectorConstants, lie_in_pairs
+from ksgen.families.vector.shape import Shape, VectorConstants, needs_panel
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
 GROUPS_AT_ONCE = 8  # work groups a core: so that one that is late leaves its neighbours' work to others
 LANES = (4, 8, 16)
-
-
-def _needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
-    """Where inputs are neither reals nor pairs as they lie, do not lie in rows, or a vector would reach beyond the last of them."""
-    d, are_pairs = kernel.pattern.d, constants.pairs and lie_in_pairs(kernel)
-    return (kernel.item_bytes < 4 and not are_pairs) or kernel.layout == "bsl" or (d > constants.lanes and d % constants.lanes != 0)
 
 
 RULES: tuple[Rule[VectorConstants], ...] = (
@@ -43,12 +37,12 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         lambda k, c: Shape(k, c).unit,
     ),
     Rule(
-        "along=outputs needs a d that divides the lanes, or more j than lanes",
-        lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
+        "along=outputs needs a d that divides a tile's lanes, or more j than lanes",
+        lambda k, c: c.along == "batch" or k.pattern.d > c.lanes or c.width * c.lanes % k.pattern.d == 0,
     ),
     Rule(
         "panel is 1 along the batch, and where inputs are not reals in rows",
-        lambda k, c: c.panel == 1 or not (c.along == "batch" or _needs_panel(k, c)),
+        lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c)),
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule(
@@ -84,7 +78,7 @@ class Vector(Shaped[VectorConstants]):
         for both, along, panel, past, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
-            for height, width in tile_sizes(limits):
+            for height, width in [*tile_sizes(limits), *few_sizes(kernel, limits)]:
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take
@@ -168,7 +162,8 @@ def factor_words(shape: Shape) -> dict[str, Any]:
 
 def _words_of_pairs(shape: Shape) -> dict[str, str]:
     """How inputs are copied as pairs: where d is short, what a vector of pairs takes of two vectors of neighbours."""
-    lanes, run = shape.constants.lanes, shape.run
+    lanes = shape.constants.lanes
+    run = shape.run if lanes % shape.run == 0 else lanes  # else vectors are not made of whole l: they are copied one l at a time
     firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
     return {
         "of_pairs": "_pairs",
@@ -221,6 +216,7 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         return [
             *always,
             Constexpr("PLANES", shape.planes, "what shares its inputs: an i with its neighbouring j"),
+            Constexpr("PERIOD", shape.period, "vectors of a tile after which they take the same inputs again"),
             Constexpr("RUN", shape.run, "neighbouring j of a plane"),
             Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
             Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),

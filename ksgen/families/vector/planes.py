@@ -8,6 +8,7 @@ from typing import Any
 from ksgen.families.base import Limits
 from ksgen.families.drawing import Side, draw
 from ksgen.families.tiles import divide_up
+from ksgen.families.vector.spread import spread
 from ksgen.spec import KernelSpec
 
 
@@ -51,6 +52,11 @@ class Planes:
         return bool(self.kernel.pattern.d <= self.constants.lanes)
 
     @property
+    def period(self) -> int:
+        """Vectors of a tile after which they take the same inputs again."""
+        return 1
+
+    @property
     def run(self) -> int:
         """Neighbouring j of a plane whose lanes lie along the outputs."""
         return self.kernel.pattern.d if self.is_short else self.constants.lanes
@@ -70,14 +76,19 @@ class Planes:
     # ---- what the templates ask for
 
     @property
+    def mask(self) -> str:
+        """The type of a list of lanes."""
+        return f"{'ulong' if self.real_bytes == 8 else 'uint'}{self.constants.lanes}"
+
+    @property
     def words(self) -> dict[str, Any]:
         lanes = self.constants.lanes
         return {
             "reals": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
-            "inputs": _inputs(self.run, lanes),
-            "mask": f"{'ulong' if self.real_bytes == 8 else 'uint'}{lanes}",
+            "spread": spread(self.run, lanes, self.mask)[: self.period] if self.is_along_outputs else [],
+            "mask": self.mask,
             "turns": _turns(lanes),
             "of_pairs": "",  # the end of the names of what copies inputs as pairs
             "firsts": "",
@@ -98,15 +109,6 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
         Side(constants.width * constants.lanes, across[number], constants.width),
         lambda row, column: f"{constants.lanes} sums",
     )
-
-
-def _inputs(run: int, lanes: int) -> str:
-    """The expression that repeats the inputs of one l for all lanes."""
-    if run == 1:
-        return "(lanes)(*at)"
-    if run == lanes:
-        return f"vload{lanes}(0, at)"
-    return f"vload{run}(0, at).s{''.join(f'{lane % run:x}' for lane in range(lanes))}"
 
 
 def _turns(lanes: int) -> list[tuple[int, str, str]]:

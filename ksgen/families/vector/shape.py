@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import Planes, round_up
+from ksgen.families.vector.spread import period_of
 from ksgen.spec import KernelSpec
 
 LINE_BYTES = 64  # of a cache
@@ -66,6 +67,12 @@ class Shape(Planes):
         """Of a sum, as they are multiplied: one by one, or two at a time."""
         return divide_up(self.kernel.pattern.c, 2) if self.constants.pairs else self.kernel.pattern.c
 
+    @property
+    def is_short(self) -> bool:
+        """Whether lanes along the outputs are neighbouring (k, j): vectors hold all j, or the vectors of a tile do together."""
+        d, lanes = self.kernel.pattern.d, self.constants.lanes
+        return d <= lanes or (d % lanes > 0 and self.tile_lanes % d == 0)
+
     # ---- columns: the tiles of all planes
 
     @property
@@ -114,7 +121,11 @@ class Shape(Planes):
     def registers(self) -> int:
         """Sums, the shorter side of what they are multiplied from, and one of the longer side."""
         height, width = self.constants.height, self.constants.width
-        return height * width + min(height, width) + 1
+        return height * width + min(height, width) + self.period
+
+    @property
+    def period(self) -> int:
+        return period_of(self.run, self.constants.lanes) if self.is_along_outputs else 1
 
     # ---- how inputs lie
 
@@ -220,6 +231,14 @@ class Shape(Planes):
 def lie_in_pairs(kernel: KernelSpec) -> bool:
     """Whether 16-bit inputs that are multiplied two at a time lie beside each other in rows, where a pair can be read as a real."""
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0 and kernel.stride == "dense"
+
+
+def needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
+    """Where inputs are neither reals nor pairs as they lie, do not lie in rows, or a vector would reach beyond the last of them."""
+    d, lanes = kernel.pattern.d, constants.lanes
+    if kernel.layout == "bsl" or (lanes % d and d % lanes):
+        return True
+    return kernel.item_bytes < 4 and not (constants.pairs and lie_in_pairs(kernel))
 
 
 def spaced(elements: int, shape: Shape) -> int:
