@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry
@@ -17,7 +18,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
     return {
         "kernel": kernel.name,
         "job": kernel.job,
-        "pattern": list(kernel.pattern.shape),
+        "pattern": [list(each.shape) for each in kernel.factors] if kernel.job == CHAIN else list(kernel.pattern.shape),
         "precision": kernel.precision,
         "layout": kernel.layout,
         "epilogue": asdict(kernel.epilogue),

@@ -1,6 +1,7 @@
 """`ksgen run`."""
 
 import sys
+from typing import cast
 
 import click
 
@@ -19,8 +20,9 @@ from ksgen.commands.common import (
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 
@@ -44,25 +46,32 @@ def command(
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
+    Several patterns are the factors of a layer, from the one that meets x first: their launch as one, beside a launch for each.
+
     \b
     Examples:
       ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
       ksgen run 6,64,64,1 --batch 1000 --bias --activation gelu --json
       ksgen run 6,64,64,1 --batch 1000 --job gradient
+      ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
+    from ksgen.families.chains import factor_kernels
     from ksgen.launch.choice import limits_of
     from ksgen.measure.roofline import measure_ceilings
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure
 
-    if len(patterns) != 1:
-        raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: one, such as ksgen run 1,192,48,2")
-    (pattern,) = patterns
+    if not patterns or (job == "gradient" and len(patterns) > 1):
+        accepted = "one, such as ksgen run 1,192,48,2" + ("" if patterns else "; or those of a layer's factors")
+        raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: {accepted}")
+    *before, pattern = Chain(patterns)  # refuses factors that do not fit each other
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    kernel = KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), job=job)
+    kernel = KernelSpec(
+        pattern, precision, layout, Epilogue(bias, activation, residual), job=CHAIN if before else job, before=tuple(before)
+    )
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))
@@ -75,6 +84,7 @@ def command(
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if before else []
     figures = {
         **kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,
@@ -82,7 +92,7 @@ def command(
         "runtime": where.runtime,
         **choice_figures(choice.family, choice.constants),
         "why": choice.why,
-        "passed": measured.passed,
+        "passed": measured.passed and all(each.passed for each in apart),
         "error": measured.error,
         "tolerance": measured.tolerance,
         "checked_batch_entries": measured.checked,
@@ -93,6 +103,7 @@ def command(
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
         "floor_us": floor * 1e6,
         "share_of_floor": None if why else floor / seconds,
+        **({"each_factor_us": [each.median_s * 1e6 for each in apart]} if apart else {}),
         "others_share": others_share,
         "doubt": why,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
@@ -103,7 +114,7 @@ def command(
         print_json(figures)
     else:
         _print(figures, str(choice.constants))
-    if not measured.passed:
+    if not figures["passed"]:
         sys.exit(1)
 
 
@@ -126,6 +137,10 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ),
         ("share", "{share}"),
     ]
+    if each := figures.get("each_factor_us"):
+        apart = sum(cast("list[float]", each))
+        took = f"{apart:.1f} us for a launch of each factor, {apart / cast('float', figures['median_us']):.2f} of the time of one launch"
+        rows.append(("apart", took))
     doubted = f"not said, as the time cannot be trusted: {figures['doubt']}"
     share = doubted if figures["doubt"] else f"{figures['share_of_floor']:.0%} of the floor"
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"

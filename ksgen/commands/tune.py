@@ -25,8 +25,9 @@ from ksgen.commands.common import (
 from ksgen.commands.figures import kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
+@click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="Limit per kernel: a time, or a number of candidates.")
@@ -55,7 +57,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @json_option
 def command(
     patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,
-    batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
+    chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
     fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers find them.
@@ -67,6 +69,7 @@ def command(
       ksgen tune 1,192,48,2 --precision float16
       ksgen tune --spec specs/vit.yaml --report vit.html
       ksgen tune 1,192,48,2 --job gradient
+      ksgen tune 6,64,64,1 1,768,192,2 --chain --batch 1568
       ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
@@ -76,6 +79,8 @@ def command(
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     kernels = _kernels(patterns, spec, precision, layout, job)
+    if chain:
+        kernels = [_one_launch(kernels, spec), *kernels]
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
@@ -115,6 +120,14 @@ def _kernels(
     if not wanted:
         raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, job)))}")
     return wanted
+
+
+def _one_launch(factors: list[KernelSpec], spec: Path | None) -> KernelSpec:
+    """All factors of a layer in one launch."""
+    if spec or len(factors) < 2 or factors[0].job == "gradient":
+        raise KsgenError("--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient")
+    *before, last = Chain(tuple(each.pattern for each in factors))  # refuses factors that do not fit each other
+    return replace(factors[-1], pattern=last, before=tuple(before), job=CHAIN)
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

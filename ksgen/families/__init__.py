@@ -59,6 +59,8 @@ def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, ali
     nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
     wanted = kernel.arithmetic.families
     able = [each for each in families_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name in wanted]
+    if not able:
+        raise ConstantsError(f"{kernel.name}: no family has room for all factors in one launch here")
     if len(able) == 1 or limits.is_cpu:
         return able[0]
 

@@ -15,6 +15,7 @@ from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Wisdom
 
 MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
+FEW_HERE = 16  # entries of a processor: fewer are shared out by their outputs
 NEAR = 4  # a search says something of batches so many times longer or shorter
 
 
@@ -78,6 +79,9 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
     """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
     found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
+    if found and limits.is_cpu and min(found.batch, batch) <= FEW_HERE and not is_near(found.batch, batch):
+        why = f"the family's default: batch {found.batch} was searched, which says nothing of {batch}: few entries are multiplied otherwise"
+        found = None
     if found:
         try:
             check_fit(found.family, found.constants, kernel, limits)
@@ -86,11 +90,15 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
-            is_near = max(found.batch, batch) <= NEAR * min(found.batch, batch)
-            said, is_measured = f"{who} measured at {where}", is_near and not found.is_stale
+            said, is_measured = f"{who} measured at {where}", is_near(found.batch, batch) and not found.is_stale
             return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
+
+
+def is_near(measured: int, batch: int) -> bool:
+    """Whether what was measured at one batch says something of another."""
+    return max(measured, batch) <= NEAR * min(measured, batch)
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

@@ -68,10 +68,12 @@ def fused_plan(
 
 
 def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
-    """Whether a chain's kernel is worth it at a batch: on a processor by rule, on a GPU by what is expected of it."""
+    """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation."""
     if _has_few(device, batch):
         least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
         return Verdict(False, f"below {least} each factor is shared out by its outputs")
+    if (measured := _measured(device, kernel, batch)) is not None:
+        return measured
     if device.shares_host:
         alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
         if any(family_named(wanted).serves(alone, limits_of(device)) for wanted in kernel.arithmetic.families):
@@ -80,6 +82,19 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     if device.kind != "cuda":
         return Verdict(False, "no family does that on such a device")
     return _expected(kernel, limits_of(device), batch_like(kernel, batch))
+
+
+def _measured(device: Device, kernel: KernelSpec, batch: int) -> Verdict | None:
+    """By the times of one launch and of each factor's, where searches found all of them. A launch of a group was never searched."""
+    if kernel.beside:
+        return None
+    alone = [replace(each, epilogue=Epilogue()) for each in (replace(kernel, epilogue=Epilogue(), stride="dense"), *factor_kernels(kernel))]
+    one, *each = [PLANNER.measured_us(device, own, batch) for own in alone]
+    if one is None or any(us is None for us in each):
+        return None
+    apart = sum(filter(None, each))
+    told = f"searches measured {one:.3g} us of one launch at about batch {batch}, and {apart:.3g} us of one for each factor"
+    return Verdict(one < apart, told)
 
 
 def _has_few(device: Device, batch: int) -> bool:
@@ -115,14 +130,18 @@ def _plan(
         return None
     try:
         whole = PLANNER.plan(device, kernel, batch)
-        factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-        packed_by = family_named(whole.choice.family).packed_by
-        packings = tuple(
-            PLANNER.plan_of(device, each, batch, Choice(packed_by, own, "part of a chain"))
-            for each, own in zip(factors, whole.choice.constants.parsed, strict=True)
-        )
+        return FusedPlan(whole, packings(device, whole))
     except ToolchainError:
         if not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler):
             raise
         return None  # bundles hold each factor by itself
-    return FusedPlan(whole, packings)
+
+
+def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
+    """The plans that pack the weights of each factor for a chain's launch."""
+    packed_by = family_named(whole.choice.family).packed_by
+    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(whole.kernel)]
+    return tuple(
+        PLANNER.plan_of(device, each, whole.batch, Choice(packed_by, own, "part of a chain"))
+        for each, own in zip(factors, whole.choice.constants.parsed, strict=True)
+    )

@@ -27,7 +27,7 @@ class Footprint:
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     """The footprint of one kernel at a batch on a device with these limits, with its family's default constants."""
     pattern, item = kernel.pattern, kernel.item_bytes
-    inputs, outputs, weights = batch * pattern.in_features, batch * pattern.out_features, pattern.weight_count
+    inputs, outputs, weights = batch * kernel.in_features, batch * pattern.out_features, kernel.factors.weight_count
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
     given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + pattern.out_features * kernel.epilogue.bias

@@ -13,13 +13,16 @@ import numpy as np
 
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.families.signature import dense_pitches, result_of
+from ksgen.families.signature import dense_pitches, result_of, weights_of
 from ksgen.launch.choice import choice_by_name, limits_of
+from ksgen.launch.fused import packings
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.queued import time_launches
+from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 if TYPE_CHECKING:
     from ksgen.launcher import Call
@@ -31,11 +34,14 @@ GPU_ROTATED, CPU_ROTATED = 256, 8  # at most so many sets of arrays, used in tur
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
+Packed = dict[str, Buffer]  # weights, by the operands of a launch that they are
+
+
 @dataclass(frozen=True)
 class Problem:
     """Random arrays for one kernel and batch. Weights are uniform in +-1/sqrt(c), the others standard normal.
 
-    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y.
+    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. Those of chains have weights before these.
     """
 
     kernel: KernelSpec
@@ -46,6 +52,7 @@ class Problem:
     residual: "Array | None"
     grad_y: "Array | None" = None
     most_compared: int | None = None  # batch entries; None: as many as the reference computes in about a second
+    before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -60,6 +67,12 @@ class Problem:
     def terms(self) -> int:
         """How many products one sum adds up."""
         return self.batch if self.grad_y is not None else self.kernel.pattern.c
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error that rounding explains, of all factors together."""
+        precision = self.kernel.precision
+        return tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.before)
 
     @cached_property
     def chosen(self) -> Any:
@@ -92,9 +105,11 @@ class Problem:
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
             return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
-        residual = None if self.residual is None else self._entries(self.residual)
+        residual, x = None if self.residual is None else self._entries(self.residual), self._entries(self.x)
+        for factor, weights in zip(kernel.before, self.before, strict=True):
+            x = reference.multiply(factor, x, weights, kernel.layout)
         return reference.multiply(
-            pattern, self._entries(self.x), self.weights, kernel.layout,
+            pattern, x, self.weights, kernel.layout,
             bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
         )  # fmt: skip
 
@@ -136,19 +151,22 @@ def tolerance(precision: str, terms: int) -> float:
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """The same arrays for the same kernel, batch and seed."""
+    """The same arrays for the same kernel, batch and seed; one chain, not several beside each other."""
     dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
     pattern = kernel.pattern
-    inputs, outputs = pattern.in_features, pattern.out_features
+    inputs, outputs = kernel.in_features, pattern.out_features
+
+    def uniform(pattern: Pattern) -> "Array":
+        bound = np.float32(1 / sqrt(pattern.c))
+        return (random.random(pattern.shape, np.float32) * 2 * bound - bound).astype(dtype)
 
     def normal(*shape: int) -> "Array":
         drawn: Array = random.standard_normal(shape, np.float32).astype(dtype)
         return drawn
 
     first = kernel.layout == "bsf"
-    bound = np.float32(1 / sqrt(pattern.c))
-    weights = (random.random(pattern.shape, np.float32) * 2 * bound - bound).astype(dtype)
+    weights = uniform(pattern)
     y_shape = (batch, outputs) if first else (outputs, batch)
     return Problem(
         kernel,
@@ -158,6 +176,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
         normal(*y_shape) if kernel.job == "gradient" else None,
+        before=tuple(map(uniform, kernel.before)),
     )
 
 
@@ -173,7 +192,8 @@ class Bench:
         given = {"x": problem.x, "grad_y": problem.grad_y, "bias": problem.bias, "residual": problem.residual}
         self._result = result_of(problem.kernel)
         self._arrays = {name: array for name, array in given.items() if array is not None} | {self._result: self._poison}
-        self._weights = uploaded(device, problem.weights) if problem.grad_y is None else None
+        weights = (*problem.before, problem.weights) if problem.grad_y is None else ()
+        self._weights = [uploaded(device, array) for array in weights]
         self._sets = [self._new_set()]
         self._workspace: Buffer = None
         self._workspace_bytes = 0
@@ -189,11 +209,13 @@ class Bench:
             self._sets.append(self._new_set())
         return self._sets
 
-    def pack(self, plan: Plan) -> Buffer:
-        """The weights packed for a plan; None for a gradient."""
-        return None if self._weights is None else plan.pack(self._weights, None)
+    def pack(self, plan: Plan) -> Packed:
+        """The weights packed for a plan; none for a gradient, and those of each factor for a chain."""
+        each = packings(self.device, plan) if plan.kernel.job == CHAIN else (plan,)
+        pairs = zip(weights_of(plan.kernel), each, self._weights, strict=False)
+        return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 
-    def check(self, plan: Plan, packed: Buffer) -> tuple[float, int]:
+    def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
         """Launch once on a poisoned output and workspace: the relative error, and how many batch entries were compared."""
         arrays = self._sets[0]
         self.device.upload(arrays[self._result], self._poison)
@@ -204,7 +226,7 @@ class Bench:
         self.device.download(result, arrays[self._result])
         return compare(self.problem, result)
 
-    def launches(self, plan: Plan, packed: Buffer) -> Callable[[], None]:
+    def launches(self, plan: Plan, packed: Packed) -> Callable[[], None]:
         """A function to time: each call launches on the next set of arrays."""
         if plan.workspace_bytes:
             rotated = cycle(self._rotated())
@@ -212,9 +234,9 @@ class Bench:
         ready = cycle([self._arguments(plan, packed, arrays) for arrays in self._rotated()])
         return lambda: plan.launch(next(ready), None)
 
-    def _arguments(self, plan: Plan, packed: Buffer, arrays: dict[str, Buffer]) -> Arguments:
+    def _arguments(self, plan: Plan, packed: Packed, arrays: dict[str, Buffer]) -> Arguments:
         pitches = dense_pitches(plan.kernel, plan.batch)
-        return plan.arguments({**arrays, "weights": packed, "workspace": self._workspace_of(plan), **pitches})
+        return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
         """The shared workspace, if the plan needs one. Looked up at each launch, since a larger plan may have replaced it."""
@@ -239,7 +261,7 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     packed = bench.pack(plan)
     error, checked = bench.check(plan, packed)
     seconds = time_launches(device, bench.launches(plan, packed), runs) if runs else []
-    return Measured(plan, error, tolerance(kernel.precision, problem.terms), checked, tuple(seconds))
+    return Measured(plan, error, problem.tolerance, checked, tuple(seconds))
 
 
 def host_call(device: Device, problem: Problem) -> "Call":

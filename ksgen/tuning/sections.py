@@ -37,7 +37,7 @@ class Section:
     def title(self) -> str:
         words = (self.kernel.precision, self.kernel.layout, *self.kernel.words)
         only = " only" if self.kernel.batch else ""
-        return f"{self.kernel.pattern} {' '.join(words)}, batch {self.batch}{only}"
+        return f"{self.kernel.factors} {' '.join(words)}, batch {self.batch}{only}"
 
     @property
     def summary(self) -> tuple[str, ...]:

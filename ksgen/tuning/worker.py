@@ -19,7 +19,7 @@ from ksgen import __version__
 from ksgen.build.build import build
 from ksgen.build.request import Binary
 from ksgen.devices import find_device
-from ksgen.devices.base import Buffer, Device
+from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
@@ -29,7 +29,7 @@ from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.measure.queued import time_launches
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Watch, doubt
-from ksgen.measure.verify import Bench, make_problem, tolerance
+from ksgen.measure.verify import Bench, Packed, make_problem
 from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
@@ -48,7 +48,7 @@ class Ready:
     """A candidate found right, loaded and with its weights packed."""
 
     plan: Plan
-    packed: Buffer
+    packed: Packed
 
 
 class Arrays:
@@ -131,7 +131,7 @@ class Bencher:
                 plan = make_plan(self._device, kernel, bench.problem.batch, choice, loaded)
                 packed = bench.pack(plan)
                 error, _ = bench.check(plan, packed)
-                most = tolerance(kernel.precision, bench.problem.terms)
+                most = bench.problem.tolerance
                 if not error <= most:
                     reason = f"relative error {error:.1e} at batch {bench.problem.batch}, at most {most:.1e} is right"
                     return Outcome("wrong", reason)

@@ -24,6 +24,7 @@ from ksgen.files import read, write
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -57,6 +58,8 @@ class Entry:
     def as_json(self) -> dict[str, Any]:
         kernel = self.kernel
         job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        if kernel.job == CHAIN:
+            job["before"] = [list(pattern.shape) for pattern in kernel.before]
         return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
@@ -75,9 +78,11 @@ class Entry:
         if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
+        before = tuple(Pattern(*shape) for shape in row.get("before", ()))
         kernel = KernelSpec(
-            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised, row.get("job", "multiply")
-        )
+            Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
+            row.get("job", "multiply"), before,
+        )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
         if any(isinstance(value, int) and value > MOST_CONSTANT for value in row["constants"].values()):

@@ -20,3 +20,15 @@ def test_run_checks_and_times_one_kernel() -> None:
     table = ksgen("run", "--pattern", "2,9,5,3", "--batch", "70", "--runs", "2")
     assert "of the floor" in table.stdout or "cannot be trusted" in table.stdout
     assert "passed" in table.stdout
+
+
+@needs_device
+def test_several_patterns_are_the_factors_of_a_layer() -> None:
+    layer = ("2,9,5,3", "1,4,18,3", "--batch", "70", "--bias", "--activation", "gelu", "--runs", "2")
+    figures = json.loads(ksgen("run", *layer, "--json").stdout)
+    assert figures["passed"]
+    assert (figures["job"], figures["pattern"]) == ("chain", [[2, 9, 5, 3], [1, 4, 18, 3]])
+    assert 0 < figures["error"] <= figures["tolerance"]
+    assert len(figures["each_factor_us"]) == 2
+    assert all(us > 0 for us in figures["each_factor_us"])
+    assert "us for a launch of each factor" in ksgen("run", *layer).stdout

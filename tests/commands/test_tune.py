@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from ksgen.cli import cli
 from ksgen.errors import KsgenError, SpecError
 from ksgen.launch.planner import PLANNER
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.spec import Epilogue
 from ksgen.tuning.trials import TrialStore
 from tests.tuning.test_worker import HAS_OPENCL
 
@@ -90,6 +92,22 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
 
 @pytest.mark.slow
 @needs_opencl
+def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None:
+    layer = ("2,9,5,3", "1,4,18,3", "--batch", "70", "--device", "opencl:0")
+    done = tune(*layer, "--chain", "--budget", "2")
+    assert done.exit_code == 0, done.output
+    assert "2,9,5,3 then 1,4,18,3 float32 bsf: " in done.stderr
+    assert "3 of 3 kernels on " in done.stdout
+    launcher = ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
+    said = launcher.explain(70, device="opencl:0")
+    assert "searches measured" in said
+    one, apart = map(float, re.findall(r"([\d.e+]+) us", said)[:2])
+    assert ("one launch, by vector_chain" in said) == (one < apart)
+    assert "searches" not in launcher.explain(7000, device="opencl:0")  # far from what was measured
+    assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=Epilogue(bias=True))
+
+
+@needs_opencl
 def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
     (home / "training.yaml").write_text("defaults: {gradients: true}\nkernels:\n  - {pattern: [2,24,9,3]}\n")
     spec = ("--spec", str(home / "training.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "1")
@@ -162,6 +180,10 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
     [
         ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
+        (("1,2,3,1", "--chain"), KsgenError, "--chain: accepted: the patterns of a layer's factors, two or more"),
+        (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain: accepted: "),
+        (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain: accepted: "),
+        (("1,2,3,1", "1,3,4,1", "--chain"), KsgenError, "1,2,3,1 gives 2 features and 1,3,4,1, next in the chain, takes 4"),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
         (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
         (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),

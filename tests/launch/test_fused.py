@@ -27,10 +27,28 @@ CORES = 4
 def test_a_long_batch_of_several_factors_on_shared_memory(
     monkeypatch: pytest.MonkeyPatch, chains: tuple[Chain, ...], batch: int, shares: bool, is_worth_it: bool
 ) -> None:
-    device: Any = SimpleNamespace(shares_host=shares, limits=SimpleNamespace(multiprocessors=CORES))
+    device: Any = SimpleNamespace(shares_host=shares, name="nobody's", limits=SimpleNamespace(multiprocessors=CORES))
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
     found = fused.fused_plan(device, chains, "float32", "bsf", Epilogue(), batch)
     assert found == ("one launch" if is_worth_it else None)
+
+
+@pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])
+def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
+    """Of the whole and of each factor, all of them near this batch; without one of them the rule does."""
+    device: Any = SimpleNamespace(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
+    kernel = fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
+    found = dict(zip((PAIR.factors, *((each,) for each in PAIR)), times, strict=True))
+    monkeypatch.setattr(fused.PLANNER, "measured_us", lambda _device, own, _batch: found.get(own.factors.factors))
+    verdict = fused.verdict(device, kernel, 6272)
+    assert verdict.is_one == is_one
+    assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at about batch 6272, and 5.5 us of one for each factor"
+    assert not fused.verdict(device, kernel, fused.LEAST_ENTRIES * CORES - 1).is_one
+    group = fused.chain_kernel((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
+    monkeypatch.setattr(fused, "limits_of", lambda _device: None)
+    assert fused.verdict(device, group, 6272).why == "what lies between factors stays in the cache"
+    del found[PAIR.factors]
+    assert fused.verdict(device, kernel, 6272).why == "what lies between factors stays in the cache"
 
 
 # ---- on a GPU
@@ -39,6 +57,7 @@ def test_a_long_batch_of_several_factors_on_shared_memory(
 LAYER = Chain((Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2)))
 GPU: Any = SimpleNamespace(
     shares_host=False,
+    name="a card of nobody's",
     kind="cuda",
     target="sm_80",
     limits=Limits(shared_bytes_per_block=163 * 1024, threads_per_block=1024, multiprocessors=108),
@@ -71,6 +90,6 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 
 
 def test_other_devices_have_no_chains() -> None:
-    device: Any = SimpleNamespace(shares_host=False, kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
+    device: Any = SimpleNamespace(shares_host=False, name="nobody's", kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
     found = fused.verdict(device, fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

@@ -60,6 +60,33 @@ def test_the_choice_says_who_made_it() -> None:
     assert default.why.startswith("the family's default: no search")
 
 
+def test_on_a_processor_a_search_for_many_entries_says_nothing_of_few() -> None:
+    processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+    family = FAMILIES["vector"]
+    found = Entry(
+        KERNEL, 1000, "vector", family.default(KERNEL, processor, 1000), {"median_us": 1.5, "template": template_digest("vector")}
+    )
+    known = Wisdom([found])
+    assert choose(KERNEL, 17, processor, known).from_wisdom
+    few = choose(KERNEL, 16, processor, known)
+    assert few.constants == family.default(KERNEL, processor, 16)
+    assert few.why == "the family's default: batch 1000 was searched, which says nothing of 16: few entries are multiplied otherwise"
+    near = Wisdom([replace(found, batch=60)])
+    assert choose(KERNEL, 16, processor, near).from_wisdom
+
+
+def test_a_chains_entry_reads_back_as_it_was_written() -> None:
+    processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+    chain = replace(KERNEL, before=(Pattern(6, 16, 16, 1),), job="chain")
+    found = Entry(chain, 1000, "vector_chain", FAMILIES["vector_chain"].default(chain, processor, 1000), {"median_us": 1.5})
+    text = dump("EPYC", Wisdom([found]))
+    assert json.loads(text)["entries"][0]["before"] == [[6, 16, 16, 1]]
+    (again,) = parse(text, "file")
+    assert again == found
+    assert Wisdom([again]).lookup(chain, 1000) == found
+    assert Wisdom([again]).lookup(KERNEL, 1000) is None
+
+
 def test_a_stale_entry_is_a_first_guess() -> None:
     stale = Wisdom([entry(1000, 4, template="0a0b0c0d")])
     guess = choose(KERNEL, 900, GPU, stale)
