@@ -57,7 +57,7 @@ class Entry:
 
     def as_json(self) -> dict[str, Any]:
         kernel = self.kernel
-        job = {} if kernel.job == "multiply" else {"job": kernel.job}
+        job: dict[str, Any] = {} if kernel.job == "multiply" else {"job": kernel.job}
         if kernel.job == CHAIN:
             job["before"] = [list(pattern.shape) for pattern in kernel.before]
         return job | {
