@@ -22,7 +22,6 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 
@@ -59,6 +58,7 @@ def command(
     from ksgen.families import operand_of
     from ksgen.families.chains import factor_kernels
     from ksgen.launch.choice import limits_of
+    from ksgen.launch.fused import chain_kernel
     from ksgen.measure.roofline import measure_ceilings
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure
@@ -66,12 +66,14 @@ def command(
     if not patterns or (job == "gradient" and len(patterns) > 1):
         accepted = "one, such as ksgen run 1,192,48,2" + ("" if patterns else "; or those of a layer's factors")
         raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: {accepted}")
-    *before, pattern = Chain(patterns)  # refuses factors that do not fit each other
+    chain = Chain(patterns)  # refuses factors that do not fit each other
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    kernel = KernelSpec(
-        pattern, precision, layout, Epilogue(bias, activation, residual), job=CHAIN if before else job, before=tuple(before)
-    )
+    epilogue = Epilogue(bias, activation, residual)
+    if len(chain) > 1:
+        kernel = chain_kernel((chain.factors,), precision, layout, epilogue)
+    else:
+        kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))
@@ -84,7 +86,7 @@ def command(
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if before else []
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if len(chain) > 1 else []
     figures = {
         **kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,

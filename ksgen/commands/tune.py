@@ -27,7 +27,6 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -124,10 +123,12 @@ def _kernels(
 
 def _one_launch(factors: list[KernelSpec], spec: Path | None) -> KernelSpec:
     """All factors of a layer in one launch."""
+    from ksgen.launch.fused import chain_kernel
+
     if spec or len(factors) < 2 or factors[0].job == "gradient":
         raise KsgenError("--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient")
-    *before, last = Chain(tuple(each.pattern for each in factors))  # refuses factors that do not fit each other
-    return replace(factors[-1], pattern=last, before=tuple(before), job=CHAIN)
+    chain, last = Chain(tuple(each.pattern for each in factors)), factors[-1]  # refuses factors that do not fit each other
+    return chain_kernel((chain.factors,), last.precision, last.layout, last.epilogue)
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

@@ -2,33 +2,42 @@
 
 from collections.abc import Callable
 
-from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern
+from ksgen.errors import KsgenError, SpecError
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.search import Progress, Tuned
+from ksgen.values import excerpt
 
 __all__ = ["Progress", "Tuned", "tune"]
 
 
 def tune(
-    pattern: Pattern, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
+    pattern: Pattern | Chain, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: str = "multiply",
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
+    Of a `Chain`: of all its factors in one launch. Once each factor was tuned too, the way that was measured to be faster is taken.
     `job` is "multiply", or "gradient" (of the weights). `batch` is 25088 on a GPU and 1568 on a processor unless given.
     `budget` is a time such as "60s", or a number of candidates. `progress` is called after each candidate, in a thread of its
     own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
+    from ksgen.launch.fused import chain_kernel
     from ksgen.launch.planner import PLANNER
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
-    kernel = KernelSpec(pattern, precision, layout, epilogue or Epilogue(), job=job)
+    epilogue = epilogue or Epilogue()
+    if isinstance(pattern, Chain) and len(pattern) > 1:
+        if job != "multiply":
+            raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
+        kernel = chain_kernel((pattern.factors,), precision, layout, epilogue)
+    else:
+        kernel = KernelSpec(pattern[0] if isinstance(pattern, Chain) else pattern, precision, layout, epilogue, job=job)
     options = Options(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()

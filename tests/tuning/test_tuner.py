@@ -10,7 +10,7 @@ from ksgen import reference
 from ksgen.errors import KsgenError, SpecError
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.tuning.search import Budget
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import parse_budget
@@ -34,6 +34,10 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     found = ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=5, family="simt", progress=told.append)
     assert isinstance(found, ksgen.tuning.Tuned)
     assert ksgen.tune(Pattern(2, 24, 9, 3), batch=70, budget=1, job="gradient").best.family == "vector_gradient"
+    layer = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)))
+    assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector_chain"
+    with pytest.raises(SpecError, match=r"job='gradient' of a chain; accepted: multiply"):
+        ksgen.tune(layer, job="gradient")
     assert found.best.constants == chosen
     assert told[-1].phase == "done"
     assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")
