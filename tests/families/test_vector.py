@@ -71,7 +71,7 @@ def constants_of(
 ) -> VectorConstants:
     """Tiles that leave ragged edges, short blocks, and parts where they may be; inputs in place where they may be read there. Tiles are as
     wide as they must be where j do not divide the lanes."""
-    if along == "outputs" and kernel.pattern.d <= lanes:
+    if along == "outputs" and kernel.pattern.d < 2 * lanes:
         size = (size[0], divide_up(size[1], period_of(kernel.pattern.d, lanes)) * period_of(kernel.pattern.d, lanes))
     found = VectorConstants(along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs)
     if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):

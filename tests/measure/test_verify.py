@@ -154,3 +154,12 @@ def test_measuring_a_kernel_and_a_device() -> None:
         assert ceilings.products == 1  # there are no tensor cores, whose products would stand for one in threes
         assert 1e8 < ceilings.bytes_per_s < 1e14
         assert 1e8 < ceilings.flops_per_s < 1e16
+
+
+def test_a_chains_problem_has_weights_of_every_factor() -> None:
+    """Its truth is that of the factors one after the other, and its tolerance the sum of theirs."""
+    factors = (Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))
+    problem = make_problem(KernelSpec(factors[1], before=factors[:1], job="chain"), 70)
+    between = reference.multiply(factors[0], problem.x, *problem.before, "bsf")
+    np.testing.assert_array_equal(problem.truth, reference.multiply(factors[1], between, problem.weights, "bsf"))
+    assert problem.tolerance == tolerance("float32", 5) + tolerance("float32", 18)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,17 @@ def test_on_a_processor_a_search_for_many_entries_says_nothing_of_few() -> None:
     assert few.why == "the family's default: batch 1000 was searched, which says nothing of 16: few entries are multiplied otherwise"
     near = Wisdom([replace(found, batch=60)])
     assert choose(KERNEL, 16, processor, near).from_wisdom
+
+
+def test_a_time_counts_near_the_batch_and_of_the_present_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner()
+    known = Wisdom([entry(1000), entry(1000, template="older", kernel=replace(KERNEL, layout="bsl"))])
+    monkeypatch.setattr(planner, "_wisdom_of", lambda _device: known)
+    device: Any = None
+    times = [planner.measured_us(device, KERNEL, batch) for batch in (1000, 2000, 249, 4001)]
+    assert times == [1.5, 3.0, None, None]
+    assert planner.measured_us(device, replace(KERNEL, layout="bsl"), 1000) is None
+    assert planner.measured_us(device, replace(KERNEL, precision="float64"), 1000) is None
 
 
 def test_a_chains_entry_reads_back_as_it_was_written() -> None:
