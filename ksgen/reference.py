@@ -1,6 +1,6 @@
-"""The truth that every kernel is checked against: Kronecker-sparse products in float64, with NumPy. Not built for speed.
+"""The truth that every kernel is checked against: Kronecker-sparse products in float64 or complex128, with NumPy. Not built for speed.
 
-Weights have shape (a, b, c, d). Arrays of any real dtype are taken, `ml_dtypes.bfloat16` included.
+Weights have shape (a, b, c, d). Arrays of any real or complex dtype are taken, `ml_dtypes.bfloat16` included.
 """
 
 import math
@@ -16,7 +16,7 @@ from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
-Float64 = NDArray[np.float64]
+Float64 = NDArray[Any]  # complex128 for complex numbers
 Size = TypeVar("Size", int, int | None)
 
 ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
@@ -24,14 +24,16 @@ ELEMENTS_AT_ONCE = 2**22  # of X and Y: 32 MiB of float64
 
 def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
     """K, as a matrix of out_features x in_features."""
-    dense = np.zeros((pattern.out_features, pattern.in_features))
-    _free_entries(pattern, dense)[...] = _checked("weights", weights, pattern.shape)
+    free = _checked("weights", weights, pattern.shape)
+    dense = np.zeros((pattern.out_features, pattern.in_features), wide_type(free))
+    _free_entries(pattern, dense)[...] = free
     return dense
 
 
 def from_dense(pattern: Pattern, dense: ArrayLike) -> Float64:
     """The weights of a K that is zero off the pattern's support; `PatternError` shows an entry that is not."""
-    rest = np.array(_checked("K", dense, (pattern.out_features, pattern.in_features)), dtype=np.float64, order="C")
+    given = _checked("K", dense, (pattern.out_features, pattern.in_features))
+    rest = np.array(given, dtype=wide_type(given), order="C")
     free = _free_entries(pattern, rest)
     weights = free.copy(order="C")
     free[...] = 0
@@ -56,12 +58,15 @@ def multiply(
         raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, _ACTIVATIONS):
         raise LaunchError(f"activation={excerpt(activation)}; accepted: {', '.join(_ACTIVATIONS)}")
-    blocks = np.ascontiguousarray(_checked("weights", weights, pattern.shape).transpose(0, 3, 2, 1), np.float64)
+    own = _checked("weights", weights, pattern.shape)
+    if wide_type(own) == np.complex128 and activation != "none":
+        raise LaunchError(f"activation={activation} of complex numbers; accepted: none")
+    blocks = _wide(own.transpose(0, 3, 2, 1))
     rows_in = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
     batch = len(rows_in)
-    y = np.empty(_in_layout(layout, batch, pattern.out_features))
+    y = np.empty(_in_layout(layout, batch, pattern.out_features), np.result_type(wide_type(rows_in), blocks))
     rows_out = _batch_first(y, layout)
-    added = None if bias is None else _checked("bias", bias, (pattern.out_features,)).astype(np.float64)
+    added = None if bias is None else _checked("bias", bias, (pattern.out_features,))
     rows_residual = None if residual is None else _batch_first(_checked("residual", residual, y.shape), layout)
     at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN follow the rules of float64, silently
@@ -69,37 +74,46 @@ def multiply(
             part = slice(start, start + at_once)
             rows = _multiply_rows(pattern, rows_in[part], blocks)
             if added is not None:
-                rows += added
+                rows += _wide(added)
             rows = _ACTIVATIONS[activation](rows)
             if rows_residual is not None:
-                rows += rows_residual[part].astype(np.float64)
+                rows += _wide(rows_residual[part])
             rows_out[part] = rows
     return y
 
 
 def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:
-    """The gradient of the weights, (a, b, c, d), from X and the gradient of Y: dY^T X for each of the a*d blocks."""
+    """The gradient of the weights, (a, b, c, d), from X and that of Y: dY^T conj(X) for each of the a*d blocks."""
     if not is_word(layout, LAYOUTS):
         raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     a, b, c, d = pattern.shape
     rows_x = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
     batch = len(rows_x)
     rows_y = _batch_first(_checked("grad_y", grad_y, _in_layout(layout, batch, pattern.out_features)), layout)
-    total = np.zeros((a, d, b, c))
+    total = np.zeros((a, d, b, c), np.result_type(wide_type(rows_x), wide_type(rows_y)))
     at_once = max(1, ELEMENTS_AT_ONCE // (pattern.in_features + pattern.out_features))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)
-            inputs = np.ascontiguousarray(rows_x[part].reshape(-1, a, c, d).transpose(1, 3, 0, 2), np.float64)
-            outputs = np.ascontiguousarray(rows_y[part].reshape(-1, a, b, d).transpose(1, 3, 2, 0), np.float64)
+            inputs = _wide(rows_x[part].reshape(-1, a, c, d).transpose(1, 3, 0, 2)).conj()
+            outputs = _wide(rows_y[part].reshape(-1, a, b, d).transpose(1, 3, 2, 0))
             total += np.matmul(outputs, inputs)
     return np.ascontiguousarray(total.transpose(0, 2, 3, 1))
+
+
+def wide_type(array: NDArray[Any]) -> Any:
+    """complex128 for complex numbers, float64 for others."""
+    return np.complex128 if array.dtype.kind == "c" else np.float64
+
+
+def _wide(array: NDArray[Any]) -> Float64:
+    return np.ascontiguousarray(array, wide_type(array))
 
 
 def _multiply_rows(pattern: Pattern, rows: NDArray[Any], blocks: Float64) -> Float64:
     """X K^T for a few rows of X, given the weights as a stack (a, d) of matrices c x b."""
     a, _, c, d = pattern.shape
-    stack = np.ascontiguousarray(rows.reshape(-1, a, c, d).transpose(1, 3, 0, 2), np.float64)
+    stack = _wide(rows.reshape(-1, a, c, d).transpose(1, 3, 0, 2))
     products: Float64 = np.matmul(stack, blocks)
     return products.transpose(2, 0, 3, 1).reshape(-1, pattern.out_features)
 

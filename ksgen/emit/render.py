@@ -22,6 +22,7 @@ from ksgen.families.signature import each_chains, features_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
+from ksgen.spec.precision import part_of
 from ksgen.values import excerpt
 
 PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver
@@ -101,11 +102,13 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
         "reals": "real",
+        "part": part_of(kernel.arithmetic),
         "variants": (),
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }
-    variants = (*words["variants"], chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    numbers = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
+    variants = (*words["variants"], *numbers, chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
     text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
@@ -152,7 +155,7 @@ def render_cache_probe(threads: int, blocks: int) -> Probe:
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
     """The same for a processor with such vector registers."""
-    entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].real_bytes == 8
+    entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].sums == "float64"
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
     pairs = ("pairs",) if limits.multiplies_pairs(PRECISIONS[precision].operand) else ()

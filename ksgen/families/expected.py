@@ -90,7 +90,7 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed
     rates = gpu_of(limits.target).rates
     if rates is None:
         return None
-    a_cycle: float = rates.double if kernel.real_bytes == 8 else rates.plain
+    a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
     if family.on_tensor_cores and kernel.arithmetic.operand:
         a_cycle = (rates.half if kernel.arithmetic.operand.item_bytes == 2 else rates.tf32) * (
             rates.warpgroup_gain if family.by_warpgroups else 1
@@ -127,7 +127,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     if not resident or not speed.flops_per_s:  # no place, or no such instructions
         return None
     work = family.work(kernel, constants, batch)
-    multiply_s = 2 * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
+    multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
     inside_s = max(multiply_s, (work.shared_bytes + work.returned_bytes) / (speed.multiprocessors * speed.shared_bytes_per_s))
     warps = resident * -(-geometry.block // WARP)
     idle = sqrt(max(1.0, ENOUGH_WARPS / warps))

@@ -46,7 +46,7 @@ FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, strides and device, whi
 
 Reader = Callable[[Any, str, int | None], ArrayView]
 
-_FLOATS = {"<f2": "float16", "<f4": "float32", "<f8": "float64"}  # NumPy's letters
+_NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}  # NumPy's letters
 _readers: dict[type, Reader] = {}  # of the types seen so far
 _dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
 
@@ -157,6 +157,8 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
         raise LaunchError(f"{name} is a {type(tensor).__name__} without memory, as tracing makes; give a real tensor")
     if tensor.is_neg():
         raise LaunchError(f"{name} is a lazily negated view; give {name}.resolve_neg()")
+    if tensor.is_conj():
+        raise LaunchError(f"{name} is a lazily conjugated view; give {name}.resolve_conj()")
     return ArrayView("torch", pointer, tensor.shape, dtype, strides, place, current, tensor, True)
 
 
@@ -195,7 +197,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
         raise LaunchError(f"{name} is masked; give an array without a mask")
     shape, (pointer, read_only), typestr = tuple(map(operator.index, described["shape"])), described["data"], described["typestr"]
     pointer = operator.index(pointer)
-    known = _FLOATS.get(typestr)
+    known = _NUMBERS.get(typestr)
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
     dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = described.get("strides")

@@ -8,7 +8,9 @@ from ksgen.errors import LaunchError
 # As https://dmlc.github.io/dlpack/latest/c_api.html lays it out.
 
 PLACES = {1: "host", 2: "cuda", 3: "host", 13: "cuda"}  # CPU, CUDA, pinned host and managed memory
-_DTYPES = {(2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16"}  # by (code, bits)
+_DTYPES = {  # by (code, bits)
+    (2, 16): "float16", (2, 32): "float32", (2, 64): "float64", (4, 16): "bfloat16", (5, 64): "complex64", (5, 128): "complex128",
+}  # fmt: skip
 _CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
 _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # keeps the GIL: some producers' deleters count on it

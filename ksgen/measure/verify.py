@@ -147,7 +147,7 @@ class Measured:
 def tolerance(precision: str, terms: int) -> float:
     """The largest relative error that rounding explains: one rounding (16-bit outputs, tf32 operands), else that of every term."""
     known = PRECISIONS[precision]
-    return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(terms))
+    return known.unit_roundoff if known.rounds_once else known.unit_roundoff * max(4.0, 2 * sqrt(known.halves * terms))
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
@@ -157,13 +157,16 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     pattern = kernel.pattern
     inputs, outputs = kernel.in_features, pattern.out_features
 
+    def drawn(draw: "Callable[..., Array]", shape: tuple[int, ...]) -> "Array":
+        numbers = draw((*shape, PRECISIONS[kernel.precision].halves), np.float32)
+        return (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(dtype)
+
     def uniform(pattern: Pattern) -> "Array":
         bound = np.float32(1 / sqrt(pattern.c))
-        return (random.random(pattern.shape, np.float32) * 2 * bound - bound).astype(dtype)
+        return drawn(lambda shape, kind: random.random(shape, kind) * 2 * bound - bound, pattern.shape)
 
     def normal(*shape: int) -> "Array":
-        drawn: Array = random.standard_normal(shape, np.float32).astype(dtype)
-        return drawn
+        return drawn(random.standard_normal, shape)
 
     first = kernel.layout == "bsf"
     weights = uniform(pattern)
@@ -280,7 +283,7 @@ def compare(problem: Problem, result: "Array") -> tuple[float, int]:
     """The relative error of a result, and how many batch entries were compared. NaN if any number is not finite."""
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
-    difference = problem.compared(result).astype(np.float64) - problem.truth
+    difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
     expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0  # a few sums may all cancel
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked
@@ -301,7 +304,7 @@ def numpy_way(problem: Problem) -> tuple[float, "Array"]:
 
     if problem.grad_y is not None:
         begin = perf_counter()
-        grad = np.matmul(columns_of(problem.grad_y, b), columns_of(problem.x, c).transpose(0, 2, 1))
+        grad = np.matmul(columns_of(problem.grad_y, b), columns_of(problem.x.conj(), c).transpose(0, 2, 1))
         grad = grad.reshape(a, d, b, c).transpose(0, 2, 3, 1).astype(problem.x.dtype, order="C")
         return perf_counter() - begin, grad
     stacked = np.ascontiguousarray(problem.weights.transpose(0, 3, 1, 2).reshape(a * d, b, c))

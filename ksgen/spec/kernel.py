@@ -96,6 +96,8 @@ class KernelSpec:
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
+        if PRECISIONS[self.precision].is_complex and self.epilogue.activation != "none":
+            raise SpecError(f"activation={self.epilogue.activation} in {self.precision}; accepted: none, or real numbers")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,
@@ -174,7 +176,7 @@ class KernelSpec:
 
     def flops(self, batch: int) -> int:
         """Additions and multiplications of the product; a gradient takes as many."""
-        return 2 * batch * sum(chain.weight_count for chain in self.chains)
+        return 2 * PRECISIONS[self.precision].multiply_adds * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:
         """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""

@@ -50,6 +50,7 @@ class Precision:
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # of a processor; None: they have no such products
     families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
+    is_complex: bool = False  # whether a number is two real ones beside each other
     range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
     aliases: tuple[str, ...] = ()  # what other libraries call it
 
@@ -60,8 +61,18 @@ class Precision:
 
     @property
     def sums(self) -> str:
-        """The type of a sum."""
-        return "float64" if self.item_bytes == 8 else "float32"
+        """The type of a sum, or of either half of a complex one."""
+        return "float64" if self.item_bytes // self.halves == 8 else "float32"
+
+    @property
+    def halves(self) -> int:
+        """Real numbers that one is."""
+        return 2 if self.is_complex else 1
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of real numbers, that one product takes."""
+        return self.halves**2
 
     @property
     def rounds_once(self) -> bool:
@@ -94,9 +105,16 @@ PRECISIONS = {
             "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, least_in=4, promote=(32, 64), gradient="tf32x3",
             range_note="|x| up to 65504 and |weights| up to 63.9",
         ),
+        Precision("complex64", "complex64", 8, 2.0**-24, is_complex=True, aliases=("c64", "cfloat", "csingle")),
+        Precision("complex128", "complex128", 16, 2.0**-53, is_complex=True, aliases=("c128", "cdouble", "complex")),
         Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, families=BY_TILES),  # six products of a processor's tiles
     )
 }  # fmt: skip
+
+
+def part_of(precision: Precision) -> str:
+    """C's word for either half of a complex number."""
+    return "double" if precision.sums == "float64" else "float"
 
 
 def stored_types() -> tuple[str, ...]:

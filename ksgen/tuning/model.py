@@ -47,9 +47,9 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
         return inf
     work = family.work(kernel, constants, batch)
     memory_s = work.memory_bytes / ceilings.bytes_per_s
-    flops = 2 * work.multiply_adds
+    flops = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds
     if work.cycles:
-        lanes = machine.limits.vector_bytes // kernel.real_bytes
+        lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.halves)
         busy_s = work.cycles * lanes * FLOPS_A_CYCLE / ceilings.flops_per_s * unevenness(work.blocks / machine.multiprocessors)
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6

@@ -47,7 +47,7 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
 
 def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientConstants]:
     copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
-    most_sums = MOST_SUMS[copy] // (2 if limits.is_cpu or kernel.real_bytes == 8 else 1)
+    most_sums = MOST_SUMS[copy] // max(2 if limits.is_cpu else 1, kernel.real_bytes // 4)
     for thread_out, thread_in, warps_out, warps_in, tile_batch in product(THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)):
         if thread_out * thread_in > most_sums:
             continue

@@ -11,6 +11,8 @@ from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstan
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
+THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums a thread, along the outputs: by bytes of one
+
 
 def neighbours(d: int) -> int:
     """Neighbouring j a block: few enough for its warps, and dividing d with the least rest."""
@@ -34,7 +36,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     while another waits."""
     pattern = kernel.pattern
     copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
-    doubles = kernel.real_bytes == 8
+    doubles = kernel.real_bytes >= 8
     tile_d = 1 if kernel.layout == "bsl" else neighbours(pattern.d)
     thread_batch = 4 if doubles else 8
     small_batch = kernel.batch is not None and kernel.batch <= 64
@@ -42,7 +44,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     more = more_registers(kernel, limits.target)
     warps = 8 if doubles else 12 if copy == "registers" or more else 16  # a block: as many as the registers of a multiprocessor serve
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
-    tile_out, thread_out = _outputs(pattern.b, most, threads=(1, 2, 4, 8) if doubles else (1, 2, 4, 8, 12))
+    tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
     tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 else 8
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy)

@@ -31,11 +31,12 @@ class Tile:
     width: int
     registers: int  # of the processor
     shuffles: int = 0  # of operands that are spread over the lanes
+    products: int = 1  # of vectors, for each sum
 
     @property
     def step(self) -> float:
         """Cycles of one step."""
-        operations = (self.height * self.width + self.shuffles) / AT_ONCE
+        operations = (self.products * self.height * self.width + self.shuffles) / AT_ONCE
         loads = (self.height + self.width) / AT_ONCE
         spilled = max(0, self.height * self.width + min(self.height, self.width) + 1 - self.registers)
         return max(operations, HIDDEN * operations + loads, LATENCY) + 2 * spilled
@@ -48,7 +49,9 @@ class Tile:
 def tile_of(shape: Planes) -> Tile:
     constants = shape.constants
     is_spread = shape.is_along_outputs and shape.run > 1 and shape.run % constants.lanes
-    return Tile(constants.height, constants.width, registers(shape), constants.height * shape.period if is_spread else 0)
+    turned = 3 * min(constants.height, constants.width) if shape.kernel.arithmetic.is_complex else 0
+    shuffles = turned + (constants.height * shape.period if is_spread else 0)
+    return Tile(constants.height, constants.width, registers(shape), shuffles, shape.kernel.arithmetic.halves)
 
 
 def registers(shape: Planes) -> int:

@@ -24,11 +24,19 @@ SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer t
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
-def tile_sizes(limits: Limits) -> list[tuple[int, int]]:
-    """(height, width) that fill the vector registers."""
+def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
+    """(height, width) that fill the vector registers. Of complex numbers, each vector of a tile's width is kept a second time, turned."""
+    if kernel.arithmetic.is_complex:
+        sizes = [(8, 3), (12, 2), (24, 1), (4, 4), (2, 6), (1, 8), (12, 1), (4, 2), (2, 3), (1, 4)]
+        return [size for size in sizes if complex_registers(*size, kept=size[1]) <= limits.vector_registers]
     if limits.vector_registers == 32:
         return [(6, 4), (8, 3), (12, 2), (4, 6), (14, 2), (24, 1), (3, 8), (2, 12), (1, 16), (1, 24), (4, 4), (2, 8)]
     return [(6, 2), (4, 3), (3, 4), (12, 1), (2, 6), (1, 12), (4, 2), (2, 4), (1, 8)]
+
+
+def complex_registers(height: int, width: int, kept: int) -> int:
+    """Of a tile whose `kept` vectors lie there twice, beside what is spread over the lanes."""
+    return height * width + 2 * kept + 2
 
 
 def alike(batch: int) -> int:
@@ -76,7 +84,10 @@ def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
     period, most = period_of(d, lanes), 24 if limits.vector_registers == 32 else 12
     if lanes % d == 0 or d % lanes == 0 or 2 * period > most:
         return []
-    return [(height, vectors) for height in (2, 1) for vectors in range(most // height // period * period, 0, -period)]
+    sizes = [(height, vectors) for height in (2, 1) for vectors in range(most // height // period * period, 0, -period)]
+    if kernel.arithmetic.is_complex:
+        sizes = [size for size in sizes if complex_registers(*size, kept=size[1] + period) <= limits.vector_registers]
+    return sizes if {height for height, _ in sizes} == {1, 2} else []
 
 
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
@@ -111,7 +122,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
         height, width = min(sizes, key=lambda size: (divide_up(divide_up(vectors, size[1]), cores) * size[1], -size[1]))
     else:
         most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
-        height, width = min(tile_sizes(limits), key=lambda size: cost(size, vectors, batch, most, far))
+        height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
     rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
@@ -147,7 +158,7 @@ def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> 
         first, loads = cost((size[0], size[1]), min(vectors, 12), b, most)
         return first + MISSED * (c * size[1] * limits.vector_bytes > FIRST_LEVEL_BYTES), loads
 
-    height, width = min((size for size in tile_sizes(limits) if size[1] <= widest), key=cost_of)
+    height, width = min((size for size in tile_sizes(kernel, limits) if size[1] <= widest), key=cost_of)
     tile = lanes * width
     tiles = 1 if kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile))
     block = min(tiles * tile, round_up(batch, tile))

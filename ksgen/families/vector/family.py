@@ -27,6 +27,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
+    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
     Rule("every constant but panel and past is at least 1", lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
@@ -78,7 +79,7 @@ class Vector(Shaped[VectorConstants]):
         for both, along, panel, past, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
-            for height, width in [*tile_sizes(limits), *few_sizes(kernel, limits)]:
+            for height, width in [*tile_sizes(kernel, limits), *few_sizes(kernel, limits)]:
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take

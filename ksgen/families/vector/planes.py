@@ -78,18 +78,21 @@ class Planes:
     @property
     def mask(self) -> str:
         """The type of a list of lanes."""
-        return f"{'ulong' if self.real_bytes == 8 else 'uint'}{self.constants.lanes}"
+        precision = self.kernel.arithmetic
+        return f"{'ulong' if precision.sums == 'float64' else 'uint'}{self.constants.lanes * precision.halves}"
 
     @property
     def words(self) -> dict[str, Any]:
-        lanes = self.constants.lanes
+        lanes, precision = self.constants.lanes, self.kernel.arithmetic
+        halves = precision.halves
         return {
             "reals": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
-            "spread": spread(self.run, lanes, self.mask)[: self.period] if self.is_along_outputs else [],
+            "spread": spread(self.run, lanes, self.mask, precision)[: self.period] if self.is_along_outputs else [],
             "mask": self.mask,
-            "turns": _turns(lanes),
+            "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in _turns(lanes)],
+            **(_words_of_parts(lanes) if precision.is_complex else {}),
             "of_pairs": "",  # the end of the names of what copies inputs as pairs
             "firsts": "",
             "seconds": "",
@@ -111,13 +114,29 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
     )
 
 
-def _turns(lanes: int) -> list[tuple[int, str, str]]:
+def _words_of_parts(lanes: int) -> dict[str, Any]:
+    """How the parts of complex numbers, each beside the other, are picked out of a vector; `quarter_turn`: of it and its negative, by i."""
+    parts = range(2 * lanes)
+    return {
+        "parts": 2 * lanes,
+        "real_parts": ", ".join(str(part // 2 * 2) for part in parts),
+        "imaginary_parts": ", ".join(str(part // 2 * 2 + 1) for part in parts),
+        "quarter_turn": ", ".join(str(part - 1 if part % 2 else 2 * lanes + part + 1) for part in parts),
+    }
+
+
+def _of_parts(lanes: list[int], halves: int) -> str:
+    """Indices of lanes as those of what they are made of."""
+    return ", ".join(str(lane * halves + half) for lane in lanes for half in range(halves))
+
+
+def _turns(lanes: int) -> list[tuple[int, list[int], list[int]]]:
     """The steps of turning a square of vectors: how far the two are apart, and what each takes of both."""
     steps = []
     half = lanes // 2
     while half:
         low = [lane if not lane & half else lanes + lane - half for lane in range(lanes)]
         high = [lane + half if not lane & half else lanes + lane for lane in range(lanes)]
-        steps.append((half, ", ".join(map(str, low)), ", ".join(map(str, high))))
+        steps.append((half, low, high))
         half //= 2
     return steps

@@ -27,6 +27,7 @@ _RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
+    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
     Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),

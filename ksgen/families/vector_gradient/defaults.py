@@ -5,7 +5,7 @@ from itertools import product
 
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.defaults import cost, prefers_outputs
+from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
 from ksgen.spec import KernelSpec
@@ -22,11 +22,15 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     _, b, c, d = kernel.pattern.shape
     registers = limits.vector_registers
     widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
-    return [
-        (height, width)
-        for height, width in product(range(min(c, registers), 0, -1), range(1, min(widest, registers) + 1))
-        if (height + 1) * (width + 1) - (width if along == "batch" else height) <= registers
-    ]
+
+    def used(height: int, width: int) -> int:
+        kept = height if along == "batch" else width
+        if kernel.arithmetic.is_complex:
+            return complex_registers(height, width, kept)
+        return height * width + kept + 1
+
+    sizes = product(range(min(c, registers), 0, -1), range(1, min(widest, registers) + 1))
+    return [(height, width) for height, width in sizes if used(height, width) <= registers]
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
