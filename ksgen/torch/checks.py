@@ -81,6 +81,12 @@ def check_precision(precision: str | None, dtype: str) -> None:
         raise LaunchError(f"precision={excerpt(precision)} for tensors of {dtype}; {hint(precision, accepted)}")
 
 
+def check_activation(activation: str, dtype: Any) -> None:
+    """Raise `SpecError` for an activation of complex numbers, which none is defined for."""
+    if dtype.is_complex and activation != "none":
+        raise SpecError(f"activation={activation!r} in {dtype_name(dtype)}; accepted: 'none', or real numbers")
+
+
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
     """Raise `SpecError` if the backend lacks the precision: PyTorch's products use only that of the tensors."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):

@@ -13,7 +13,7 @@ from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES, explain, multiply_all_by
-from ksgen.torch.checks import check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
+from ksgen.torch.checks import check_activation, check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
 from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
@@ -52,6 +52,7 @@ class KSLinear(nn.Linear):
             dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
         check_dtype(dtype)
         check_precision(precision, dtype_name(dtype))
+        check_activation(activation, dtype)
         check_backend(backend, precision, dtype)
         self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
@@ -128,9 +129,9 @@ class KSLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """Draw weights uniformly in +-1/sqrt(c), as in the paper, and the bias in +-1/sqrt(in_features), as `nn.Linear` does."""
         for pattern, weights in zip(self.chain, self.weights, strict=True):
-            nn.init.uniform_(weights, -1 / sqrt(pattern.c), 1 / sqrt(pattern.c))
+            _draw(weights, 1 / sqrt(pattern.c))
         if self.bias is not None:
-            nn.init.uniform_(self.bias, -1 / sqrt(self.in_features), 1 / sqrt(self.in_features))
+            _draw(self.bias, 1 / sqrt(self.in_features))
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if (y := prepared.serve(self, x, residual)) is not None:
@@ -252,6 +253,12 @@ class KSLinear(nn.Linear):
 
     def _name(self) -> str:
         return f"KSLinear({self.chain})"
+
+
+def _draw(parameter: Tensor, bound: float) -> None:
+    """Uniform within these bounds. Both parts of a complex number, which then varies as a real one would."""
+    parts, bound = (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
+    nn.init.uniform_(parts, -bound, bound)
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

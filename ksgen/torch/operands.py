@@ -11,7 +11,7 @@ from ksgen.torch.frozen import made_of
 
 
 def operand(weights: Tensor, transposed: bool) -> Any:
-    """The operand for (a, b, c, d), or transposed for (a, c, b, d), as gradients of x need it."""
+    """The operand for (a, b, c, d), or the conjugates transposed for (a, c, b, d), as gradients of x need it."""
     return made_of(weights, *_WAYS[transposed])
 
 
@@ -25,7 +25,7 @@ def _pack(weights: Tensor) -> Weights:
 
 
 def _transpose(weights: Tensor) -> Tensor:
-    return weights.transpose(1, 2).contiguous()
+    return weights.transpose(1, 2).conj().contiguous().resolve_conj()
 
 
 def _pack_transposed(weights: Tensor) -> Weights:

@@ -5,6 +5,7 @@
     y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
+Of complex numbers, "transposed" is the adjoint, with the conjugates of the weights, and W has the conjugate of x: PyTorch's gradients.
 Both run in ksgen's kernels, or in `ksgen.torch.products` where `ksgen.torch.choice` says so. Matrices alone: (batch, features) in layout
 "bsf", (features, batch) in "bsl". Forward-mode derivatives are products again, by the product rule.
 """
@@ -24,7 +25,7 @@ from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_backend, check_tensors, check_words, dtype_name
+from ksgen.torch.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, never_one_launch, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
@@ -55,6 +56,7 @@ def multiply(
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
     check(x, weights, bias, residual, layout, precision)
+    check_activation(activation, x.dtype)
     check_backend(backend, precision, x.dtype)
     given = x, weights, bias, residual
 
@@ -165,7 +167,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
-# ---- Y = X K^T, or X K where transposed
+# ---- Y = X K^T, or X K where transposed, with the conjugate of K
 
 
 def _compute(
@@ -187,7 +189,7 @@ def _compute(
 
     def on_views() -> Tensor:
         matrices = made_of(weights, products.by_matrix)
-        y = products.multiply(x, matrices.transpose(2, 3) if transposed else matrices, layout)
+        y = products.multiply(x, matrices.mH if transposed else matrices, layout)
         return finish(y, bias, activation, residual, layout)
 
     def by_whole_matrix() -> Tensor:
@@ -432,7 +434,7 @@ def _product_of_pytorch(
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
     """By operators that PyTorch can transform where they are seen. Of ours it would take forward-mode derivatives as zero."""
-    blocks = products.blocks_of(weights.transpose(1, 2) if transposed else weights)
+    blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
     return finish(products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]), bias, activation, residual, layout)
 
 

@@ -56,7 +56,7 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
     matrices = x.new_empty(a, d, y_gradient.shape[features] // (a * d), x.shape[features] // (a * d))
     stacks = zip(_matrix_stacks(matrices), _stacks(x, layout, a, d), _stacks(y_gradient, layout, a, d), strict=True)
     for factors, inputs, outputs in stacks:
-        torch.bmm(outputs, inputs.transpose(1, 2), out=factors)
+        torch.bmm(outputs, inputs.mH, out=factors)
     return matrices.permute(0, 2, 3, 1).contiguous()
 
 
@@ -72,7 +72,7 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
 
 def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
     """The gradient of the weights by permuting both and one batched product: plain PyTorch, differentiable."""
-    blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).transpose(1, 2))
+    blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).mH)
     return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
 
 

@@ -79,8 +79,9 @@ class Weight(Tensor):
         layer = self._layer
         of_each = (layer.in_features**0.5 * deviation) ** (1 / len(layer.weights))
         with torch.no_grad():
-            for each in layer.weights:
-                own = of_each / sqrt(each.shape[2])
+            for factor in layer.weights:
+                own = of_each / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
+                each = torch.view_as_real(factor) if factor.is_complex() else factor
                 if is_uniform:
                     each.uniform_(-sqrt(3) * own, sqrt(3) * own, generator=generator)
                 else:
