@@ -49,7 +49,7 @@ class Promise:
     static_shared_bytes: int = 0  # the rest is asked for at the launch
 
 
-STORED = ("float32", "float64", "float16", "bfloat16")
+STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
 PROMISES = {
     "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),

@@ -20,6 +20,11 @@ CHAIN = "chain"  # the job of several factors in one launch, which no spec names
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
 
+def activations_of(precision: str) -> tuple[str, ...]:
+    """Those that are defined for its numbers."""
+    return ("none",) if PRECISIONS[precision].is_complex else ACTIVATIONS
+
+
 def hint(value: object, accepted: Collection[str]) -> str:
     """The end of a message about a word that is none of the accepted ones."""
     word = value if isinstance(value, str) else excerpt(value)
@@ -96,8 +101,8 @@ class KernelSpec:
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
-        if PRECISIONS[self.precision].is_complex and self.epilogue.activation != "none":
-            raise SpecError(f"activation={self.epilogue.activation} in {self.precision}; accepted: none, or real numbers")
+        if self.epilogue.activation not in activations_of(self.precision):
+            raise SpecError(f"activation={self.epilogue.activation} of complex numbers, {self.precision}; accepted: none")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ksgen.errors import LaunchError, SpecError
 from ksgen.spec import PRECISIONS
-from ksgen.spec.kernel import check_word, hint, is_word
+from ksgen.spec.kernel import activations_of, check_word, hint, is_word
 from ksgen.spec.precision import stored_types
 from ksgen.values import excerpt
 
@@ -83,8 +83,8 @@ def check_precision(precision: str | None, dtype: str) -> None:
 
 def check_activation(activation: str, dtype: Any) -> None:
     """Raise `SpecError` for an activation of complex numbers, which none is defined for."""
-    if dtype.is_complex and activation != "none":
-        raise SpecError(f"activation={activation!r} in {dtype_name(dtype)}; accepted: 'none', or real numbers")
+    if activation not in activations_of(name := dtype_name(dtype)):
+        raise SpecError(f"activation={activation} of complex numbers, {name}; accepted: none")
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:

@@ -13,7 +13,16 @@ from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES, explain, multiply_all_by
-from ksgen.torch.checks import check_activation, check_backend, check_device, check_dtype, check_precision, check_tensors, check_words, dtype_name
+from ksgen.torch.checks import (
+    check_activation,
+    check_backend,
+    check_device,
+    check_dtype,
+    check_precision,
+    check_tensors,
+    check_words,
+    dtype_name,
+)
 from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense

@@ -13,6 +13,7 @@ from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import activations_of
 
 PROCESSOR = Limits(65536, registers=0, is_cpu=True, vector_bytes=64, tiles=("bf16", "f16"), multiprocessors=8, async_copies=False)
 TARGETS = (cuda_limits("sm_90a"), cuda_limits("sm_75"), PROCESSOR)
@@ -36,7 +37,7 @@ def unused(text: str) -> set[str]:
     defined: dict[str, int] = {}
     for start in {(found[1], found.start(1)) for each in DEFINITIONS for found in each.finditer(code)}:
         defined[start[0]] = defined.get(start[0], 0) + 1
-    constructors = set(re.findall(r"DEVICE explicit (\w+)\(", code))
+    constructors = set(re.findall(r"DEVICE (?:explicit )?(\w+)\(", code)) & set(re.findall(r"struct (?:\w+\([^{;]*\) )?(\w+) \{", code))
     uses = Counter(re.findall(r"[A-Za-z_]\w*", code))
     return {name for name, count in defined.items() if uses[name] <= count} - constructors
 
@@ -47,7 +48,7 @@ def texts(family: str) -> Iterator[Source]:
     seen: set[Any] = set()
     for shape, precision, layout, epilogue, job in product(PATTERNS, PRECISIONS, LAYOUTS, EPILOGUES, jobs):
         before = (Pattern(shape[0], shape[2], 8, shape[3]),) if job == "chain" else ()
-        if job == "gradient" and epilogue != Epilogue():  # it has none
+        if (job == "gradient" and epilogue != Epilogue()) or epilogue.activation not in activations_of(precision):  # it has none
             continue
         kernel = KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job, before=before)
         for limits in TARGETS:

@@ -17,6 +17,7 @@ from ksgen.errors import ConstantsError, KsgenError, SpecError
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec, load, parse
+from ksgen.spec.kernel import activations_of
 
 ROOT = Path(__file__).parents[2]
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4), "float32", "bsf")
@@ -105,7 +106,7 @@ def test_the_chains_beside_each_other_change_the_text_the_name_and_the_digest() 
 def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
     for dialect in ("cuda", "opencl"):
         for precision in PRECISIONS:
-            for activation in ("none", "relu", "gelu", "gelu_tanh", "silu"):
+            for activation in activations_of(precision):
                 source = render(replace(KERNEL, precision=precision, epilogue=Epilogue(True, activation, True)), dialect=dialect)
                 assert "{{" not in source.text
                 assert "{%" not in source.text

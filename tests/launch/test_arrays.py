@@ -43,6 +43,9 @@ class Tensor:
     def is_neg(self):
         return False
 
+    def is_conj(self):
+        return False
+
     def is_inference(self):
         return False
 
@@ -87,7 +90,7 @@ def test_gaps_and_read_only_memory_are_reported():
         (None, "weights is None; give a NumPy array"),
         (np.float32(3), r"weights is a numpy\.float32; give a NumPy array"),
         (np.ma.zeros(3), r"weights is a numpy\.ma\.MaskedArray; give a NumPy array"),
-        (np.zeros(3, complex), "weights is of complex128; give float32, float64, float16, bfloat16"),
+        (np.zeros(3, np.clongdouble), "weights is of complex256; give float32, float64, float16, bfloat16, complex64, complex128"),
         (np.zeros(3, int), "weights is of int64; give float32"),
         (np.zeros(3, ">f4"), "weights is of >f4; give float32"),
     ],
@@ -124,7 +127,8 @@ def no_storage():
         ({"data_ptr": no_storage}, r"x is a tensor without plain memory \(doesn't have storage\); give a dense one"),
         ({"data_ptr": lambda: 0}, "x is a Tensor without memory, as tracing makes; give a real tensor"),
         ({"is_neg": lambda: True}, r"x is a lazily negated view; give x\.resolve_neg\(\)"),
-        ({"dtype": "torch.complex64"}, "x is of complex64; give float32"),
+        ({"is_conj": lambda: True}, r"x is a lazily conjugated view; give x\.resolve_conj\(\)"),
+        ({"dtype": "torch.complex32"}, "x is of complex32; give float32"),
     ],
 )
 def test_tensors_that_are_not_plain_memory_are_refused(torch, attributes, told):

@@ -62,7 +62,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 def test_every_record_is_found_by_its_own_name() -> None:
     assert all(name == each.name for name, each in PRECISIONS.items())
     assert all(name == each.name for name, each in OPERANDS.items())
-    assert stored_types() == ("float32", "float64", "float16", "bfloat16")
+    assert stored_types() == ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
     assert on_tensor_cores() == ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
     assert on_tiles() == ("float16", "bfloat16", "tf32x3", "bf16x6")
 

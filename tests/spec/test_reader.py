@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STRIDES, Epilogue, KernelSpec, load, paper_patterns, parse, reader
+from ksgen.spec.kernel import activations_of
 
 SMALL = Pattern(6, 64, 64, 1)
 
@@ -213,6 +214,8 @@ def test_what_is_written_is_what_is_read(
     defaults: dict[str, Any],
     flow: bool,
 ) -> None:
+    chosen = [NO_OPTIONS | defaults | values for _, values in entries]
+    assume(all(set(each["activation"]) <= set(activations_of(name)) for each in chosen for name in each["precision"]))
     document = {
         "defaults": written(defaults) or {"layout": "bsf"},
         "kernels": [{"pattern": list(pattern.shape)} | written(values) for pattern, values in entries],

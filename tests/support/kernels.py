@@ -20,6 +20,7 @@ from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
 from ksgen.families.signature import pitches_of
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
+from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import TensorMap, is_installed, run_cuda
 
@@ -319,7 +320,10 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
     assert kernel.job == "gradient" or 2 * kernel.pattern.c + 4 <= MOST_EXACT, f"c={kernel.pattern.c} is too large for exact sums"
 
     def integers(like: Array | None, most: int = 2) -> Array | None:
-        return None if like is None else random.integers(-most, most + 1, like.shape).astype(like.dtype)
+        if like is None:
+            return None
+        drawn = random.integers(-most, most + 1, (2, *like.shape))
+        return (drawn[0] + 1j * drawn[1] if like.dtype.kind == "c" else drawn[0]).astype(like.dtype)
 
     parts = {name: integers(getattr(problem, name)) for name in ("x", "bias", "residual", "grad_y")}
     return replace(problem, weights=integers(problem.weights, 1), **parts)
@@ -329,7 +333,7 @@ def check_exact(source: Source, batch: int, run: Run) -> None:
     """The result is right to the last bit if nothing but the result itself is rounded."""
     problem = exact_problem(source.kernel, batch_for(source, batch))
     got = result(problem, source, run)
-    np.testing.assert_array_equal(got.astype(np.float64), problem.truth.astype(got.dtype).astype(np.float64))
+    np.testing.assert_array_equal(got.astype(wide_type(got)), problem.truth.astype(got.dtype).astype(wide_type(got)))
 
 
 def check_leaks(source: Source, batch: int, run: Run) -> None:

@@ -162,5 +162,5 @@ class Shape(Parts):
         if constants.copy == "registers":
             held = (self.x.held + self.dy.held) * words  # 16-bit elements have a register each
             spread = self.is_bsf and self.kernel.pattern.d > 1  # over several planes
-            addresses = {2: 64, 4: 60, 8: 42}[self.kernel.item_bytes] if spread else 42
+            addresses = {2: 64, 4: 60}.get(self.kernel.item_bytes, 42) if spread else 42
         return words * (sums + 2 * (constants.thread_in + constants.thread_out)) + held + addresses
