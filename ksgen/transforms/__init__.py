@@ -1,0 +1,71 @@
+"""Fast transforms as chains of Kronecker-sparse factors, with their exact weights.
+
+    from ksgen import transforms
+
+    y = transforms.dft(360)(x)  # as numpy.fft.fft(x), in ksgen's kernels
+    transforms.dft(360).chain  # 1,20,20,18 then 20,18,18,1
+
+Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is, and in which order its chain leaves what it computes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ksgen.pattern import Chain, Pattern
+from ksgen.transforms import factors
+from ksgen.transforms.radices import butterfly, checked_radix, checked_size, radices
+from ksgen.transforms.real import of_cosines, of_hartley, of_real, to_real
+from ksgen.transforms.transform import Transform
+
+__all__ = ["RADIX", "Transform", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
+
+RADIX = 16  # the largest that is made of several primes, where none is asked for
+
+
+def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
+    """`numpy.fft.fft`, or `ifft`. One step of indexing puts the chain's outputs, whose digits are reversed, in order."""
+    found = radices(checked_size(n), checked_radix(radix))
+    name = "idft" if inverse else "dft"
+    return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), _reversed(found))
+
+
+def rdft(n: int, *, radix: int = RADIX) -> Transform:
+    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. For an even n by a chain of half the size on neighbours as complex numbers."""
+    return of_real(f"rdft({n})", checked_size(n), lambda size: dft(size, radix=radix))
+
+
+def irdft(n: int, *, radix: int = RADIX) -> Transform:
+    """`numpy.fft.irfft(y, n)`: real numbers from n // 2 + 1 frequencies. For an even n by a chain of half the size."""
+    return to_real(f"irdft({n})", checked_size(n), lambda size: dft(size, inverse=True, radix=radix))
+
+
+def dct(n: int, *, radix: int = RADIX) -> Transform:
+    """`scipy.fft.dct(x, type=2)`: a real Fourier transform of x in another order, and one multiplication of each frequency."""
+    return of_cosines(f"dct({n})", n, rdft(n, radix=radix))
+
+
+def hartley(n: int, *, radix: int = RADIX) -> Transform:
+    """Sums of x[s] (cos + sin)(2 pi s k / n): the real parts of a Fourier transform less the imaginary ones."""
+    return of_hartley(f"hartley({n})", n, rdft(n, radix=radix))
+
+
+def hadamard(n: int, *, radix: int = RADIX) -> Transform:
+    """`scipy.linalg.hadamard(n) @ x`, in Sylvester's order, which the chain keeps: of real or complex numbers."""
+    found = radices(checked_size(n, primes=(2,)), checked_radix(radix))
+    return Transform(f"hadamard({n})", butterfly(found, "hadamard"), factors.hadamard(found))
+
+
+def haar(n: int) -> Transform:
+    """The orthonormal Haar wavelets: the mean's coefficient, then those of each level from the coarsest on. Of real or complex numbers."""
+    levels = checked_size(n, primes=(2,)).bit_length() - 1
+    patterns = [Pattern(1 << levels - level - 1, 2, 2, 1 << level) for level in range(levels)] or [Pattern(1, 1, 1, 1)]
+    steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
+    order = np.concatenate([np.zeros(1, np.int64), *steps]).astype(np.int64)
+    return Transform(f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), order)
+
+
+def _reversed(found: tuple[int, ...]) -> Any:
+    """Where each output lies among those whose digits are reversed; None for one digit."""
+    places = np.arange(np.prod(found)).reshape(found)
+    return places.transpose().ravel() if len(found) > 1 else None

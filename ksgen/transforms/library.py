@@ -1,0 +1,114 @@
+"""What transforms ask of an array library besides products: NumPy's words, which CuPy shares, and PyTorch's. Imports no library."""
+
+import sys
+from typing import Any
+
+from ksgen.errors import LaunchError
+from ksgen.values import excerpt
+
+_LIBRARIES = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
+
+
+class Library:
+    """NumPy, or CuPy."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.of: Any = sys.modules[name]
+
+    def dtype_of(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def is_complex(self, x: Any) -> bool:
+        return "complex" in self.dtype_of(x)
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(dtype, copy=False)
+
+    def as_floats(self, x: Any) -> Any:
+        """float64 for whole numbers."""
+        return x if "float" in self.dtype_of(x) or self.is_complex(x) else self.cast(x, "float64")
+
+    def as_numbers(self, x: Any, is_complex: bool) -> Any:
+        """Rows without gaps, as a chain takes them: complex64 for float32 and less, if they are to be complex."""
+        x = self.as_floats(x)
+        if is_complex and not self.is_complex(x):
+            x = self.cast(x, "complex128" if self.dtype_of(x) == "float64" else "complex64")
+        return self.contiguous(x)
+
+    def contiguous(self, x: Any) -> Any:
+        return self.of.ascontiguousarray(x)
+
+    def moved(self, x: Any) -> Any:
+        """The first axis last."""
+        return self.of.moveaxis(x, 0, -1)
+
+    def moved_back(self, x: Any) -> Any:
+        return self.of.ascontiguousarray(self.of.moveaxis(x, -1, 0))
+
+    def taken(self, x: Any, order: Any) -> Any:
+        """The columns in that order."""
+        return self.of.take(x, order, 1)
+
+    def joined(self, *parts: Any) -> Any:
+        """Columns beside each other."""
+        return self.of.concatenate(parts, 1)
+
+    def reversed(self, x: Any) -> Any:
+        return x[:, ::-1]
+
+    def beside(self, like: Any, array: Any) -> Any:
+        """An array of NumPy's where x lies, in its type; whole numbers stay so."""
+        array = self.of.asarray(array)
+        return array if array.dtype.kind == "i" else array.astype(like.dtype)
+
+    def pairs(self, x: Any) -> Any:
+        """Neighbouring real numbers as complex ones."""
+        return self.contiguous(x).view("complex64" if self.dtype_of(x) == "float32" else "complex128")
+
+    def parts(self, x: Any) -> Any:
+        """Complex numbers as neighbouring real ones."""
+        return self.contiguous(x).view("float32" if self.dtype_of(x) == "complex64" else "float64")
+
+
+class PyTorch(Library):
+    """PyTorch, on any of its devices that ksgen knows."""
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.to(getattr(self.of, dtype))
+
+    def contiguous(self, x: Any) -> Any:
+        return x.resolve_conj().resolve_neg().contiguous()
+
+    def moved(self, x: Any) -> Any:
+        return x.movedim(0, -1)
+
+    def moved_back(self, x: Any) -> Any:
+        return x.movedim(-1, 0).contiguous()
+
+    def taken(self, x: Any, order: Any) -> Any:
+        return x.index_select(1, order)
+
+    def joined(self, *parts: Any) -> Any:
+        return self.of.cat(parts, 1)
+
+    def reversed(self, x: Any) -> Any:
+        return x.flip(1)
+
+    def beside(self, like: Any, array: Any) -> Any:
+        tensor = self.of.from_numpy(array)
+        return tensor.to(like.device) if array.dtype.kind == "i" else tensor.to(like.device, like.dtype)
+
+    def pairs(self, x: Any) -> Any:
+        return self.of.view_as_complex(x.contiguous().unflatten(1, (-1, 2)))
+
+    def parts(self, x: Any) -> Any:
+        return self.of.view_as_real(x.resolve_conj()).flatten(1)
+
+
+def library_of(x: Any, caller: str) -> Library:
+    """That an array belongs to; `LaunchError` for other things."""
+    for name, kind in _LIBRARIES.items():
+        if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind, ())):
+            return PyTorch(name) if name == "torch" else Library(name)
+    raise LaunchError(f"{caller}: x={excerpt(x)}; accepted: a NumPy or CuPy array, or a PyTorch tensor")

@@ -1,0 +1,74 @@
+"""`Transform`: a chain with its weights and the order of its outputs, called on arrays. Computes no factor itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ksgen.errors import LaunchError
+from ksgen.launch.chain import ChainLauncher
+from ksgen.launch.launcher import Launcher
+from ksgen.pattern import Chain
+from ksgen.spec import LAYOUTS
+from ksgen.spec.kernel import check_word
+from ksgen.transforms.library import Library, library_of
+
+Step = Callable[[Library, Any], Any]  # on (batch, features)
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """y = transform(x): of the last axis in layout "bsf", of the first one in "bsl".
+
+    `chain` are its factors and `weights` theirs, in float64 or complex128, as `KSLinear.from_weights` takes them. What the chain gives is
+    in its own order: `order` says where each of the outputs lies in it, None that they are in order. `before` and `after` are what real
+    transforms need besides.
+    """
+
+    name: str
+    chain: Chain
+    weights: tuple[NDArray[Any], ...] = field(repr=False)
+    order: NDArray[Any] | None = field(default=None, repr=False)
+    size: int = 0  # of what it takes, where that are other numbers than the chain's
+    is_real: bool = False  # whether it takes real numbers alone
+    before: Step | None = field(default=None, repr=False)
+    after: Step | None = field(default=None, repr=False)
+    _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __call__(self, x: Any, *, layout: str = "bsf") -> Any:
+        check_word("layout", layout, LAYOUTS)
+        library = library_of(x, self.name)
+        axis = -1 if layout == "bsf" else 0
+        wanted = self.size or self.chain.in_features
+        if not x.ndim or x.shape[axis] != wanted:
+            shape = f"(..., {wanted})" if layout == "bsf" else f"({wanted}, ...)"
+            raise LaunchError(f"{self.name}: got x of shape {tuple(x.shape)}; layout {layout} wants {shape}")
+        if self.is_real and library.is_complex(x):
+            raise LaunchError(f"{self.name}: got x of {library.dtype_of(x)}; accepted: real numbers")
+        rows = x if layout == "bsf" else library.moved(x)
+        y = self._of_rows(library, rows.reshape(-1, wanted)).reshape(*rows.shape[:-1], -1)
+        return y if layout == "bsf" else library.moved_back(y)
+
+    def _of_rows(self, library: Library, rows: Any) -> Any:
+        rows = self.before(library, library.as_floats(rows)) if self.before else rows
+        rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
+        y = self._multiply(library, rows) if rows.shape[0] else rows
+        y = y if self.order is None else library.taken(y, self._on(library, y, "order", self.order))
+        return self.after(library, y) if self.after else y
+
+    def _multiply(self, library: Library, rows: Any) -> Any:
+        weights = [self._on(library, rows, number, each) for number, each in enumerate(self.weights)]
+        return self._launcher(rows, weights)
+
+    @cached_property
+    def _launcher(self) -> ChainLauncher:
+        return ChainLauncher(*(Launcher(*pattern.shape) for pattern in self.chain))
+
+    def _on(self, library: Library, like: Any, name: Any, array: NDArray[Any]) -> Any:
+        """An array of ours beside x, made once for each place and type."""
+        key = (library.name, str(getattr(like, "device", "")), str(like.dtype), name)
+        if key not in self._ready:
+            self._ready[key] = library.beside(like, array)
+        return self._ready[key]
