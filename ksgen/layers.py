@@ -32,6 +32,7 @@ LAYERS = (
     Room("wisdom", "which constants searches found to be the fastest on a device", "renders"),
     Room("launch", "how a call's arrays become a launch: views, checks, device and stream, plan, memory", "searches"),
     Room("launcher", "which calls users make, and emitted modules import", "searches"),
+    Room("transforms", "which chains are fast transforms, with their exact weights, called on arrays", "computes a factor"),
     Room("measure", "whether a kernel is right, how long it takes, what the device can do at most", "chooses constants"),
     Room("figures", "how pictures are drawn for pages and terminals"),
     Room("tuning", "which constants are the fastest here: trials, cost model, strategies, processes, a cluster"),

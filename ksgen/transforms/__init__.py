@@ -8,8 +8,6 @@
 Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is, and in which order its chain leaves what it computes.
 """
 
-from typing import Any
-
 import numpy as np
 
 from ksgen.pattern import Chain, Pattern
@@ -20,18 +18,18 @@ from ksgen.transforms.transform import Transform
 
 __all__ = ["RADIX", "Transform", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
-RADIX = 16  # the largest that is made of several primes, where none is asked for
+RADIX = 32  # the largest that is made of several primes, where none is asked for
 
 
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     """`numpy.fft.fft`, or `ifft`. One step of indexing puts the chain's outputs, whose digits are reversed, in order."""
     found = radices(checked_size(n), checked_radix(radix))
     name = "idft" if inverse else "dft"
-    return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), _reversed(found))
+    return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), digits=found)
 
 
 def rdft(n: int, *, radix: int = RADIX) -> Transform:
-    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. For an even n by a chain of half the size on neighbours as complex numbers."""
+    """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. For an even n by a chain of half the size, on neighbours as one number."""
     return of_real(f"rdft({n})", checked_size(n), lambda size: dft(size, radix=radix))
 
 
@@ -62,10 +60,4 @@ def haar(n: int) -> Transform:
     patterns = [Pattern(1 << levels - level - 1, 2, 2, 1 << level) for level in range(levels)] or [Pattern(1, 1, 1, 1)]
     steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
     order = np.concatenate([np.zeros(1, np.int64), *steps]).astype(np.int64)
-    return Transform(f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), order)
-
-
-def _reversed(found: tuple[int, ...]) -> Any:
-    """Where each output lies among those whose digits are reversed; None for one digit."""
-    places = np.arange(np.prod(found)).reshape(found)
-    return places.transpose().ravel() if len(found) > 1 else None
+    return Transform(f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), places=order)

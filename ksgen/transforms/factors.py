@@ -14,8 +14,8 @@ def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         whole, left = left, left // radix
-        k, l, j = np.ogrid[:radix, :radix, :left]
-        block = _roots(k * (l * left + j), whole, is_inverse)
+        output, digit, j = np.ogrid[:radix, :radix, :left]
+        block = _roots(output * (digit * left + j), whole, is_inverse)
         found.append(np.broadcast_to(block, (done, radix, radix, left)).copy())
         done *= radix
     found[-1] /= done if is_inverse else 1

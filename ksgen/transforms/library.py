@@ -50,6 +50,14 @@ class Library:
         """The columns in that order."""
         return self.of.take(x, order, 1)
 
+    def reversed_digits(self, x: Any, digits: tuple[int, ...]) -> Any:
+        """The columns, of numbers with these digits, as numbers with the last digit first."""
+        axes = range(len(digits), 0, -1)
+        return self.contiguous(self.permuted(x.reshape(-1, *digits), (0, *axes))).reshape(x.shape)
+
+    def permuted(self, x: Any, axes: tuple[int, ...]) -> Any:
+        return x.transpose(axes)
+
     def joined(self, *parts: Any) -> Any:
         """Columns beside each other."""
         return self.of.concatenate(parts, 1)
@@ -88,6 +96,9 @@ class PyTorch(Library):
 
     def taken(self, x: Any, order: Any) -> Any:
         return x.index_select(1, order)
+
+    def permuted(self, x: Any, axes: tuple[int, ...]) -> Any:
+        return x.permute(axes)
 
     def joined(self, *parts: Any) -> Any:
         return self.of.cat(parts, 1)

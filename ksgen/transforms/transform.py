@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ksgen.errors import LaunchError
@@ -23,14 +24,14 @@ class Transform:
     """y = transform(x): of the last axis in layout "bsf", of the first one in "bsl".
 
     `chain` are its factors and `weights` theirs, in float64 or complex128, as `KSLinear.from_weights` takes them. What the chain gives is
-    in its own order: `order` says where each of the outputs lies in it, None that they are in order. `before` and `after` are what real
-    transforms need besides.
+    in its own order: `order` says where each of the outputs lies in it. `before` and `after` are what real transforms need besides.
     """
 
     name: str
     chain: Chain
     weights: tuple[NDArray[Any], ...] = field(repr=False)
-    order: NDArray[Any] | None = field(default=None, repr=False)
+    digits: tuple[int, ...] = field(default=(), repr=False)  # of the outputs' numbers, which come out with the last one first
+    places: NDArray[Any] | None = field(default=None, repr=False)  # of the outputs, where they come out in another order
     size: int = 0  # of what it takes, where that are other numbers than the chain's
     is_real: bool = False  # whether it takes real numbers alone
     before: Step | None = field(default=None, repr=False)
@@ -51,11 +52,20 @@ class Transform:
         y = self._of_rows(library, rows.reshape(-1, wanted)).reshape(*rows.shape[:-1], -1)
         return y if layout == "bsf" else library.moved_back(y)
 
+    @property
+    def order(self) -> NDArray[Any]:
+        """Where each output of the chain's features lies among what it gives."""
+        if self.places is not None:
+            return self.places
+        features = np.arange(self.chain.out_features)
+        return features.reshape(self.digits).transpose().ravel() if self.digits else features
+
     def _of_rows(self, library: Library, rows: Any) -> Any:
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
         y = self._multiply(library, rows) if rows.shape[0] else rows
-        y = y if self.order is None else library.taken(y, self._on(library, y, "order", self.order))
+        y = library.reversed_digits(y, self.digits) if len(self.digits) > 1 else y
+        y = y if self.places is None else library.taken(y, self._on(library, y, "places", self.places))
         return self.after(library, y) if self.after else y
 
     def _multiply(self, library: Library, rows: Any) -> Any:
