@@ -14,9 +14,9 @@ MOST_FEATURES = 1 << 24
 def checked_size(n: object, primes: tuple[int, ...] = PRIMES) -> int:
     """The size; `PatternError` unless it is a product of these primes."""
     size = whole_number(n)
-    words = " and ".join(filter(None, (", ".join(map(str, primes[:-1])), str(primes[-1]))))
+    words = "a product of the primes 2, 3, 5 and 7" if primes == PRIMES else " or ".join(f"a power of {prime}" for prime in primes)
     if size is None or not 1 <= size <= MOST_FEATURES or _smooth_part(size, primes) != size:
-        raise PatternError(f"n={excerpt(n)}; accepted: a product of the primes {words}, up to {MOST_FEATURES}")
+        raise PatternError(f"n={excerpt(n)}; accepted: {words}, up to {MOST_FEATURES}")
     return size
 
 

@@ -49,7 +49,8 @@ class Transform:
         if self.is_real and library.is_complex(x):
             raise LaunchError(f"{self.name}: got x of {library.dtype_of(x)}; accepted: real numbers")
         rows = x if layout == "bsf" else library.moved(x)
-        y = self._of_rows(library, rows.reshape(-1, wanted)).reshape(*rows.shape[:-1], -1)
+        y = self._of_rows(library, rows.reshape(-1, wanted))
+        y = y.reshape(*rows.shape[:-1], y.shape[-1])
         return y if layout == "bsf" else library.moved_back(y)
 
     @property

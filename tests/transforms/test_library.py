@@ -1,0 +1,26 @@
+"""Transforms of PyTorch's tensors are its own."""
+
+import pytest
+
+from ksgen import transforms
+from tests.support.program import needs_device
+from tests.transforms.arrays import hartley
+
+fft = pytest.importorskip("scipy.fft", reason="pip install scipy")
+
+
+@needs_device
+def test_tensors_of_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+    x = torch.randn(4, 30, dtype=torch.float64)
+    z = torch.randn(4, 30, dtype=torch.complex128)
+    for found, truth in (
+        (transforms.dft(30)(z.conj()), torch.fft.fft(z.conj())),
+        (transforms.rdft(30)(x), torch.fft.rfft(x)),
+        (transforms.irdft(30)(z[:, :16]), torch.fft.irfft(z[:, :16], 30)),
+        (transforms.dft(30)(z.T, layout="bsl"), torch.fft.fft(z.T, dim=0)),
+        (transforms.dct(30)(x), torch.from_numpy(fft.dct(x.numpy()))),
+        (transforms.hartley(30)(x), torch.from_numpy(hartley(x.numpy()))),
+        (transforms.haar(16)(x[:, :16]), torch.from_numpy(transforms.haar(16)(x[:, :16].numpy()))),
+    ):
+        torch.testing.assert_close(found, truth, rtol=0, atol=1e-12)
