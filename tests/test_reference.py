@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, kaleidoscope, monarch
-from ksgen.reference import from_dense, multiply, to_dense
+from ksgen.reference import from_dense, gradient, multiply, to_dense
 from ksgen.spec import ACTIVATIONS, LAYOUTS
 
 patterns = st.builds(Pattern, *[st.integers(1, 5)] * 4)
@@ -193,3 +193,21 @@ def test_multiply_names_the_argument_that_does_not_fit(change: dict[str, object]
 def test_from_dense_names_the_shape_that_does_not_fit() -> None:
     with pytest.raises(LaunchError, match=r"K has shape \(3, 3\); accepted: \(12, 20\)"):
         from_dense(Pattern(2, 3, 5, 2), np.ones((3, 3)))
+
+
+@given(patterns, seeds, layouts)
+def test_complex_numbers_keep_both_parts(pattern: Pattern, seed: int, layout: str) -> None:
+    """Products are linear in each part, and gradients have the conjugate of X."""
+    x, w, dy = draw(seed, (2, 3, pattern.in_features), (2, *pattern.shape), (2, 3, pattern.out_features))
+    x, w, dy = (each[0] + 1j * each[1] for each in (x, w, dy))
+    y = multiply(pattern, in_layout(x, layout), w, layout, bias=dy[0])
+    np.testing.assert_allclose(y, in_layout(x @ to_dense(pattern, w).T + dy[0], layout), atol=1e-12)
+    assert np.array_equal(from_dense(pattern, to_dense(pattern, w)), w)
+    whole = to_dense(pattern, gradient(pattern, in_layout(x, layout), in_layout(dy, layout), layout))
+    free = to_dense(pattern, np.ones(pattern.shape))
+    np.testing.assert_allclose(whole, dy.T @ x.conj() * free, atol=1e-12)
+
+
+def test_complex_numbers_have_no_activation() -> None:
+    with pytest.raises(LaunchError, match="activation=relu of complex numbers; accepted: none"):
+        multiply(Pattern(1, 1, 1, 1), np.ones((1, 1)), np.ones((1, 1, 1, 1), complex), "bsf", activation="relu")

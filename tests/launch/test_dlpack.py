@@ -108,3 +108,9 @@ def test_a_capsule_of_something_else_is_refused():
 
     with pytest.raises(LaunchError, match="x: its __dlpack__ returned a capsule called b'used_dltensor'"):
         view(Wrong(np.zeros(3)), "x")
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_numbers_are_told_by_both_parts(dtype):
+    seen = view(Shared(np.zeros((3, 4), dtype)), "x")
+    assert (seen.dtype, seen.shape) == (dtype, (3, 4))
