@@ -45,7 +45,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert programs == ["digits.py", "fine_tune.py", "propose_vit.py", "serve.py"]
+    assert programs == ["digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py"]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
     assert [name for name in programs if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")] == []
     assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
@@ -71,6 +71,16 @@ def test_fine_tune(played: Callable[..., str]) -> None:
     assert losses[3] < losses[2]
     assert sizes[0] == sizes[1] > sizes[2] == sizes[3]
     assert "2 layers replaced" in out
+
+
+@needs_torch
+def test_learn_fft(played: Callable[..., str]) -> None:
+    out = played("learn_fft.py", "--short", "--size", "16")
+    assert "1,4,4,4 then 4,4,4,1: 128 weights, where the matrix has 256" in out
+    losses = [float(each) for each in re.findall(r"loss ([\d.e+-]+)", out)]
+    assert losses[-1] < 0.9 * losses[0]
+    learned, exact = (float(each) for each in re.findall(r"error ([\d.e+-]+)", out))
+    assert exact < 1e-6 < learned < 1
 
 
 @needs_device

@@ -157,7 +157,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     pattern = kernel.pattern
     inputs, outputs = kernel.in_features, pattern.out_features
 
-    def drawn(draw: "Callable[..., Array]", shape: tuple[int, ...]) -> "Array":
+    def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> "Array":
         numbers = draw((*shape, PRECISIONS[kernel.precision].halves), np.float32)
         return (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(dtype)
 
