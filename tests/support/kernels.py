@@ -22,6 +22,7 @@ from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import activations_of
 from tests.emulator import TensorMap, is_installed, run_cuda
 
 Array = np.ndarray[Any, Any]
@@ -76,6 +77,9 @@ JOB_OF = {family: job for family in FAMILIES if (job := _job(family))}
 
 
 def kernel_of(pattern: tuple[int, ...], precision: str, layout: str, epilogue: Epilogue = PLAIN, batch: int | None = None) -> KernelSpec:
+    """Without an activation where none is defined for its numbers."""
+    if epilogue.activation not in activations_of(precision):
+        epilogue = replace(epilogue, activation="none")
     return KernelSpec(Pattern(*pattern), precision, layout, epilogue, batch)
 
 
