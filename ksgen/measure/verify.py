@@ -159,7 +159,8 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
     def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> "Array":
         numbers = draw((*shape, PRECISIONS[kernel.precision].halves), np.float32)
-        return (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(dtype)
+        found: Array = (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(dtype)
+        return found
 
     def uniform(pattern: Pattern) -> "Array":
         bound = np.float32(1 / sqrt(pattern.c))
