@@ -59,6 +59,7 @@ PROMISES = {
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=64, precisions=MULTIPLIED),
+    "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
     "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),

@@ -12,7 +12,7 @@ from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma, MmaChain
 from ksgen.families.rules import Rule
-from ksgen.families.simt import Simt
+from ksgen.families.simt import Simt, SimtChain
 from ksgen.families.vector import Vector, VectorChain
 from ksgen.families.vector_gradient import VectorGradient
 from ksgen.families.wgmma import WgmmaPermuted, WgmmaRegisters, WgmmaShared
@@ -34,6 +34,7 @@ FAMILIES: dict[str, Family[Any]] = {
         MmaChain(),
         WgmmaPermuted(),
         Simt(),
+        SimtChain(),
         GradientMma(),
         Gradient(),
     )

@@ -10,90 +10,25 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
+from ksgen.families.gpu_chain import stages_of
 from ksgen.families.mma import Mma, MmaChain, MmaChainConstants
 from ksgen.families.mma.chain import ChainShape
-from ksgen.families.signature import operands_of, pitches_of
-from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.kernels import Array, Run, as_bits, in_emulator, in_rows, shifted, spaced
-from tests.support.kernels import pack as packed_by
+from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, is_right, one_by_one, run_chain
+from tests.support.kernels import in_emulator
 
-FAMILY, ALONE = MmaChain(), Mma()
+FAMILY = MmaChain()
 LIMITS = cuda_limits("sm_80")
-EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
-RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
-PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
-GAPS = {"x": 5, "y": 3, "residual": 3}
-BAD = np.array([np.nan, np.inf, -np.inf])
-
-
-def chain_of(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
-) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], stride=stride)
-
-
-def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
-    """Each factor rounds what it gives."""
-    accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.factors)
-    return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
 
 
 def source_of(kernel: KernelSpec, constants: MmaChainConstants | None = None) -> Source:
     constants = constants or FAMILY.default(kernel, LIMITS)
     check(FAMILY, kernel, constants, LIMITS)
     return render(kernel, constants, family="mma_chain")
-
-
-def factor_sources(source: Source) -> list[Source]:
-    """What packs each factor's weights."""
-    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(source.kernel)]
-    return [render(each, own, family="mma") for each, own in zip(alone, source.constants.parsed, strict=True)]
-
-
-def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
-    """Y of one launch, NaN before. Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay."""
-    kernel = source.kernel
-    gaps = GAPS if kernel.is_strided else dict.fromkeys(GAPS, 0)
-    rows = {name: arrays[name] for name in ("x", "y", "residual") if name in arrays}
-    pitches = {name: array.shape[1] + gaps[name] for name, array in rows.items()}
-    given: dict[str, Any] = {}
-    for name, array in rows.items():
-        fill = np.full_like(array[:1].reshape(-1)[:1], np.nan) if name == "y" else BAD
-        laid = spaced(array if name != "y" else np.full_like(array, np.nan), gaps[name], fill)
-        given[name] = as_bits(shifted(np.concatenate([laid, np.resize(fill, behind).astype(array.dtype)])))
-    for number, packing in enumerate(factor_sources(source)):
-        problem = replace(make_problem(packing.kernel, 1), weights=arrays[f"weights {number}"])
-        given[f"weights_{number + 1}"] = packed_by(problem, packing, run)
-    given |= {"bias": as_bits(shifted(arrays["bias"]))} if "bias" in arrays else {}
-    given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
-    before, batch = given["y"].copy(), arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
-    order = operands_of(FAMILY.signature, kernel)
-    run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
-    y = in_rows(given["y"].view(rows["y"].dtype), rows["y"].shape, pitches["y"])
-    got = y.copy()
-    in_rows(given["y"], rows["y"].shape, pitches["y"])[...] = in_rows(before, rows["y"].shape, pitches["y"])
-    np.testing.assert_array_equal(given["y"], before, err_msg="the kernel wrote behind Y, or between its rows")
-    return got
-
-
-def one_by_one(source: Source, arrays: dict[str, Array], run: Run) -> Array:
-    """The same by a launch for each factor, with the chain's tiles."""
-    x, batch = arrays["x"], arrays["x"].shape[0 if source.kernel.layout == "bsf" else 1]
-    for number, (kernel, own) in enumerate(zip(factor_kernels(source.kernel), source.constants.parsed, strict=True)):
-        each = render(kernel, own, family="mma")
-        problem = replace(make_problem(kernel, batch), x=x, weights=arrays[f"weights {number}"])
-        packed = packed_by(problem, each, run)
-        y = np.full((batch, kernel.pattern.out_features)[:: 1 if kernel.layout == "bsf" else -1], np.nan, x.dtype)
-        extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays and getattr(kernel.epilogue, name)]
-        arguments = [as_bits(shifted(x)), packed, as_bits(y), *extras, batch]
-        run(each, each.entry, ALONE.geometry(kernel, own, batch), arguments)
-        x = y
-    return x
 
 
 CASES = [
@@ -224,7 +159,7 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     assert shape.halves == (max(first.held_bytes, third.held_bytes), second.held_bytes)
     assert [shape.place(at) for at in range(3)] == [0, shape.halves[0], 0]
     assert shape.shared_bytes == sum(shape.halves) + shape.constants.stages * max(each.w_bytes for each in shape.factors)
-    assert shape.first_stages == [0, first.stages_of_weights, first.stages_of_weights + second.stages_of_weights]
+    assert shape.first_stages == [0, stages_of(first), stages_of(first) + stages_of(second)]
 
 
 def test_the_model_counts_what_lies_between_as_shared_memory() -> None:

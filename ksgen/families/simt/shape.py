@@ -74,8 +74,11 @@ class Shape(Moved, Tiled):
 
     @property
     def x_pitch(self) -> int:
-        if self.kernel.layout == "bsl":
-            return self.constants.tile_batch
+        return self.constants.tile_batch if self.kernel.layout == "bsl" else self.y_pitch
+
+    @property
+    def y_pitch(self) -> int:
+        """Of sums that become rows of Y, in batch-size-first."""
         return self._padded(self.constants.tile_batch, self.group * self.constants.tile_d)
 
     @property
@@ -85,7 +88,7 @@ class Shape(Moved, Tiled):
 
     @property
     def y_plane(self) -> int:
-        return self._padded(self.slice_out * self.x_pitch, self.group)
+        return self._padded(self.slice_out * self.y_pitch, self.group)
 
     @property
     def slice_out(self) -> int:
@@ -105,13 +108,28 @@ class Shape(Moved, Tiled):
         return self.w_base + self.w_stage
 
     @property
+    def copied(self) -> int:
+        """Reals that are copied to a stage, padding between them left out."""
+        return self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d + self.w_stage
+
+    @property
+    def turned_reals(self) -> int:
+        """Of a slice of sums that become rows of Y."""
+        return self.constants.tile_d * self.y_plane if self.kernel.layout == "bsf" else 0
+
+    @property
     def shared_reals(self) -> int:
-        store = self.constants.tile_d * self.y_plane if self.kernel.layout == "bsf" else 0
-        return max(self.constants.stages * self.stage, store)
+        return max(self.constants.stages * self.stage, self.turned_reals)
 
     @property
     def shared_bytes(self) -> int:
         return self.shared_reals * self.real_bytes
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of a stage."""
+        constants = self.constants
+        return constants.tile_in * constants.tile_batch * constants.tile_out * constants.tile_d
 
     @property
     def w_rounds(self) -> int:
@@ -166,7 +184,7 @@ class Shape(Moved, Tiled):
     @property
     def y_image(self) -> Image:
         """Of sums that become rows of Y, in batch-size-first."""
-        return Image(self.constants.tile_d, self.y_plane, 1, self.x_pitch, self.real_bytes)
+        return Image(self.constants.tile_d, self.y_plane, 1, self.y_pitch, self.real_bytes)
 
     @property
     def copy_cycles(self) -> int:
@@ -184,11 +202,15 @@ class Shape(Moved, Tiled):
             self.group_out * self.real_bytes
         )
 
+    def sum_cycles(self, pitch: int) -> int:
+        """In which a block writes its sums, with so many reals from one output to the next."""
+        writes = self.warps * self.constants.thread_out * (self.constants.thread_batch // self.group)
+        return writes * _sum_cycles(self.group_out * pitch * self.real_bytes, self.group * self.real_bytes)
+
     @property
     def turned_write_cycles(self) -> int:
         """In which a block writes its sums, to turn them into rows of Y."""
-        writes = self.warps * self.constants.thread_out * (self.constants.thread_batch // self.group)
-        return writes * _sum_cycles(self.group_out * self.x_pitch * self.real_bytes, self.group * self.real_bytes)
+        return self.sum_cycles(self.y_pitch)
 
     @property
     def turned_read_cycles(self) -> int:
@@ -196,6 +218,20 @@ class Shape(Moved, Tiled):
         y = self.y_plan
         slices = self.constants.thread_out // self.group_out
         return slices * y.line_turns * line_cycles(read_cycles, self.y_image, y.lane_run, 1, self.real_bytes, y.run, 1)
+
+    def inside(self, stages: int) -> tuple[int, int]:
+        """Bytes and cycles of shared memory for so many stages: to copy them, and for all warps to read them."""
+        constants = self.constants
+        reads = stages * self.warps * constants.tile_in  # of a warp, each for one input
+        lanes = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out
+        return (stages * self.copied + reads * lanes) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
+
+    def turned(self, tiles: int, found: int) -> tuple[int, int]:
+        """The same for so many tiles of sums that become rows of Y: written whole, and read as far as they are Y's, `found` of them."""
+        if self.kernel.layout == "bsl":
+            return 0, 0
+        sums = tiles * self.constants.tile_batch * self.constants.tile_out * self.constants.tile_d
+        return (sums + found) * self.real_bytes, tiles * self.turned_write_cycles + tiles * self.turned_read_cycles * found // sums
 
     @property
     def registers(self) -> int:

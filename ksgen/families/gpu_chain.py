@@ -1,0 +1,259 @@
+"""What families of GPUs share that take a tile of the batch through all factors of a layer in one launch, with what lies between in shared
+memory: constants of each factor, rules, a ring of weights' stages, what their texts state.
+
+Never decides a tile. Weights are packed as for each factor alone.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Generic, Protocol, TypeVar
+
+from ksgen.errors import ConstantsError
+from ksgen.families.base import Constexpr, Geometry, Limits
+from ksgen.families.chains import factor_kernels, listed, rule_of_tiles
+from ksgen.families.expected import fastest
+from ksgen.families.gpus import PORTABLE, REGISTERS
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import Packing, Shaped
+from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+BLOCKS = (3, 2, 1)  # a multiprocessor
+
+
+@dataclass(frozen=True)
+class GpuChainConstants(Constants):
+    """The constants that a search may change; a family says which words a factor has in `tiles`."""
+
+    tile_batch: int  # batch entries a block
+    tiles: str  # of each factor
+    stages: int  # of packed weights in shared memory
+    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+
+    @property
+    @abstractmethod
+    def parsed(self) -> list[Any]:
+        """The constants of each factor by itself."""
+
+    def numbers(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
+        """What `tiles` has for each factor, under these names."""
+        for words, _ in listed(self.tiles):
+            try:
+                yield dict(zip(names, map(int, words.split()), strict=True))
+            except ValueError:
+                raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not {', '.join(names)}") from None
+
+
+ConstantsT = TypeVar("ConstantsT", bound=GpuChainConstants)
+FactorT = TypeVar("FactorT", bound="Factor")
+
+
+class Factor(Protocol):
+    """A factor in a chain: the shape of a family of products, that knows where its inputs are."""
+
+    kernel: KernelSpec
+    constants: Any
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def tiles_of_batch(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    def x_bytes_moved(self, batch: int) -> float: ...
+    def y_bytes_moved(self, batch: int) -> float: ...
+
+
+def stages_of(factor: Factor) -> int:
+    """Of a block: all tiles of the outputs, one after the other."""
+    return factor.tiles_of_batch * factor.steps
+
+
+@dataclass(frozen=True)
+class GpuChainShape(Generic[FactorT]):
+    """What follows from a chain and its constants."""
+
+    kernel: KernelSpec
+    constants: Any
+
+    @property
+    @abstractmethod
+    def factors(self) -> list[FactorT]: ...
+
+    @property
+    @abstractmethod
+    def held(self) -> list[int]:
+        """What lies in shared memory one after the other, each while the one before it is read."""
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int: ...
+
+    @cached_property
+    def halves(self) -> tuple[int, int]:
+        """What a factor reads lies in one half, and what it writes in the other."""
+        return max(self.held[0::2]), max(self.held[1::2], default=0)
+
+    @property
+    def ring(self) -> int:
+        """Where the stages begin."""
+        return sum(self.halves)
+
+    def place(self, number: int) -> int:
+        """Where one of those begins."""
+        return number % 2 * self.halves[0]
+
+    @property
+    def threads(self) -> int:
+        return self.factors[0].threads
+
+    @property
+    def registers(self) -> int:
+        return max(factor.registers for factor in self.factors)
+
+    @property
+    def first_stages(self) -> list[int]:
+        """Of each factor, counted over all."""
+        return list(accumulate(map(stages_of, self.factors[:-1]), initial=0))
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(factor.packed_bytes for factor in self.factors)
+
+    @property
+    def waits(self) -> float:
+        """Of a block."""
+        return sum(map(stages_of, self.factors)) / (self.constants.stages - 1)
+
+    def memory_bytes(self, batch: int) -> int:
+        """X, packed weights and Y, each once."""
+        weights = sum(pattern.weight_count for pattern in self.kernel.factors) * self.kernel.item_bytes
+        return self.kernel.bytes(batch) - weights + self.packed_bytes
+
+
+def own_of(kernel: KernelSpec, constants: GpuChainConstants) -> list[tuple[KernelSpec, Any]]:
+    """Each factor by itself, with its constants."""
+    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
+
+
+def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
+    """Those of a chain whose factors have these."""
+
+    def registers(kernel: KernelSpec, constants: GpuChainConstants) -> int:
+        own = shape(kernel, constants)
+        return min(255, own.registers) * own.threads * constants.min_blocks
+
+    return (
+        Rule("job is chain", lambda k, c: k.job == CHAIN),
+        rule_of_tiles(rules, own_of),
+        Rule("tiles has as many warps for all factors", lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1),
+        Rule("stages is at least 2", lambda k, c: c.stages >= 2),
+        Rule("min_blocks is at least 1", lambda k, c: c.min_blocks >= 1),
+        Rule(
+            "min_blocks blocks have at most 1536 threads",
+            lambda k, c: shape(k, c).threads * c.min_blocks <= PORTABLE.threads,
+            lambda k, c: shape(k, c).threads * c.min_blocks,
+        ),
+        Rule("the registers of min_blocks blocks are at most 65536", lambda k, c: registers(k, c) <= REGISTERS, registers),
+    )
+
+
+class GpuChain(Shaped[ConstantsT]):
+    """All factors of a layer in one launch."""
+
+    packs = False
+    alone: Packing[Any]  # the family of each factor by itself
+
+    @property
+    def packed_by(self) -> str:  # type: ignore[override]
+        return self.alone.name
+
+    def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GpuChainShape[Any]:
+        raise NotImplementedError
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
+        raise NotImplementedError
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
+        return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
+
+    def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
+        """Whether as many blocks fit a multiprocessor as the constants say, and a block of each factor alone, whose texts pack its weights."""
+        if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
+            return False
+        if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of(kernel, constants)):
+            return False
+        return self.keeps_rules(kernel, constants)
+
+    # ---- costs
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return 0
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        return Geometry(0, 1, 0)
+
+    def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
+        shape = self.shape(kernel, constants)
+        return Geometry(divide_up(batch, constants.tile_batch), shape.threads, shape.shared_bytes)
+
+    # ---- the text
+
+    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
+        shape = self.shape(kernel, constants)
+        pictures = [self.picture(own, f"Factor {n}: a tile of what it gives") for n, own in enumerate(shape.factors, 1)]
+        return {
+            "picture": "//\n".join(pictures),
+            "weights_of_all": ", ".join(f"weights_{number}" for number in range(1, len(shape.factors) + 1)),
+            "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
+        }
+
+    def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
+        """What the template spells of one factor: its constants, what it copies itself and where its outputs go."""
+        own, is_last = shape.factors[at], at + 1 == len(shape.factors)
+        return {
+            "number": at + 1,
+            "kernel": own.kernel,
+            "constexprs": [*self.constexprs_of(shape, at), *self._places_of(shape, at)],
+            "variants": self.variants(own),
+            "copied": () if at else ("x",),
+            "read": ("x",) if at else (),
+            "kept": () if is_last else (at + 2,),  # by the next factor's number
+            "stored": ("y",) if is_last else (),
+        }
+
+    def _places_of(self, shape: GpuChainShape[Any], at: int) -> list[Constexpr]:
+        return [
+            Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, one after the other"),
+            Constexpr("FIRST_STAGE", shape.first_stages[at], "of its weights, among the stages of all factors"),
+        ]
+
+    def picture(self, own: Any, heading: str) -> str:
+        """Of a factor's tile."""
+        raise NotImplementedError
+
+    def variants(self, own: Any) -> tuple[str, ...]:
+        """What the words of a factor's text are for."""
+        return ()
+
+    def constexprs_of(self, shape: Any, at: int) -> list[Constexpr]:
+        """A factor's own, but for those that all families have."""
+        raise NotImplementedError
+
+    def of_all_factors(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
+        return [
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *epilogue_constexprs(kernel),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("STAGES", constants.stages, "stages of packed weights in shared memory"),
+            Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
+            Constexpr("THREADS", self.shape(kernel, constants).threads, "threads per block"),
+        ]

@@ -1,0 +1,228 @@
+"""The SIMT family's chains: a block of threads takes a tile of the batch through all factors of a layer, and what lies between them stays
+in its shared memory.
+
+Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Any
+
+from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.chains import factor_kernels, tiles_of
+from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
+from ksgen.families.rules import Rule
+from ksgen.families.simt.family import RULES, Simt, tile_picture
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants
+from ksgen.families.tiles import divide_up
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+LEAST_ITEM = 4  # bytes of what asynchronous copies move: 16-bit types have tensor cores
+GROUPS_BATCH = (1, 2)  # 16-byte groups of a thread's sums along the batch
+THREADS_OUT = (1, 2, 3, 4, 6, 8)  # its sums along the outputs
+TILES_BATCH = (1, 2, 4)  # batch entries a block, in the fewest that its warps can have
+WARPS = (4, 8, 12, 16)  # of a block
+MOST_STAGE = (4096, 8192, 16384, 32768)  # bytes of a stage, at most
+MOST_IN = 32  # inputs of a stage
+STAGES = (4, 3, 2)
+REMEMBERED = 4096  # tiles of factors
+LANES = 128  # float32 multiply-adds of a multiprocessor a cycle
+BARRIER = 40  # cycles between stages in which nothing is multiplied
+_WORDS = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # of a factor, in `tiles`
+_OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes as they are
+    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH", "WARPS_PER_PLANE",
+    "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR", "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN",
+    "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS", "Y_PITCH", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN",
+    "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP", "Y_RUN_ROUNDS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SimtChainConstants(GpuChainConstants):
+    """`tiles` has `_WORDS` of each factor."""
+
+    @property
+    def parsed(self) -> list[SimtConstants]:
+        each = self.numbers(_WORDS)
+        return [SimtConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, copy="async", **numbers) for numbers in each]
+
+
+@dataclass(frozen=True)
+class Within(Shape):
+    """A factor in a chain. The first copies X stage by stage, as alone; the others' inputs lie in shared memory, a feature's whole tile
+    of the batch after the other's, so that their stages have weights alone."""
+
+    is_first: bool
+
+    @property
+    def x_pitch(self) -> int:
+        return super().x_pitch if self.is_first else self.kernel.pattern.d * self.constants.tile_batch
+
+    @property
+    def w_base(self) -> int:
+        return super().w_base if self.is_first else 0
+
+    @property
+    def copied(self) -> int:
+        return super().copied if self.is_first else self.w_stage
+
+    @property
+    def copy_cycles(self) -> int:
+        return super().copy_cycles if self.is_first else divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
+
+    @property
+    def kept_reals(self) -> int:
+        """That the next factor reads."""
+        return self.kernel.pattern.out_features * self.constants.tile_batch
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Bytes and cycles in which a block writes them."""
+        cycles = self.sum_cycles(self.kernel.pattern.d * self.constants.tile_batch)
+        return self.kept_reals * self.real_bytes, self.tiles_of_batch * cycles
+
+
+@dataclass(frozen=True)
+class ChainShape(GpuChainShape[Within]):
+    """Sizes in reals."""
+
+    @cached_property
+    def factors(self) -> list[Within]:
+        return [Within(*own, is_first=at == 0) for at, own in enumerate(own_of(self.kernel, self.constants))]
+
+    @property
+    def held(self) -> list[int]:
+        """What each factor writes: of the last one, a slice of sums that become rows of Y."""
+        return [*(factor.kept_reals for factor in self.factors[:-1]), self.factors[-1].turned_reals]
+
+    @property
+    def slot(self) -> int:
+        """Of the ring, for any factor's stage."""
+        return max(factor.stage for factor in self.factors)
+
+    @property
+    def shared_reals(self) -> int:
+        return self.ring + self.constants.stages * self.slot
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shared_reals * self.kernel.real_bytes
+
+
+def _divide(kernel: KernelSpec, constants: SimtChainConstants) -> bool:
+    later = own_of(kernel, constants)[1:]
+    return all(each.pattern.c % own.tile_in == 0 and each.pattern.d % own.tile_d == 0 for each, own in later)
+
+
+_DIVIDE: Rule[SimtChainConstants] = Rule("tiles has a tile_in that divides c and a tile_d that divides d, from factor 2 on", _divide)
+
+
+class SimtChain(GpuChain[SimtChainConstants]):
+    """Fused multiply-adds on CUDA cores."""
+
+    name = "simt_chain"
+    constants_type = SimtChainConstants
+    alone = Simt()
+    listed = (*rules_of(RULES, ChainShape), _DIVIDE)
+    why = "all factors of a layer in one launch, what lies between them in shared memory: float32 and float64, from sm_80 on"
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        if kernel.job != CHAIN or kernel.beside or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
+            return False
+        return any(self.space(kernel, limits))
+
+    def shape(self, kernel: KernelSpec, constants: SimtChainConstants) -> ChainShape:
+        return ChainShape(kernel, constants)
+
+    # ---- constants
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
+        """For every tile of the batch, as many warps and bytes of a stage: the best tiles of the factors, and what stages and blocks there
+        is room for."""
+        least = LANES_BATCH * 16 // kernel.real_bytes
+        for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
+            best = [best_of_factor(each, at == 0, times * least, warps, most) for at, each in enumerate(factor_kernels(kernel))]
+            if None in best:
+                continue
+            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
+            for stages, blocks in product(STAGES, BLOCKS):
+                constants = SimtChainConstants(times * least, tiles, stages, blocks)
+                if self.fits(kernel, constants, limits):
+                    yield constants
+
+    # ---- costs
+
+    def work(self, kernel: KernelSpec, constants: SimtChainConstants, batch: int) -> Work:
+        shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
+        first, last = shape.factors[0], shape.factors[-1]
+        inside = [factor.inside(blocks * stages_of(factor)) for factor in shape.factors]
+        inside += [(blocks * size, blocks * cycles) for size, cycles in (factor.kept for factor in shape.factors[:-1])]
+        inside.append(last.turned(blocks * last.tiles_of_batch, batch * last.kernel.pattern.out_features))
+        shared, cycles = map(sum, zip(*inside, strict=True))
+        return Work(
+            blocks,
+            shape.memory_bytes(batch),
+            round(first.tiles_out * first.x_bytes_moved(batch) + last.y_bytes_moved(batch)) + blocks * shape.packed_bytes,
+            shared,
+            blocks * sum(stages_of(factor) * factor.multiply_adds for factor in shape.factors),
+            blocks * shape.waits,
+            returned_bytes=CYCLE_BYTES * cycles - shared,
+        )
+
+    # ---- the text
+
+    def picture(self, own: Within, heading: str) -> str:
+        return tile_picture(own, heading)
+
+    def constexprs_of(self, shape: ChainShape, at: int) -> list[Constexpr]:
+        own = shape.factors[at]
+        known = {each.name: each for each in Simt().constexprs(own.kernel, own.constants)}
+        found = [known[name] for name in _OF_FACTOR if name in known]
+        found.append(Constexpr("X_PITCH", own.x_pitch, "reals of shared memory from one l to the next"))
+        found.append(Constexpr("W_BASE", own.w_base, "where a stage's weights begin"))
+        if at:
+            found.append(Constexpr("X_PLACE", shape.place(at - 1), "where the inputs begin in shared memory, in reals"))
+        return [*found, Constexpr("OUT_PLACE", shape.place(at), "where what it writes there begins")]
+
+    def constexprs(self, kernel: KernelSpec, constants: SimtChainConstants) -> list[Constexpr]:
+        shape = ChainShape(kernel, constants)
+        return [
+            *self.of_all_factors(kernel, constants),
+            Constexpr("GROUP", shape.factors[0].group, "elements of a 16-byte access to shared memory"),
+            Constexpr("RING", shape.ring, "where the stages begin in shared memory, in reals"),
+            Constexpr("SLOT", shape.slot, "reals of a stage, the largest"),
+            Constexpr("SHARED_REALS", shape.shared_reals, "reals of shared memory per block"),
+        ]
+
+
+@lru_cache(REMEMBERED)
+def best_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int) -> SimtConstants | None:
+    """The tile of a factor that takes a block the fewest cycles, of so many batch entries and warps, and of stages of at most so many
+    bytes; None where there is none."""
+
+    def cost(own: SimtConstants) -> tuple[float, ...]:
+        shape = Within(kernel, own, is_first)
+        stages = stages_of(shape)
+        multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
+        return (max(multiplying, shape.inside(stages)[1]) + stages * BARRIER, shape.stage, own.thread_batch * own.thread_out)
+
+    return min(_tiles_of_factor(kernel, is_first, tile_batch, warps, most), key=cost, default=None)
+
+
+def _tiles_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int) -> Iterator[SimtConstants]:
+    c, d = kernel.pattern.c, kernel.pattern.d
+    planes = [1] if kernel.layout == "bsl" else [each for each in range(1, warps + 1) if d % each == 0]
+    inputs = (8, 16) if is_first else [each for each in range(1, MOST_IN + 1) if c % each == 0]
+    for groups, thread_out, tile_d in product(GROUPS_BATCH, THREADS_OUT, planes):
+        thread_batch = groups * 16 // kernel.real_bytes
+        warps_out, over = divmod(warps * LANES_BATCH * thread_batch, tile_batch * tile_d)
+        if over or not warps_out or tile_batch % (LANES_BATCH * thread_batch):
+            continue
+        for tile_in in inputs:
+            own = SimtConstants(tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async")
+            if Within(kernel, own, is_first).stage * kernel.real_bytes <= most and all(rule.holds(kernel, own) for rule in RULES):
+                yield own

@@ -1,0 +1,188 @@
+"""All factors of a layer in one launch on CUDA cores: right, the same as one by one, within its arrays; what it does not serve."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.emit.render import Source, render
+from ksgen.errors import ConstantsError
+from ksgen.families import Limits, check, cuda_limits, families_for, family_for
+from ksgen.families.chains import factor_kernels
+from ksgen.families.simt import Simt, SimtChain, SimtChainConstants
+from ksgen.families.simt.chain import ChainShape
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.emulator import Counts, is_installed
+from tests.families.test_vector_chain import ALL, arrays_of, truth_of
+from tests.support.counting import Counting, compared
+from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, is_right, one_by_one, run_chain
+from tests.support.kernels import in_emulator
+
+FAMILY, ALONE = SimtChain(), Simt()
+LIMITS = cuda_limits("sm_80")
+
+
+def source_of(kernel: KernelSpec, constants: SimtChainConstants | None = None) -> Source:
+    constants = constants or FAMILY.default(kernel, LIMITS)
+    check(FAMILY, kernel, constants, LIMITS)
+    return render(kernel, constants, family="simt_chain")
+
+
+CASES = [
+    (EVEN, "float32", "bsf", Epilogue()),
+    (EVEN, "float32", "bsl", ALL),
+    (EVEN, "float64", "bsf", Epilogue(bias=True)),
+    (RAGGED, "float32", "bsf", ALL),
+    (RAGGED, "float32", "bsl", Epilogue(residual=True)),
+    (RAGGED, "float64", "bsl", ALL),
+    (RAGGED, "float64", "bsf", Epilogue(activation="relu")),
+    (PLANES, "float32", "bsf", ALL),
+    (PLANES[1:], "float32", "bsl", Epilogue(bias=True)),
+    ((*EVEN, *EVEN, Pattern(1, 65, 64, 2)), "float32", "bsf", Epilogue(activation="gelu")),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
+def test_agrees_with_float64_and_with_a_launch_for_each_factor(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
+) -> None:
+    """Whatever the tiles of those: sums are added up in one order."""
+    kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
+    source = source_of(kernel)
+    defaults = [ALONE.default(factor, LIMITS) for factor in factor_kernels(kernel)]
+    for batch in (1, 7, source.constants.tile_batch, 100):
+        arrays = arrays_of(kernel, batch)
+        got = run_chain(source, arrays, run)
+        assert is_right(kernel, got, truth_of(kernel, arrays)), (kernel, source.constants, batch)
+        np.testing.assert_array_equal(got, one_by_one(source, arrays, run, defaults))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_slices(precision: str, layout: str) -> None:
+    kernel, run = chain_of(EVEN, precision, layout, ALL, stride="any"), in_emulator()
+    source = source_of(kernel)
+    for batch in (3, source.constants.tile_batch):
+        arrays = arrays_of(kernel, batch)
+        assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
+
+
+@pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
+def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(patterns: tuple[Pattern, ...], layout: str) -> None:
+    source = source_of(chain_of(patterns, "float32", layout, ALL))
+    arrays = arrays_of(source.kernel, 37)
+    expected = run_chain(source, arrays, in_emulator())
+    for sanitize in ("address", "race"):
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
+    """In X: what they reach by the reference, and no more; padding between the factors is no way for them."""
+    kernel, run = chain_of(RAGGED[:2], "float32", layout), in_emulator()
+    source, arrays = source_of(kernel), arrays_of(kernel, 9)
+    x = arrays["x"] if layout == "bsf" else arrays["x"].T
+    x[2, 1], x[4, 60], x[7, 209] = np.nan, np.inf, -np.inf
+    got, truth = run_chain(source, arrays, run), truth_of(kernel, arrays)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
+    assert not np.isfinite(got).all()
+
+
+def test_every_tile_of_the_search_space_agrees() -> None:
+    """Of a small chain, in turns over layouts."""
+    patterns = (Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1))
+    for layout in LAYOUTS:
+        kernel = chain_of(patterns, "float32", layout)
+        arrays, found = arrays_of(kernel, 37), list(FAMILY.space(kernel, LIMITS))
+        each = {(own.tile_batch, own.tiles): own for own in found}
+        assert len(each) > 8
+        for constants in each.values():
+            assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), constants
+
+
+def test_each_factor_alone_fits_too() -> None:
+    """Its text packs its weights, and has stages for the product."""
+    kernel = chain_of(PLANES, "float32", "bsf")
+    found = list(FAMILY.space(kernel, LIMITS))
+    assert found
+    for constants in found:
+        for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True):
+            assert ALONE.geometry(factor, own, 64).shared_bytes <= LIMITS.shared_bytes
+
+
+# ---- rules, and what is served
+
+
+GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tiles": "48 8 1 4 3"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
+        ({"tiles": "48 8 1 4 3, 64 8 1 4"}, "'64 8 1 4' is not tile_out, tile_in, tile_d, thread_batch, thread_out"),
+        ({"tiles": "48 8 1 4 3, 60 8 1 4 4"}, r"of factor 2, tile_out=60 must be a multiple of 4 \* thread_out = 16"),
+        ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has as many warps for all factors"),
+        ({"tiles": "48 8 1 4 3, 64 9 1 4 4"}, "tiles has a tile_in that divides c and a tile_d that divides d, from factor 2 on"),
+        ({"stages": 1}, "stages=1 must be at least 2; try 2"),
+        ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
+        ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664"),
+    ],
+)
+def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
+    kernel = chain_of(EVEN, "float32", "bsf")
+    check(FAMILY, kernel, GOOD, LIMITS)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, replace(GOOD, **changes), LIMITS)
+
+
+def test_what_it_serves() -> None:
+    def serves(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
+        return FAMILY.serves(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
+
+    assert all(map(serves, ("float32", "float64", "tf32", "tf32x3", "fp16x3")))
+    assert not serves("float16")
+    assert not serves("float32", target="sm_75")
+    assert not serves("float32", beside=(EVEN,))
+    assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
+    assert not FAMILY.serves(KernelSpec(EVEN[0], "float32"), LIMITS)
+    assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
+    kernel = chain_of(EVEN, "float32", "bsf")
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["simt_chain"]
+    both = replace(kernel, precision="tf32")
+    assert [each.name for each in families_for(both, LIMITS)] == ["mma_chain", "simt_chain"]
+    assert family_for(both, LIMITS).name == "mma_chain"
+
+
+def test_shared_memory_is_two_halves_and_a_ring() -> None:
+    """What lies between, in turns; and sums on their way to rows of Y."""
+    kernel = chain_of((*EVEN, *EVEN), "float32", "bsf")
+    shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
+    between, tile = [96, 128, 96], shape.constants.tile_batch
+    assert shape.held[:3] == [features * tile for features in between]
+    assert shape.halves == (96 * tile, max(128 * tile, shape.factors[-1].turned_reals))
+    assert [shape.place(at) for at in range(3)] == [0, 96 * tile, 0]
+    assert shape.shared_reals == sum(shape.halves) + shape.constants.stages * max(each.stage for each in shape.factors)
+    first, second = shape.factors[:2]
+    assert (first.stage > first.w_stage, second.stage) == (True, second.w_stage)
+
+
+def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
+    """What a launch moves of global memory is X, Y and the weights."""
+    kernel, batch = chain_of(EVEN, "float32", "bsf"), 6400
+    work, shape = FAMILY.work(kernel, GOOD, batch), ChainShape(kernel, GOOD)
+    assert work.memory_bytes == 4 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
+    assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
+    assert work.blocks == 200
+
+
+@pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float64", "bsf"), ("float64", "bsl")])
+def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
+    source, run, batch = source_of(chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
+    run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
+    rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    for name, (expected, counted) in rows.items():
+        assert expected == pytest.approx(counted, rel=0.02), (name, source.constants, rows)

@@ -1,0 +1,84 @@
+"""Chains of GPUs in the emulator: one launch of all factors, and a launch for each of them, on the same arrays."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ksgen.emit.render import Source, render
+from ksgen.families import family_named
+from ksgen.families.chains import factor_kernels
+from ksgen.families.signature import operands_of, pitches_of
+from ksgen.measure.verify import make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
+from tests.support.kernels import pack as packed_by
+
+EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
+RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
+PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
+GAPS = {"x": 5, "y": 3, "residual": 3}
+BAD = np.array([np.nan, np.inf, -np.inf])
+
+
+def chain_of(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
+) -> KernelSpec:
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], stride=stride)
+
+
+def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
+    """Each factor rounds what it gives."""
+    accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.factors)
+    return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
+
+
+def factor_sources(source: Source) -> list[Source]:
+    """What packs each factor's weights."""
+    alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(source.kernel)]
+    packing = family_named(source.family).packed_by
+    return [render(each, own, family=packing) for each, own in zip(alone, source.constants.parsed, strict=True)]
+
+
+def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
+    """Y of one launch, NaN before. Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay."""
+    kernel, family = source.kernel, family_named(source.family)
+    gaps = GAPS if kernel.is_strided else dict.fromkeys(GAPS, 0)
+    rows = {name: arrays[name] for name in ("x", "y", "residual") if name in arrays}
+    pitches = {name: array.shape[1] + gaps[name] for name, array in rows.items()}
+    given: dict[str, Any] = {}
+    for name, array in rows.items():
+        fill = np.full_like(array[:1].reshape(-1)[:1], np.nan) if name == "y" else BAD
+        laid = spaced(array if name != "y" else np.full_like(array, np.nan), gaps[name], fill)
+        given[name] = as_bits(shifted(np.concatenate([laid, np.resize(fill, behind).astype(array.dtype)])))
+    for number, packing in enumerate(factor_sources(source)):
+        problem = replace(make_problem(packing.kernel, 1), weights=arrays[f"weights {number}"])
+        given[f"weights_{number + 1}"] = packed_by(problem, packing, run)
+    given |= {"bias": as_bits(shifted(arrays["bias"]))} if "bias" in arrays else {}
+    given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
+    before, batch = given["y"].copy(), arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
+    order = operands_of(family.signature, kernel)
+    run(source, source.entry, family.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
+    y = in_rows(given["y"].view(rows["y"].dtype), rows["y"].shape, pitches["y"])
+    got = y.copy()
+    in_rows(given["y"], rows["y"].shape, pitches["y"])[...] = in_rows(before, rows["y"].shape, pitches["y"])
+    np.testing.assert_array_equal(given["y"], before, err_msg="the kernel wrote behind Y, or between its rows")
+    return got
+
+
+def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: list[Any] | None = None) -> Array:
+    """The same by a launch for each factor: with the chain's tiles, if no others are given."""
+    x, batch = arrays["x"], arrays["x"].shape[0 if source.kernel.layout == "bsf" else 1]
+    alone = family_named(family_named(source.family).packed_by)
+    chosen = constants or source.constants.parsed
+    for number, (kernel, own) in enumerate(zip(factor_kernels(source.kernel), chosen, strict=True)):
+        each = render(kernel, own, family=alone.name)
+        problem = replace(make_problem(kernel, batch), x=x, weights=arrays[f"weights {number}"])
+        packed = packed_by(problem, each, run)
+        y = np.full((batch, kernel.pattern.out_features)[:: 1 if kernel.layout == "bsf" else -1], np.nan, x.dtype)
+        extras = [as_bits(arrays[name]) for name in ("bias", "residual") if name in arrays and getattr(kernel.epilogue, name)]
+        arguments = [as_bits(shifted(x)), packed, as_bits(y), *extras, batch]
+        run(each, each.entry, alone.geometry(kernel, own, batch), arguments)
+        x = y
+    return x
