@@ -181,8 +181,10 @@ def test_the_model_counts_what_lies_between_as_shared_memory() -> None:
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float32", "bsf"), ("float32", "bsl"), ("float64", "bsf"), ("float64", "bsl")])
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
-    source, run, batch = source_of(chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
+    kernel = chain_of(EVEN, precision, layout)
+    source, run, batch = source_of(kernel), Counting(timeout_s=300), 256
     run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    assert {name for name, (expected, counted) in rows.items() if expected == counted} >= {"blocks", "bytes of memory", "bytes of the cache"}
     for name, (expected, counted) in rows.items():
         assert expected == pytest.approx(counted, rel=0.02), (name, source.constants, rows)

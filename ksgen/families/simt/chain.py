@@ -31,6 +31,7 @@ MOST_IN = 32  # inputs of a stage
 STAGES = (4, 3, 2)
 REMEMBERED = 4096  # tiles of factors
 LANES = 128  # float32 multiply-adds of a multiprocessor a cycle
+CACHE_BYTES = 24  # of its share of the second-level cache, a cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
 _WORDS = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # of a factor, in `tiles`
 _OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes as they are
@@ -143,9 +144,9 @@ class SimtChain(GpuChain[SimtChainConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
         """For every tile of the batch, as many warps and bytes of a stage: the best tiles of the factors, and what stages and blocks there
         is room for."""
-        least = LANES_BATCH * 16 // kernel.real_bytes
+        least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
         for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
-            best = [best_of_factor(each, at == 0, times * least, warps, most) for at, each in enumerate(factor_kernels(kernel))]
+            best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(len(factors)), strict=True)]
             if None in best:
                 continue
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
@@ -199,16 +200,24 @@ class SimtChain(GpuChain[SimtChainConstants]):
         ]
 
 
+def _ends(count: int) -> list[tuple[bool, bool]]:
+    """Of each factor, whether it is the first and whether the last."""
+    return [(at == 0, at + 1 == count) for at in range(count)]
+
+
 @lru_cache(REMEMBERED)
-def best_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int) -> SimtConstants | None:
+def best_of_factor(kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int) -> SimtConstants | None:
     """The tile of a factor that takes a block the fewest cycles, of so many batch entries and warps, and of stages of at most so many
-    bytes; None where there is none."""
+    bytes; None where there is none. `ends`: whether it reads X, and whether it writes Y."""
+    is_first, is_last = ends
 
     def cost(own: SimtConstants) -> tuple[float, ...]:
         shape = Within(kernel, own, is_first)
         stages = stages_of(shape)
         multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
-        return (max(multiplying, shape.inside(stages)[1]) + stages * BARRIER, shape.stage, own.thread_batch * own.thread_out)
+        moved = is_first * shape.tiles_out * shape.x_bytes_moved(tile_batch) + is_last * shape.y_bytes_moved(tile_batch)
+        cycles = max(multiplying, shape.inside(stages)[1]) + stages * BARRIER + moved / CACHE_BYTES
+        return (cycles, shape.stage, own.thread_batch * own.thread_out)
 
     return min(_tiles_of_factor(kernel, is_first, tile_batch, warps, most), key=cost, default=None)
 
