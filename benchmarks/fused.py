@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from benchmarks.layers import chains
-from ksgen.families import cuda_limits, families_for, family_for
+from ksgen.families import cuda_limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import default_us
 from ksgen.families.gpus import gpu_of
-from ksgen.launch.fused import chain_kernel
+from ksgen.launch.fused import chain_kernel, each_us, family_of_chain
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue
 
@@ -26,14 +26,15 @@ _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 def row(chain: Chain, precision: str, layout: str, target: str, batch: int) -> dict[str, Any]:
     """Megabytes and microseconds of each factor's launch together, and of one launch, if there is one."""
     kernel, limits = chain_kernel((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
-    each = factor_kernels(kernel)
     found: dict[str, Any] = {
-        "each_mb": sum(factor.bytes(batch) for factor in each) / 1e6,
+        "each_mb": sum(factor.bytes(batch) for factor in factor_kernels(kernel)) / 1e6,
         "one_mb": kernel.bytes(batch) / 1e6,
-        "each_us": sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in each),
+        "each_us": each_us(kernel, limits, batch),
     }
-    whole = next(families_for(kernel, limits, batch), None)
-    return found | ({"one_us": default_us(whole, kernel, limits, batch), "by": str(whole.default(kernel, limits, batch))} if whole else {})
+    whole = family_of_chain(kernel, limits, batch)
+    if whole is None:
+        return found
+    return found | {"one_us": default_us(whole, kernel, limits, batch), "by": f"{whole.name}, {whole.default(kernel, limits, batch)}"}
 
 
 def lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _fewer(found: dict[str, Any]) -> float:
 
 @click.command()
 @click.option("--batch", default=25088, show_default=True)
-@click.option("--precision", "precisions", default=("bfloat16",), multiple=True, show_default=True)
+@click.option("--precision", "precisions", default=("bfloat16", "float32"), multiple=True, show_default=True)
 @click.option("--layout", "layouts", default=("bsf", "bsl"), multiple=True, show_default=True)
 @click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
 @click.option("--json", "as_json", is_flag=True)

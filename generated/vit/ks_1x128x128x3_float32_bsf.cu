@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 4cac9aaa, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 b0cee02f, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 
@@ -66,6 +66,7 @@ constexpr int X_RUN_STEP       =       24;  // elements of a line that the block
 constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
+constexpr int Y_PITCH          =      140;  // reals of shared memory from one output of a plane to the next
 constexpr int Y_PLANE          =     4484;  // reals from one plane of a stored slice to the next
 constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
 constexpr int Y_LANE_LINES     =        4;  // batch entries that a warp stores at once
@@ -294,7 +295,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
                 Group group;
                 UNROLL for (int m = 0; m < GROUP; ++m) group.at[m] = sums[slice * GROUP_OUT + e][q * GROUP + m];
-                *(SHARED Group*)(shared + plane * Y_PLANE + (own_in_slice + e) * X_PITCH + own_batch + q * 8 * GROUP) = group;
+                *(SHARED Group*)(shared + plane * Y_PLANE + (own_in_slice + e) * Y_PITCH + own_batch + q * 8 * GROUP) = group;
             }
         wait_for_block();
         for (int p = 0; p < Y_LINE_ROUNDS; ++p)
@@ -309,7 +310,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                 const extent feature = ((extent)tile.block * B + k) * D + j;
                 const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
                 const stored own_residual = HAS_RESIDUAL ? residual[s * residual_pitch + feature] : (stored)0;
-                y[s * y_pitch + feature] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * X_PITCH + line], own_bias, own_residual));
+                y[s * y_pitch + feature] = narrow(finish(shared[run % TILE_D * Y_PLANE + n * Y_PITCH + line], own_bias, own_residual));
             }
     }
 }

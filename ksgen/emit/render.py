@@ -12,7 +12,7 @@ from typing import Any
 from ksgen import __version__
 from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
-from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dictionaries, fill, template_digest, template_of
+from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dialects_of, dictionaries, fill, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
@@ -30,6 +30,7 @@ PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, 
     "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
 NEWEST = cuda_limits(FULLEST)  # what is emitted for a family that the portable limits do not serve
+DIALECT_NAMES = {"cuda": "CUDA", "opencl": "OpenCL"}
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
 
@@ -81,8 +82,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     template = template_of(chosen.name)
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
-    if dialect == "cuda" and template.endswith(".cl.j2"):
-        raise KsgenError(f"{chosen.name} has no CUDA text; accepted: dialect=opencl")
+    if dialect not in (known := dialects_of(chosen.name)):
+        raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} text; accepted: dialect={known[0]}")
     words = {
         "kernel": kernel,
         "constants": constants,

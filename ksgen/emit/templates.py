@@ -169,6 +169,15 @@ def template_of(family: str) -> str:
     return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
 
 
+def dialects_of(family: str) -> tuple[str, ...]:
+    """Those that its template has words for."""
+    template = template_of(family)
+    if template.endswith(".cl.j2"):
+        return ("opencl",)
+    has_parts = "with_words" in (resource("templates") / template).read_text(encoding="utf-8")  # namespaces, which OpenCL has not
+    return ("cuda",) if has_parts or family_named(family).on_tensor_cores else tuple(DIALECTS)
+
+
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
     """Those that the family's texts in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
@@ -190,8 +199,8 @@ def template_digest(family: str) -> str:
     own = (root / template_of(family)).read_text(encoding="utf-8")
     whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
     found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
-    dialects = ("cuda",) if family_named(family).on_tensor_cores else tuple(DIALECTS)
-    named = {name for dialect in dialects for name in dictionaries(family, dialect)} | (set(PART_WORDS) if "with_words" in own else set())
+    named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
+    named |= set(PART_WORDS) if "with_words" in own else set()
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -8,7 +8,7 @@ from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
-from ksgen.families import Limits, families_for, family_for, family_named
+from ksgen.families import Family, Limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import batch_like, default_us
 from ksgen.launch.choice import Choice, limits_of
@@ -101,17 +101,26 @@ def _has_few(device: Device, batch: int) -> bool:
     return device.shares_host and batch < LEAST_ENTRIES * device.limits.multiprocessors
 
 
+def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:
+    """What serves all factors in one launch; None where nothing has room for them."""
+    return family_for(kernel, limits, batch) if any(families_for(kernel, limits, batch)) else None
+
+
+def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
+    """What the cost model expects of a launch for each factor."""
+    return sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
+
+
 @lru_cache(REMEMBERED)
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
-    whole = next(families_for(kernel, limits, batch), None)
+    whole = family_of_chain(kernel, limits, batch)
     if whole is None:
         return Verdict(False, "no family has room for all factors in one launch, in this precision")
-    one_us = default_us(whole, kernel, limits, batch)
-    each_us = [default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel)]
+    one_us, apart_us = default_us(whole, kernel, limits, batch), each_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"nobody knows how fast {limits.target} is")
-    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {sum(each_us):.3g} us of one for each factor"
-    return Verdict(one_us < sum(each_us), told)
+    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {apart_us:.3g} us of one for each factor"
+    return Verdict(one_us < apart_us, told)
 
 
 @lru_cache(REMEMBERED)

@@ -134,6 +134,12 @@ def test_bad_constants_and_dialects_are_refused() -> None:
         render(KERNEL, replace(CONSTANTS, tile_d=8))
     with pytest.raises(KsgenError, match="vector_chain has no CUDA text; accepted: dialect=opencl"):
         render(KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=(Pattern(2, 16, 6, 1),)), family="vector_chain")
+    for family in ("mma", "simt_chain"):
+        chain = KernelSpec(Pattern(2, 16, 16, 2), job="chain", before=(Pattern(2, 32, 16, 1),))
+        with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):
+            render(chain if family == "simt_chain" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
+    with pytest.raises(ConstantsError, match="ks_2x32x16x1_2x16x16x2_float32_bsf: no family has room for all factors in one launch here"):
+        render(chain, dialect="opencl")
     with pytest.raises(KsgenError, match="unknown dialect 'metal'; accepted: cuda, opencl"):
         render(KERNEL, dialect="metal")
     with pytest.raises(ConstantsError, match="unknown kernel family 'fast'"):

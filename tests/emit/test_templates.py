@@ -97,7 +97,7 @@ def test_each_family_has_its_template() -> None:
 @pytest.mark.parametrize(
     ("file", "families"),
     [
-        ("simt.cu.j2", {"simt"}),
+        ("simt.cu.j2", {"simt", "simt_chain"}),  # which extends it
         ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
         ("include/text.j2", set(FAMILIES)),
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it

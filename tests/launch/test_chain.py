@@ -57,11 +57,13 @@ def test_one_launcher_may_be_several_factors() -> None:
 LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
 
 
-@pytest.mark.parametrize(("precision", "asked"), [("float16", None), ("float32", "tf32x3")])
-def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str | None) -> None:
+@pytest.mark.parametrize(
+    ("precision", "asked", "batch"), [("float16", None, 40), ("float32", "tf32x3", 40), ("float32", None, 3000), ("float64", None, 3000)]
+)
+def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str | None, batch: int) -> None:
     """And each factor's weights are packed before it, or once."""
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
-    x, bias, residual = draw(40, 128, precision=precision), draw(128, precision=precision), draw(40, 128, precision=precision)
+    x, bias, residual = draw(batch, 128, precision=precision), draw(128, precision=precision), draw(batch, 128, precision=precision)
     weights = [draw(*shape, precision=precision) for shape in LAYER]
     given = {name: FakeTensor(gpu, array) for name, array in (("bias", bias), ("residual", residual))}
     y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu", precision=asked, **given)
@@ -86,13 +88,14 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
     for module in (chain, launcher):
         monkeypatch.setattr(module, "find_device", lambda _: gpu)
-    told = layer.explain(25088, precision="float16")
-    assert re.match(
-        r"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by mma_chain, tile_batch=\d+, .*; the cost model expects", told
-    )
-    first, *each = layer.explain(25088, precision="float32").splitlines()
+    for precision, family in (("float16", "mma_chain"), ("float32", "simt_chain")):
+        told = layer.explain(25088, precision=precision)
+        one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
+        assert re.match(one, told)
+    wide = ChainLauncher(Launcher(1, 4096, 16, 1), Launcher(1, 16, 4096, 1))
+    first, *each = wide.explain(25088, precision="float32").splitlines()
     assert first.endswith("a launch for each factor; no family has room for all factors in one launch, in this precision")
-    assert [line.partition(" at ")[0] for line in each] == ["ks_2x48x64x1_float32_bsf", "ks_1x64x48x2_float32_bsf"]
+    assert [line.partition(" at ")[0] for line in each] == ["ks_1x4096x16x1_float32_bsf", "ks_1x16x4096x1_float32_bsf"]
     assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")
 
 

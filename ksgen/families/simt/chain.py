@@ -28,7 +28,7 @@ TILES_BATCH = (1, 2, 4)  # batch entries a block, in the fewest that its warps c
 WARPS = (4, 8, 12, 16)  # of a block
 MOST_STAGE = (4096, 8192, 16384, 32768)  # bytes of a stage, at most
 MOST_IN = 32  # inputs of a stage
-STAGES = (4, 3, 2)
+STAGES = (8, 6, 4, 3, 2)
 REMEMBERED = 4096  # tiles of factors
 LANES = 128  # float32 multiply-adds of a multiprocessor a cycle
 CACHE_BYTES = 24  # of its share of the second-level cache, a cycle
@@ -225,7 +225,7 @@ def best_of_factor(kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int,
 def _tiles_of_factor(kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int) -> Iterator[SimtConstants]:
     c, d = kernel.pattern.c, kernel.pattern.d
     planes = [1] if kernel.layout == "bsl" else [each for each in range(1, warps + 1) if d % each == 0]
-    inputs = (8, 16) if is_first else [each for each in range(1, MOST_IN + 1) if c % each == 0]
+    inputs = [each for each in range(1, MOST_IN + 1) if c % each == 0 or (is_first and each in (8, 16))]
     for groups, thread_out, tile_d in product(GROUPS_BATCH, THREADS_OUT, planes):
         thread_batch = groups * 16 // kernel.real_bytes
         warps_out, over = divmod(warps * LANES_BATCH * thread_batch, tile_batch * tile_d)
