@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 b0cee02f, spec 6e694259
+// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 519581cf, spec 6e694259
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -156,6 +156,13 @@ DEVICE void copy_async_16(void* shared, const void* global, const bool valid) { 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+// One wide store; written as four, or as a vector type, nvcc may leave it four. Nobody reads it here, so loads may pass it.
+DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
+    asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
+}
+DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
+    asm volatile("st.global.v2.u32 [%0], { %1, %2};" ::"l"(to), "r"(w0), "r"(w1));
+}
 #endif
 
 DEVICE real widen(const stored value) { return value; }
@@ -170,6 +177,13 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 }
 
 DEVICE void copy_element(void* to, const stored* from, const bool valid) { copy_async_4(to, from, valid); }
+// A struct of 8 or 16 bytes, in one store.
+template <typename Whole>
+DEVICE void store_whole(void* to, const Whole whole) {
+    const unsigned* const words = reinterpret_cast<const unsigned*>(&whole);
+    if constexpr (sizeof(Whole) == 16) store_words(to, words[0], words[1], words[2], words[3]);
+    else store_words(to, words[0], words[1]);
+}
 
 typedef struct ALIGNED(GROUP * sizeof(stored)) { stored at[GROUP]; } StoredGroup;  // what one wide access of X or Y moves
 typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOut;
@@ -290,7 +304,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                     own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[residual_offset + e] : (stored)0;
             UNROLL for (int e = 0; e < GROUP; ++e) group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
             if (wide)
-                *(GLOBAL StoredGroup*)(y + y_offset) = group;
+                store_whole(y + y_offset, group);
             else
                 UNROLL for (int e = 0; e < GROUP; ++e)
                     if (s + e < batch) y[y_offset + e] = group.at[e];

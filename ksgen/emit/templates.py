@@ -200,7 +200,8 @@ def template_digest(family: str) -> str:
     whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
     found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
     named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
-    named |= set(PART_WORDS) if "with_words" in own else set()
+    if "with_words" in own:
+        named.update(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -36,9 +36,9 @@ class Row:
 
 
 ROWS = [
-    # X and W, 16 bytes at a time, with two rounds of W in float64; Y straight from registers
-    Row("simt", "float32", "bsl", ASYNC, {"LDGSTS.128": 2 * STAGES, "STG.128": 1}, ("FFMA", 16)),
-    Row("simt", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.128": 3 * STAGES, "STG.128": 1}, ("DFMA", 5)),
+    # X and W, 16 bytes at a time, with two rounds of W in float64; Y straight from registers, each group in one store
+    Row("simt", "float32", "bsl", ASYNC, {"LDGSTS.128": 2 * STAGES, "STG.128": 16}, ("FFMA", 16)),
+    Row("simt", "float64", "bsl", ("sm_80", "sm_90a"), {"LDGSTS.128": 3 * STAGES, "STG.128": 16}, ("DFMA", 5)),
     # X is transposed, an element at a time; W is not; Y goes through shared memory
     Row("simt", "float32", "bsf", ASYNC, {"LDGSTS.32": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.32": 1}, ("FFMA", 16)),
     Row("simt", "float64", "bsf", ("sm_80", "sm_90a"), {"LDGSTS.64": STAGES, "LDGSTS.128": STAGES, "STS.128": 1, "STG.64": 1}, ("DFMA", 5)),
@@ -53,6 +53,14 @@ ROWS = [
     Row("simt", "bfloat16", "bsl", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.128": 4, "STG.64": 1}, ("FFMA", 16)),
     Row("simt", "bfloat16", "bsf", SIXTEEN, {"LDG.64": 2, "LDG.128": 2, "STS.32": 2, "STS.128": 2, "STG.U16": 1}, ("FFMA", 16)),
 ]
+# chains: the same of each factor, before the loop and in it; what lies between goes to shared memory. On sm_80 tiles are small here
+ROWS += [
+    Row("simt_chain", precision, layout, ("sm_80", "sm_90a"), {"LDGSTS.128": 4, "STS.128": 1, **moves}, multiply)
+    for precision, layout, moves, multiply in (
+        ("float32", "bsf", {"LDGSTS.32": 2, "STG.32": 32}, ("FFMA", 5)), ("float32", "bsl", {"STG.128": 4}, ("FFMA", 5)),
+        ("float64", "bsf", {"LDGSTS.64": 4, "STG.64": 16}, ("DFMA", 3)), ("float64", "bsl", {"STG.128": 6}, ("DFMA", 3)),
+    )
+]  # fmt: skip
 # tensor cores: X and W 16 bytes at a time in a rolled loop, a matrix instruction or more for each 16-byte load, Y straight
 # from registers, in 16-byte chunks where a lane has them
 ROWS += [
