@@ -12,7 +12,7 @@ from typing import Any
 from ksgen import __version__
 from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
-from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dialects_of, dictionaries, fill, template_digest, template_of
+from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dialects_of, dictionaries, fill, part_words, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
@@ -105,6 +105,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "reals": "real",
         "part": part_of(kernel.arithmetic),
         "variants": (),
+        "part_words": part_words(chosen.name),
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }

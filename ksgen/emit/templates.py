@@ -148,7 +148,7 @@ def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, A
     words that they change which it uses."""
     words = {**context.get_all(), **part}
     variants = (*part["variants"], *words["every_variant"])
-    entries, used = _linked(identifiers(text), list(PART_WORDS), variants, words)
+    entries, used = _linked(identifiers(text), list(words["part_words"]), variants, words)
     constants = constant_lines("cuda", part["constexprs"], used)
     return f"{constants}\n{_lines(entries, words)}\n{text}"
 
@@ -167,6 +167,11 @@ def environment() -> jinja2.Environment:
 def template_of(family: str) -> str:
     """A family's template: in the words of both dialects, or of OpenCL alone."""
     return next(name for name in (f"{family}.cu.j2", f"{family}.cl.j2") if (resource("templates") / name).is_file())
+
+
+def part_words(family: str) -> tuple[str, ...]:
+    """The dictionaries of each part of the family's texts, where they have parts."""
+    return tuple(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
 
 
 def dialects_of(family: str) -> tuple[str, ...]:
@@ -201,7 +206,7 @@ def template_digest(family: str) -> str:
     found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
     named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
     if "with_words" in own:
-        named.update(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
+        named.update(part_words(family))
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:

@@ -14,7 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits
 from ksgen.families.chains import factor_kernels, listed, rule_of_tiles
-from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing, Shaped
@@ -55,9 +54,10 @@ FactorT = TypeVar("FactorT", bound="Factor")
 class Factor(Protocol):
     """A factor in a chain: the shape of a family of products, that knows where its inputs are."""
 
-    kernel: KernelSpec
-    constants: Any
-
+    @property
+    def kernel(self) -> KernelSpec: ...
+    @property
+    def constants(self) -> Any: ...
     @property
     def threads(self) -> int: ...
     @property
@@ -131,7 +131,8 @@ class GpuChainShape(Generic[FactorT]):
     @property
     def waits(self) -> float:
         """Of a block."""
-        return sum(map(stages_of, self.factors)) / (self.constants.stages - 1)
+        at_a_time: int = self.constants.stages - 1
+        return sum(map(stages_of, self.factors)) / at_a_time
 
     def memory_bytes(self, batch: int) -> int:
         """X, packed weights and Y, each once."""
@@ -170,23 +171,13 @@ class GpuChain(Shaped[ConstantsT]):
     """All factors of a layer in one launch."""
 
     packs = False
-    alone: Packing[Any]  # the family of each factor by itself
-
-    @property
-    def packed_by(self) -> str:  # type: ignore[override]
-        return self.alone.name
+    alone: Packing[Any]  # the family of each factor by itself, which `packed_by` names
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GpuChainShape[Any]:
         raise NotImplementedError
 
-    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
-        raise NotImplementedError
-
-    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ConstantsT:
-        return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
-
     def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether as many blocks fit a multiprocessor as the constants say, and a block of each factor alone, whose texts pack its weights."""
+        """Whether as many blocks fit a multiprocessor as the constants say; and one of each factor alone, whose text packs its weights."""
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
         if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of(kernel, constants)):

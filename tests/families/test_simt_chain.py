@@ -185,6 +185,10 @@ def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: st
     source, run, batch = source_of(kernel), Counting(timeout_s=300), 256
     run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
-    assert {name for name, (expected, counted) in rows.items() if expected == counted} >= {"blocks", "bytes of memory", "bytes of the cache"}
+    assert {name for name, (expected, counted) in rows.items() if expected == counted} >= {
+        "blocks",
+        "bytes of memory",
+        "bytes of the cache",
+    }
     for name, (expected, counted) in rows.items():
         assert expected == pytest.approx(counted, rel=0.02), (name, source.constants, rows)

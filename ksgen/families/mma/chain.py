@@ -13,6 +13,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.chains import factor_kernels, tiles_of
+from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
@@ -94,7 +95,8 @@ class ChainShape(GpuChainShape[Within]):
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring + self.constants.stages * self.slot
+        stages: int = self.constants.stages
+        return self.ring + stages * self.slot
 
 
 class MmaChain(GpuChain[MmaChainConstants]):
@@ -103,6 +105,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     name = "mma_chain"
     constants_type = MmaChainConstants
     alone = Mma()
+    packed_by = alone.name
     listed = rules_of(RULES, ChainShape)
     why = "all factors of a layer in one launch, what lies between them in shared memory: tensor cores, from sm_80 on"
     on_tensor_cores = True
@@ -116,6 +119,9 @@ class MmaChain(GpuChain[MmaChainConstants]):
         return ChainShape(kernel, constants)
 
     # ---- constants
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> MmaChainConstants:
+        return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
         """For every tile of the batch and as many warps: the best tiles of the factors, and what stages and blocks there is room for."""

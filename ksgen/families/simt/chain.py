@@ -4,15 +4,15 @@ in its shared memory.
 Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
 from ksgen.families.chains import factor_kernels, tiles_of
+from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.rules import Rule
 from ksgen.families.simt.family import RULES, Simt, tile_picture
@@ -107,7 +107,8 @@ class ChainShape(GpuChainShape[Within]):
 
     @property
     def shared_reals(self) -> int:
-        return self.ring + self.constants.stages * self.slot
+        stages: int = self.constants.stages
+        return self.ring + stages * self.slot
 
     @property
     def shared_bytes(self) -> int:
@@ -128,6 +129,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     name = "simt_chain"
     constants_type = SimtChainConstants
     alone = Simt()
+    packed_by = alone.name
     listed = (*rules_of(RULES, ChainShape), _DIVIDE)
     why = "all factors of a layer in one launch, what lies between them in shared memory: float32 and float64, from sm_80 on"
 
@@ -140,6 +142,9 @@ class SimtChain(GpuChain[SimtChainConstants]):
         return ChainShape(kernel, constants)
 
     # ---- constants
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> SimtChainConstants:
+        return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
         """For every tile of the batch, as many warps and bytes of a stage: the best tiles of the factors, and what stages and blocks there
