@@ -12,6 +12,7 @@ from ksgen.families import Limits, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.simt import Simt, SimtChain, SimtChainConstants
 from ksgen.families.simt.chain import ChainShape
+from ksgen.launch.fused import family_of_chain
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
@@ -154,6 +155,14 @@ def test_what_it_serves() -> None:
     both = replace(kernel, precision="tf32")
     assert [each.name for each in families_for(both, LIMITS)] == ["mma_chain", "simt_chain"]
     assert family_for(both, LIMITS).name == "mma_chain"
+
+
+@pytest.mark.parametrize(("target", "family"), [("sm_80", "mma_chain"), ("sm_86", "simt_chain")])
+def test_where_both_serve_the_cost_decides(target: str, family: str) -> None:
+    """An RTX 3090's three products on tensor cores are slower than one on its CUDA cores."""
+    found = family_of_chain(chain_of(EVEN, "tf32x3", "bsf"), cuda_limits(target), 25088)
+    assert found is not None
+    assert found.name == family
 
 
 def test_shared_memory_is_two_halves_and_a_ring() -> None:
