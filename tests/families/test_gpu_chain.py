@@ -1,0 +1,77 @@
+"""What both kinds of chains of GPUs share: constants of each factor in one word, halves of shared memory in turns, a ring, rules."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families.chains import factor_kernels
+from ksgen.families.gpu_chain import GpuChain, GpuChainShape, own_of, stages_of
+from ksgen.families.rules import first_broken
+from tests.support.gpu_chains import EVEN, chain_of
+
+LIMITS = cuda_limits("sm_80")
+CHAINS = [("mma_chain", "bfloat16"), ("simt_chain", "float32")]
+
+
+@dataclass(frozen=True)
+class Holding(GpuChainShape[Any]):
+    """A chain that holds so much, one after the other."""
+
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def factors(self) -> list[Any]:
+        return []
+
+    @property
+    def held(self) -> list[int]:
+        return list(self.sizes)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.ring
+
+
+@pytest.mark.parametrize(("sizes", "halves"), [((5,), (5, 0)), ((5, 7), (5, 7)), ((5, 7, 9), (9, 7)), ((9, 2, 3, 8), (9, 8))])
+def test_what_is_held_lies_in_two_halves_in_turns(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
+    """Each as large as the largest that it holds; none is written over while it is read."""
+    shape = Holding(chain_of(EVEN, "float32", "bsf"), None, sizes)
+    assert shape.halves == halves
+    assert shape.ring == sum(halves)
+    places = [(shape.place(at), shape.place(at) + size) for at, size in enumerate(sizes)]
+    assert all(end <= shape.ring for _, end in places)
+    for one, other in pairwise(places):
+        assert one[1] <= other[0] or other[1] <= one[0]
+
+
+@pytest.mark.parametrize(("name", "precision"), CHAINS)
+def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision: str) -> None:
+    family, kernel = FAMILIES[name], chain_of((*EVEN, *EVEN), precision, "bsf")
+    assert isinstance(family, GpuChain)
+    constants = family.default(kernel, LIMITS)
+    shape = family.shape(kernel, constants)
+    assert [factor for factor, _ in own_of(kernel, constants)] == factor_kernels(kernel)
+    counts = [stages_of(factor) for factor in shape.factors]
+    assert shape.first_stages == [sum(counts[:at]) for at in range(len(counts))]
+    assert shape.waits == sum(counts) / (constants.stages - 1)
+    assert family.packed_by == family.alone.name == name.removesuffix("_chain")
+    assert family.geometry(kernel, constants, 3 * constants.tile_batch + 1).grid == 4
+    with pytest.raises(ConstantsError, match=r"tiles='16 x': '16 x' is not tile_out, tile_in"):
+        _ = replace(constants, tiles="16 x").parsed
+
+
+@pytest.mark.parametrize(("name", "precision"), CHAINS)
+def test_registers_are_bounded(name: str, precision: str) -> None:
+    """By the blocks that must fit a multiprocessor."""
+    family, kernel = FAMILIES[name], chain_of(EVEN, precision, "bsf")
+    constants = family.default(kernel, LIMITS)
+    assert first_broken(family.rules(), kernel, constants) is None
+    registers = min(255, family.registers(kernel, constants)) * family.geometry(kernel, constants, 1).block
+    crowded = replace(constants, min_blocks=65536 // registers + 1)
+    broken = first_broken(family.rules(), kernel, crowded)
+    assert broken is not None
+    assert broken.says in ("the registers of min_blocks blocks are at most 65536", "min_blocks blocks have at most 1536 threads")
