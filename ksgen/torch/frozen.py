@@ -3,6 +3,7 @@
 Keeps nothing for other weights: PyTorch does not count every write, so nothing can tell for certain that they are unchanged.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,8 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
     for each, tensor in weights.items():
         if type(tensor) not in (Tensor, nn.Parameter):
             raise LaunchError(f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen")
+        if _is_gathered(tensor):
+            raise LaunchError(f"{name}: FSDP2 gathers {each} anew, unseen, after each step or load; such a layer cannot be frozen")
         kept = _kept.get(id(tensor))
         if kept is None or not kept.layers or kept.seen.what_happened():
             kept = _Kept(Seen(tensor), tensor.device, tensor.untyped_storage().data_ptr())
@@ -180,6 +183,14 @@ def _address_of(tensor: Tensor) -> int:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # sparse, or of several devices
         return 0
+
+
+def _is_gathered(tensor: Tensor) -> bool:
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    from ksgen.torch.sharding import is_gathered  # which imports much
+
+    return is_gathered(tensor)
 
 
 def _is_transformed() -> bool:

@@ -26,6 +26,8 @@ from ksgen.torch.checks import (
 from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
+from ksgen.torch.splits import checked_processes
+from ksgen.torch.splits import explain as explain_splits
 from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
 
@@ -39,6 +41,8 @@ class KSLinear(nn.Linear):
     (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike.
     An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
     """
+
+    _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
 
     def __init__(
         self,
@@ -104,8 +108,8 @@ class KSLinear(nn.Linear):
         return dense_layer(self.to_dense(), self.bias).train(self.training)
 
     def to_dense(self) -> Tensor:
-        """K, (out_features, in_features), differentiable."""
-        first, *others = self.weights
+        """K, (out_features, in_features), differentiable. Of sharded weights it is gathered: every process has to ask."""
+        first, *others = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights)
         columns = to_dense(first).t()
         for each in others:
             columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
@@ -152,14 +156,20 @@ class KSLinear(nn.Linear):
         check_tensors(self._name(), x=x, residual=residual)
         if not torch.compiler.is_compiling():
             frozen.look_after(self, self._own_weights)
+        if self._parallel is not None:
+            return self._parallel(self, x, residual)
+        return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
+
+    def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+        """By weights of its own chain."""
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": self.activation}
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
         # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
-        y = multiply_all_by(self.backend, rows, list(self.weights), self.bias, added, **options)  # needs: import ksgen.torch
+        y = multiply_all_by(self.backend, rows, weights, bias, added, **options)  # needs: import ksgen.torch
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
     @staticmethod
@@ -223,22 +233,29 @@ class KSLinear(nn.Linear):
     def _own_weights(self) -> dict[str, Tensor]:
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
-    def explain(self, batch: int = 1024) -> str:
-        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why; and how long all took."""
-        batch, lines = checked_batch(batch), []
-        for number, (pattern, weights) in enumerate(zip(self.chain, self.weights, strict=True), start=1):
-            is_last = number == len(self.chain)
-            epilogue = Epilogue(self.bias is not None, self.activation) if is_last else Epilogue()
+    def explain(self, batch: int = 1024, processes: int = 1) -> str:
+        """Which backend multiplies each factor at a batch of that many rows, on the weights' device, and why; and how long all took.
+
+        Of a layer that is split, or for several `processes`: what each way to split it takes and sends.
+        """
+        batch, chain, lines = checked_batch(batch), self._own_chain, []
+        last = Epilogue() if self._parallel and self._parallel.is_finished_later else Epilogue(self.bias is not None, self.activation)
+        for number, (pattern, weights) in enumerate(zip(chain, self.weights, strict=True), start=1):
+            epilogue = last if number == len(chain) else Epilogue()
             kernel = KernelSpec(pattern, self.precision or dtype_name(weights.dtype), self.layout, epilogue)
             lines.append(f"{pattern}: {explain(self.backend, kernel, batch, weights.device)}")
-        if len(self.chain) > 1 and self.weights[0].device.type == "cuda" and self.backend in BACKENDS:
-            epilogue, wanted = Epilogue(self.bias is not None, self.activation), self.precision or dtype_name(self.weights[0].dtype)
-            patterns = tuple(pattern.shape for pattern in self.chain)
-            found = is_one_launch(chain_launcher(patterns), self.weights[0].device, wanted, self.layout, epilogue, batch)
+        if len(chain) > 1 and self.weights[0].device.type == "cuda" and self.backend in BACKENDS:
+            wanted, patterns = self.precision or dtype_name(self.weights[0].dtype), tuple(pattern.shape for pattern in chain)
+            found = is_one_launch(chain_launcher(patterns), self.weights[0].device, wanted, self.layout, last, batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
         if self.backend in BACKENDS and self.precision is None:
-            shapes = [pattern.shape for pattern in self.chain]
-            lines += told_of(shapes, self.weights[0].dtype, self.layout, self.activation, self.bias is not None, batch)
+            shapes = [pattern.shape for pattern in chain]
+            lines += told_of(shapes, self.weights[0].dtype, self.layout, last.activation, last.bias, batch)
+        sizes = batch, self.weights[0].element_size(), self.bias is not None
+        if self._parallel is not None:
+            lines.insert(0, self._parallel.split.explain(*sizes))
+        elif checked_processes(processes) > 1:
+            lines += explain_splits(self.chain, processes, *sizes)
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
@@ -249,19 +266,25 @@ class KSLinear(nn.Linear):
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
-        if x.dim() == 0 or x.shape[axis] != self.in_features:
-            wanted = f"(..., {self.in_features})" if self.layout == "bsf" else f"({self.in_features}, ...)"
-            fits = x.dim() > 1 and x.shape[other] == self.in_features
+        chain = self._own_chain
+        if x.dim() == 0 or x.shape[axis] != chain.in_features:
+            wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
+            fits = x.dim() > 1 and x.shape[other] == chain.in_features
             remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
             raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
-        return (*x.shape[:-1], self.out_features) if self.layout == "bsf" else (self.out_features, *x.shape[1:])
+        return (*x.shape[:-1], chain.out_features) if self.layout == "bsf" else (chain.out_features, *x.shape[1:])
+
+    @property
+    def _own_chain(self) -> Chain:
+        """What this process multiplies by."""
+        return self.chain if self._parallel is None else self._parallel.split.own
 
     def _as_matrix(self, given: Tensor) -> Tensor:
         """Folds all dimensions but the features into one batch."""
         return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
 
     def _name(self) -> str:
-        return f"KSLinear({self.chain})"
+        return f"KSLinear({self.chain}){'' if self._parallel is None else f', of which this process has {self._own_chain},'}"
 
 
 def _draw(parameter: Tensor, bound: float) -> None:

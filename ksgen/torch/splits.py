@@ -1,0 +1,169 @@
+"""How a chain is split over processes: along which axis each factor, what each process multiplies by, what is sent.
+
+Every shard is a smaller Kronecker-sparse factor. Knows no `torch.distributed`: `ksgen.torch.parallel` does what this says.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from ksgen.errors import PatternError, SpecError
+from ksgen.pattern import Chain, Pattern
+from ksgen.values import excerpt, whole_number
+from ksgen.words import counted, spanned
+
+WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # how a tensor lies: everywhere, in shards, or as terms of a sum
+AXES = {0: "a", 1: "k", 2: "l"}  # of a factor's weights, by what they count: blocks, their outputs, their inputs
+
+
+@dataclass(frozen=True)
+class Style:
+    """How x comes, how y leaves, and what that costs a chain."""
+
+    name: str
+    takes: str
+    gives: str
+
+    def axes(self, chain: Chain) -> tuple[int | None, ...]:
+        """Of each factor; None: it is whole on every process.
+
+        Features of a process are neighbours. So k and l are split where a = 1, and what is split besides along a.
+        """
+        if self.takes == self.gives:
+            return (0,) * len(chain)
+        single = [place for place, pattern in enumerate(chain) if pattern.a == 1]
+        if not single:
+            axis = "k" if self.takes == WHOLE else "l"
+            raise PatternError(
+                f"{self.name}: {chain} has no factor with a = 1, to be split along {axis}; accepted: KSBlockwise, which splits along a"
+            )
+        if self.takes == WHOLE:
+            return (None,) * single[-1] + (1,) + (0,) * (len(chain) - 1 - single[-1])
+        return (0,) * single[0] + (2,) + (None,) * (len(chain) - 1 - single[0])
+
+
+STYLES = {
+    "KSBlockwise": Style("KSBlockwise", FEATURES, FEATURES),
+    "KSColwise": Style("KSColwise", WHOLE, FEATURES),
+    "KSRowwise": Style("KSRowwise", FEATURES, SUMS),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """A chain over processes. `given` is how x comes, and `asked` how y is wanted."""
+
+    style: Style
+    chain: Chain
+    axes: tuple[int | None, ...]
+    processes: int
+    given: str
+    asked: str
+
+    @property
+    def own(self) -> Chain:
+        """What each process multiplies by."""
+        return Chain(tuple(self._own(*each) for each in zip(self.chain, self.axes, strict=True)))
+
+    def _own(self, pattern: Pattern, axis: int | None) -> Pattern:
+        shape = list(pattern.shape)
+        if axis is not None:
+            shape[axis] //= self.processes
+        return Pattern(*shape)
+
+    @property
+    def finished(self) -> str:
+        """How y lies where bias, activation and residual are added: a sum has to be complete before."""
+        return self.asked if self.style.gives == SUMS else self.style.gives
+
+    def __str__(self) -> str:
+        parts = [
+            f"{_factors([place for place, each in enumerate(self.axes, 1) if each == axis])} {'whole' if axis is None else f'along {AXES[axis]}'}"
+            for axis in dict.fromkeys(self.axes)
+        ]
+        share = self.own.weight_count / self.chain.weight_count
+        return (
+            f"{self.style.name} over {counted(self.processes, 'process', 'processes')}: {', '.join(parts)}; each multiplies by {self.own}, "
+            f"{share:.0%} of the operations"
+        )
+
+    def explain(self, batch: int, entry_bytes: int, has_bias: bool) -> str:
+        """The split, and what each process sends for a batch of that many rows."""
+        x, y = (batch * features * entry_bytes for features in (self.chain.in_features, self.chain.out_features))
+        whole = [place for place, axis in enumerate(self.axes, 1) if axis is None]
+        whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * entry_bytes
+        gives, takes = self.style.gives, self.style.takes
+        forward = [(_step(self.given, takes), "x", x), (_step(gives, self.asked), "y", y)]
+        backward = [
+            (_step(self.asked, _gradient(gives)), "y's gradient", y),
+            (_step(SUMS if takes == WHOLE else takes, _gradient(self.given)), "x's gradient", x),
+            ("all-reduce" if whole else "", f"the gradient of {_factors(whole)}", whole_bytes),
+            ("all-reduce" if has_bias and self.finished == ROWS else "", "the bias's gradient", self.chain.out_features * entry_bytes),
+        ]
+        return f"{self}; forward {self._sent(forward)}; backward {self._sent(backward)}"
+
+    def _sent(self, steps: list[tuple[str, str, int]]) -> str:
+        told = [f"{step} of {what}, {_size(self._bytes(step, size))} from each" for step, what, size in steps if step]
+        return " and ".join(told) or "sends nothing"
+
+    def _bytes(self, step: str, size: int) -> float:
+        """That a process sends, in a ring: its part to every other, once, or for an all-reduce twice."""
+        others = (self.processes - 1) / self.processes * size
+        return {"all-reduce": 2 * others, "all-to-all": others / self.processes}.get(step, others)
+
+
+def split(name: str, chain: Chain, processes: int, given: str = "", asked: str = "") -> Split:
+    """A chain split in that style; `PatternError` where it does not divide. x and y lie as the style has them, unless told."""
+    style = STYLES[name]
+    axes = style.axes(chain)
+    split_axes = [(place, axis) for place, axis in enumerate(axes) if axis is not None]
+    common = gcd(*(chain[place].shape[axis] for place, axis in split_axes))
+    for place, axis in split_axes:
+        if chain[place].shape[axis] % processes:
+            size = f"{'abc'[axis]}={chain[place].shape[axis]}"
+            fit = [str(each) for each in range(2, common + 1) if common % each == 0][:8]
+            accepted = f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all that it splits"
+            raise PatternError(
+                f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, along {AXES[axis]}, and {processes} does "
+                f"not divide {size}; {accepted}"
+            )
+    return Split(style, chain, axes, processes, given or style.takes, asked or (WHOLE if style.gives == SUMS else style.gives))
+
+
+def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias: bool) -> Iterator[str]:
+    """What each style would do to a chain, or why it cannot."""
+    for name in STYLES:
+        try:
+            yield split(name, chain, processes).explain(batch, entry_bytes, has_bias)
+        except PatternError as error:
+            yield f"not {error}"
+
+
+def checked_processes(count: object) -> int:
+    """A number of processes; `SpecError` on anything else."""
+    number = whole_number(count)
+    if number is None or number < 1:
+        raise SpecError(f"processes={excerpt(count)}; accepted: a whole number from 1 up")
+    return number
+
+
+def _step(source: str, target: str) -> str:
+    """The collective that brings a tensor from one lie to another; nothing where each process has what it needs."""
+    if source in (target, WHOLE):
+        return ""
+    if source == SUMS:
+        return "all-reduce" if target == WHOLE else "reduce-scatter"
+    return "all-gather" if target == WHOLE else "all-to-all"
+
+
+def _gradient(lie: str) -> str:
+    """How the gradient of such a tensor lies: that of a term is that of the sum."""
+    return WHOLE if lie == SUMS else lie
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
+
+
+def _factors(places: list[int]) -> str:
+    return f"{'factor' if len(places) == 1 else 'factors'} {spanned(places)}"
