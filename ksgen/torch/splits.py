@@ -3,7 +3,7 @@
 Every shard is a smaller Kronecker-sparse factor. Knows no `torch.distributed`: `ksgen.torch.parallel` does what this says.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
@@ -78,8 +78,9 @@ class Split:
 
     def __str__(self) -> str:
         parts = [
-            f"{_factors([place for place, each in enumerate(self.axes, 1) if each == axis])} {'whole' if axis is None else f'along {AXES[axis]}'}"
-            for axis in dict.fromkeys(self.axes)
+            f"{_factors(place for place, each in enumerate(self.axes, 1) if each == axis)} {words}"
+            for axis, words in ((None, "whole"), *((axis, f"along {name}") for axis, name in AXES.items()))
+            if axis in self.axes
         ]
         share = self.own.weight_count / self.chain.weight_count
         return (
@@ -165,5 +166,6 @@ def _size(count: float) -> str:
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
 
 
-def _factors(places: list[int]) -> str:
+def _factors(places: Iterable[int]) -> str:
+    places = list(places)
     return f"{'factor' if len(places) == 1 else 'factors'} {spanned(places)}"

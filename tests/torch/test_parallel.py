@@ -1,28 +1,42 @@
 """Tensor parallelism: split over processes, layers compute what they compute alone, and send what `explain` says."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 parallel = pytest.importorskip("torch.distributed.tensor.parallel", reason="PyTorch has no DTensor here")
-if not torch.distributed.is_gloo_available():
-    pytest.skip("PyTorch has no gloo here", allow_module_level=True)
+fsdp = pytest.importorskip("torch.distributed.fsdp", reason="PyTorch has no FSDP here")
+if not torch.distributed.is_gloo_available() or not hasattr(fsdp, "fully_shard"):
+    pytest.skip("PyTorch has no gloo or no FSDP2 here", allow_module_level=True)
 
 from torch import nn  # noqa: E402  (after the skip)
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+from torch.distributed import checkpoint  # noqa: E402
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
-from ksgen.errors import LaunchError  # noqa: E402
+from ksgen.errors import LaunchError, PatternError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.parallel import KSBlockwise, KSColwise, KSRowwise  # noqa: E402
+from ksgen.torch.sharding import shard_placement  # noqa: E402
 from tests.support.processes import Processes  # noqa: E402
 
-BLOCKS, UP, DOWN = [(4, 3, 2, 5), (12, 4, 5, 1)], [(6, 4, 4, 1), (1, 8, 6, 4), (4, 3, 2, 4)], [(4, 3, 2, 2), (1, 5, 8, 3), (3, 4, 5, 1)]
-LAST, FIRST = [(3, 4, 2, 2), (1, 8, 6, 4)], [(1, 6, 8, 3), (3, 2, 6, 1)]
+BLOCKS, LAST, FIRST = [(4, 3, 2, 5), (12, 4, 5, 1)], [(3, 4, 2, 2), (1, 8, 6, 4)], [(1, 6, 8, 3), (3, 2, 6, 1)]
+COLUMNS, LINES = [(6, 4, 4, 1), (1, 8, 6, 4), (4, 3, 2, 4)], [(4, 3, 2, 2), (1, 5, 8, 3), (3, 4, 5, 1)]
+COLLECTIVES = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather_into_tensor",
+    "reduce-scatter": "reduce_scatter_tensor",
+    "all-to-all": "all_gather_into_tensor",  # which gloo lacks: DTensors gather instead on a processor
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,65 +46,251 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     found.end()
 
 
-def compare(style: Any, patterns: Any, layout: str, residual: bool, options: dict[str, Any]) -> tuple[str, dict[str, int], dict[str, int]]:
-    """Runs a layer split over all processes beside the whole one. What `explain` says, and what was sent forward and backward."""
+def compare(style: Any, patterns: Any, layout: str, options: dict[str, Any], activation: str = "gelu", bias: bool = True) -> None:
+    """Multiplies by a layer that is split over all processes beside the whole one: values, gradients, and what is sent."""
     torch.manual_seed(0)
-    alone = KSLinear(patterns, layout=layout, **options.pop("layer", {}))
-    mesh = init_device_mesh("cpu", (4,))
+    mesh, alone = init_device_mesh("cpu", (4,)), KSLinear(patterns, layout=layout, activation=activation, bias=bias)
     split = parallel.parallelize_module(deepcopy(alone), mesh, style(**options))
     assert all(isinstance(each, DTensor) for each in split.parameters())
-    chain, features = alone.chain, Shard(-1 if layout == "bsf" else 0)
-    shape = (8, 3, chain.in_features) if layout == "bsf" else (chain.in_features, 8, 3)
-    x = torch.randn(shape)
-    y = alone(x)
-    added, dy = torch.randn_like(y), torch.randn_like(y)
+    features = Shard(-1 if layout == "bsf" else 0)
+    x = torch.randn((8, 4, alone.in_features) if layout == "bsf" else (alone.in_features, 8, 4), requires_grad=True)
+    residual = torch.randn_like(alone(x)).requires_grad_()
+    y = alone(x, residual)
+    dy = torch.randn_like(y)
+    y.backward(dy)
     given = options.get("input_layouts", Replicate() if style is KSColwise else features)
     asked = options.get("output_layouts", Replicate() if style is KSRowwise else features)
 
     def part(whole: Any, placement: Any) -> Any:
         return distribute_tensor(whole.detach(), mesh, [placement]).to_local().clone()
 
-    own_x, own_added = part(x, given).requires_grad_(), part(added, asked).requires_grad_()
-    x.requires_grad_(), added.requires_grad_()
-    alone(x, added if residual else None).backward(dy)
-    with CommDebugMode() as forward:
-        own_y = split(own_x, own_added if residual else None)
-    if not options.get("use_local_output", True):
-        assert own_y.placements == (Shard(asked.dim % y.dim()) if asked.is_shard() else asked,)
-        own_y = own_y.to_local()
-    with CommDebugMode() as backward:
-        own_y.backward(part(dy, asked))
-    torch.testing.assert_close(own_y, part(alone(x, added if residual else None), asked))
+    def local(tensor: Any) -> Any:
+        if options.get("use_local_output", True):
+            return tensor
+        assert (tensor.shape, tensor.placements) == (y.shape, (Shard(asked.dim % 3) if asked.is_shard() else asked,))
+        return tensor.to_local()
+
+    own_x, own_residual, own_dy = part(x, given).requires_grad_(), part(residual, asked).requires_grad_(), part(dy, asked)
+    *_, forward, backward = split.explain(32).splitlines()[0].split("; ")
+    with CommDebugMode() as sent:
+        own_y = local(split(own_x))
+    assert counts(sent) == expected_of(forward), (forward, counts(sent))
+    with CommDebugMode() as sent:
+        own_y.backward(own_dy)
+    assert counts(sent) == expected_of(backward), (backward, counts(sent))
+    split.zero_grad()
+    own_x.grad = None
+    own_y = local(split(own_x, own_residual))
+    own_y.backward(own_dy)
+    torch.testing.assert_close(own_y, part(y, asked))
     torch.testing.assert_close(own_x.grad, part(x.grad, given))
-    if residual:
-        torch.testing.assert_close(own_added.grad, part(added.grad, asked))
+    torch.testing.assert_close(own_residual.grad, part(residual.grad, asked))
     for own, whole in zip(split.parameters(), alone.parameters(), strict=True):
         assert own.grad.placements == own.placements
         torch.testing.assert_close(own.grad.full_tensor(), whole.grad)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            DTensor.from_local(split(own_x), mesh, [asked]).full_tensor()
-            if options.get("use_local_output", True)
-            else split(own_x).full_tensor(),
-            alone(x),
-        )
+    with torch.no_grad():  # from where it lies, x is brought to where the split wants it
+        torch.testing.assert_close(local(split(distribute_tensor(x.detach(), mesh, [Shard(1)]))), part(alone(x), asked))
     torch.testing.assert_close(split.to_dense(), alone.to_dense())
-    return split.explain(24), *(
-        {str(op).split(".")[-1]: count for op, count in each.get_comm_counts().items()} for each in (forward, backward)
-    )
+
+
+def counts(sent: Any) -> Counter[str]:
+    return Counter({str(operator).split(".")[-1]: count for operator, count in sent.get_comm_counts().items()})
+
+
+def expected_of(told: str) -> Counter[str]:
+    return Counter(COLLECTIVES[word] for word in re.findall("|".join(COLLECTIVES), told))
 
 
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
-    ("style", "patterns", "options", "forward", "backward"),
+    ("style", "patterns"), [(KSBlockwise, BLOCKS), (KSColwise, LAST), (KSColwise, COLUMNS), (KSRowwise, FIRST), (KSRowwise, LINES)]
+)
+def test_as_in_one_process(four: Processes, style: Any, patterns: Any, layout: str) -> None:
+    four.run(compare, style, patterns, layout, {})
+
+
+@pytest.mark.parametrize(
+    ("style", "patterns", "options"),
     [
-        (KSBlockwise, BLOCKS, {}, {}, {}),
-        (KSColwise, LAST, {}, {}, {"all_reduce": 2}),
-        (KSColwise, UP, {}, {}, {"all_reduce": 2}),
-        (KSRowwise, FIRST, {}, {"all_reduce": 1}, {"all_reduce": 1}),
-        (KSRowwise, DOWN, {}, {"all_reduce": 1}, {"all_reduce": 1}),
+        (KSBlockwise, BLOCKS, {"input_layouts": Replicate(), "output_layouts": Replicate()}),
+        (KSBlockwise, BLOCKS, {"use_local_output": False}),
+        (KSColwise, COLUMNS, {"input_layouts": Shard(0), "output_layouts": Shard(1), "use_local_output": False}),
+        (KSColwise, LAST, {"input_layouts": Shard(-1), "output_layouts": Replicate()}),
+        (KSRowwise, LINES, {"input_layouts": Replicate(), "use_local_output": False}),
+        (KSRowwise, FIRST, {"output_layouts": Shard(0), "use_local_output": False}),
+        (KSRowwise, LINES, {"input_layouts": Shard(1), "output_layouts": Shard(-1)}),
     ],
 )
-def test_as_in_one_process(four: Processes, style: Any, patterns: Any, options: Any, forward: Any, backward: Any, layout: str) -> None:
-    for each in four.run(compare, style, patterns, layout, True, {"layer": {"activation": "gelu"}, **options}):
-        print(each)
+def test_x_and_y_lie_as_they_are_asked_to(four: Processes, style: Any, patterns: Any, options: dict[str, Any]) -> None:
+    four.run(compare, style, patterns, "bsf", options)
+    four.run(compare, style, patterns, "bsf", options, "none", False)
+
+
+class Model(nn.Module):
+    """Three projections as a group, a dense layer, and two Kronecker-sparse ones around an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = KSLinear.group([KSLinear([(1, 8, 6, 4), (4, 8, 8, 1)]) for _ in range(3)])
+        self.mix = nn.Linear(32, 24)
+        self.up, self.down = KSLinear(COLUMNS), KSLinear([(4, 2, 12, 1), (1, 6, 4, 2)])
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv.parts(x)
+        return self.down(functional.gelu(self.up(self.mix(q * k + v)), approximate="tanh"))
+
+
+def made() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def split_over(mesh: DeviceMesh) -> Model:
+    plan = {"qkv": KSColwise(), "mix": parallel.RowwiseParallel(), "up": KSColwise(), "down": KSRowwise()}
+    return parallel.parallelize_module(made(), mesh, plan)
+
+
+def step(model: nn.Module, optimizer: Any, number: int, rows: slice) -> Any:
+    """A step of training with these rows of the batch of that number. Their outputs before it."""
+    generator = torch.Generator().manual_seed(number)
+    x, wanted = (torch.randn(8, 5, features, generator=generator)[rows] for features in (24, 12))
+    y = model(x)
+    functional.mse_loss(y, wanted).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return y.detach()
+
+
+def train(is_sharded: bool) -> None:
+    """A model that is split over all processes, or over two, and sharded by FSDP2 over the other two: as alone with the whole batch."""
+    mesh, alone, rows = init_device_mesh("cpu", (4,)), made(), slice(None)
+    if is_sharded:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        rows = slice(4 * mesh["data"].get_local_rank(), 4 * mesh["data"].get_local_rank() + 4)
+        model = split_over(mesh["tensor"])
+        for part in (model.up, model.down, model):
+            fsdp.fully_shard(part, mesh=mesh["data"])
+    else:
+        model = split_over(mesh)
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone)]
+    for number in range(3):
+        found, expected = step(model, optimizers[0], number, rows), step(alone, optimizers[1], number, slice(None))[rows]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for (name, own), whole in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}")
+    model.eval(), alone.eval()
+    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(9))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), alone(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_model_trains_as_in_one_process(four: Processes, is_sharded: bool) -> None:
+    four.run(train, is_sharded)
+
+
+def save_from_two(folder: str) -> None:
+    """The first two processes split a model, train a step, and save it with its optimizer."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    if mesh.get_coordinate() is not None:
+        model = split_over(mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        step(model, optimizer, 0, slice(None))
+        checkpoint.save(state_of(model, optimizer), checkpoint_id=folder, process_group=mesh.get_group())
+    torch.distributed.barrier()
+
+
+def load_into_four(folder: str, is_sharded: bool) -> None:
+    """All processes split a model, or shard it by FSDP2, and go on from what one saved."""
+    model, alone = made(), made()
+    if is_sharded:
+        fsdp.fully_shard(model, shard_placement_fn=shard_placement)
+    else:
+        model = split_over(init_device_mesh("cpu", (4,)))
+    rows = slice(2 * torch.distributed.get_rank(), 2 * torch.distributed.get_rank() + 2) if is_sharded else slice(None)
+    optimizer, optimizer_alone = (torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone))
+    resume(model, optimizer, folder)
+    for number in range(2):
+        expected = step(alone, optimizer_alone, number, slice(None))[rows]
+    found = step(model, optimizer, 1, rows)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for own, whole in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-5)
+
+
+def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
+def resume(model: nn.Module, optimizer: Any, folder: str) -> None:
+    state = state_of(model, optimizer)
+    checkpoint.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def test_a_checkpoint_goes_from_two_processes_to_one_to_four(four: Processes, tmp_path: Path) -> None:
+    four.run(save_from_two, str(tmp_path / "two"))
+    model = made()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+    resume(model, optimizer, str(tmp_path / "two"))
+    alone = made()
+    step(alone, torch.optim.AdamW(alone.parameters(), 0.05), 0, slice(None))
+    for own, whole in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own, whole, rtol=1e-4, atol=1e-5)
+    checkpoint.save(state_of(model, optimizer), checkpoint_id=str(tmp_path / "one"))
+    for is_sharded in (False, True):
+        four.run(load_into_four, str(tmp_path / "one"), is_sharded)
+
+
+def refusals() -> list[str]:
+    """What each mistake is told."""
+    line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    split = parallel.parallelize_module(KSLinear(LAST), line, KSColwise())
+    unplain = parallel.parallelize_module(KSLinear(LAST), line, KSColwise())
+    unplain.weights[1] = nn.Parameter(torch.zeros(1, 2, 6, 4))
+    rows = parallel.parallelize_module(KSLinear(FIRST), line, KSRowwise(output_layouts=Shard(1)))
+    sharded = KSLinear(LAST)
+    fsdp.fully_shard(sharded, mesh=line)
+    mistakes = [
+        lambda: KSRowwise(output_layouts="whole"),
+        lambda: KSRowwise(output_layouts=Partial()),
+        lambda: parallel.parallelize_module(nn.Linear(4, 4), line, KSColwise()),
+        lambda: parallel.parallelize_module(split, line, KSColwise()),
+        lambda: parallel.parallelize_module(sharded, line, KSColwise()),
+        lambda: parallel.parallelize_module(KSLinear([(1, 6, 6, 4)]), line, KSColwise()),
+        lambda: KSColwise()._apply(KSLinear(LAST), square),
+        lambda: split(torch.zeros(3, 13)),
+        lambda: parallel.parallelize_module(KSLinear(BLOCKS), line, KSBlockwise())(torch.zeros(3, 40)),
+        lambda: rows(torch.zeros(4, 6)),
+        lambda: unplain(torch.zeros(3, 12)),
+        lambda: split.freeze(),
+    ]
+    told = []
+    for mistake in mistakes:
+        try:
+            mistake()
+        except (LaunchError, PatternError) as error:
+            told.append(str(error))
+        else:
+            told.append("not refused")
+    return told
+
+
+def test_mistakes_are_told(four: Processes) -> None:
+    expected = [
+        "KSRowwise: output_layouts='whole'; accepted: Replicate() or Shard(dimension)",
+        "KSRowwise: output_layouts=Partial(sum); accepted: Replicate() or Shard(dimension)",
+        "KSColwise: got Linear; accepted: a KSLinear, or a group of them",
+        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4), of which this process has 3,4,2,2 then 1,2,6,4, is sharded already",
+        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4) is sharded already; accepted: plain weights, to which fully_shard comes later",
+        "KSColwise over 4 processes splits factor 1, 1,6,6,4, along k, and 4 does not divide b=6; accepted: 2, 3, 6 processes",
+        "KSColwise: a mesh of 2 dimensions; accepted: one dimension, such as mesh['tp']",
+        "of which this process has 3,4,2,2 then 1,2,6,4,: got x of shape (3, 13); layout bsf wants (..., 12)",
+        "got x of shape (3, 40); layout bsf wants (..., 10)",
+        "S(1) of 2 dimensions shards the features; accepted: S(-1)",
+        "a split KSLinear has a parameter that is a Parameter; accepted: DTensors, as its style made",
+        "weights.0 is a DTensor; only layers of plain tensors can be frozen",
+    ]
+    for told in four.run(refusals):
+        for words, message in zip(expected, told, strict=True):
+            assert words in message
