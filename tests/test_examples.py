@@ -19,10 +19,10 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="pip install
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
 
 
-def run(program: str, *arguments: str, cwd: Path, **environment: str) -> str:
+def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str) -> str:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
+        [sys.executable, *launcher, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert programs == ["digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py"]
+    assert programs == ["digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py", "several_processes.py"]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
     assert [name for name in programs if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")] == []
     assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
@@ -97,3 +97,21 @@ def test_propose_vit(played: Callable[..., str]) -> None:
     assert "12 layers of 384 to 1152 features, such as blocks.0.attention.qkv" in out
     before, after = (int(each.replace(",", "")) for each in reversed(re.findall(r"([\d,]+) of ([\d,]+) parameters", out)[0]))
     assert after < before == 22_050_664
+
+
+@needs_torch
+def test_several_processes(tmp_path: Path) -> None:
+    """The launcher is what `torchrun` starts."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    *ways, columns, rows, saved = run("several_processes.py", "--short", cwd=tmp_path, launcher=launcher).splitlines()
+    found = [re.fullmatch(r"(.+): loss ([\d.]+), then ([\d.]+); ([\d,]+) parameters on each of 2", line).groups() for line in ways]  # type: ignore[union-attr]
+    assert [name for name, *_ in found] == ["DDP", "FSDP2", "tensor parallel"]
+    first, last = ([float(each) for each in losses] for losses in list(zip(*found, strict=True))[1:3])
+    assert max(first) - min(first) < 2e-5
+    assert max(last) - min(last) < 2e-5
+    assert last[0] < first[0] / 2
+    whole, sharded, split = (int(each.replace(",", "")) for *_, each in found)
+    assert (2 * sharded, 2 * split - 64) == (whole, whole)  # each has the bias of `down`, which has 64 entries
+    assert columns.startswith("KSColwise over 2 processes: factor 1 along k, factor 2 along a;")
+    assert rows.startswith("KSRowwise over 2 processes: factor 1 along a, factor 2 along l;")
+    assert float(saved.removeprefix("saved from 2 and loaded whole: outputs differ by ")) < 1e-5

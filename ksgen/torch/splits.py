@@ -13,7 +13,7 @@ from ksgen.values import excerpt, whole_number
 from ksgen.words import counted, spanned
 
 WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # how a tensor lies: everywhere, in shards, or as terms of a sum
-AXES = {0: "a", 1: "k", 2: "l"}  # of a factor's weights, by what they count: blocks, their outputs, their inputs
+AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}  # of a factor's weights: blocks, their outputs, their inputs
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ class Split:
 
     def __str__(self) -> str:
         parts = [
-            f"{_factors(place for place, each in enumerate(self.axes, 1) if each == axis)} {words}"
-            for axis, words in ((None, "whole"), *((axis, f"along {name}") for axis, name in AXES.items()))
-            if axis in self.axes
+            f"{_factors(place for place, each in enumerate(self.axes, 1) if each == axis)} {AXES[axis]}"
+            for axis in dict.fromkeys(self.axes)
         ]
         share = self.own.weight_count / self.chain.weight_count
         return (
@@ -125,7 +124,7 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
             fit = [str(each) for each in range(2, common + 1) if common % each == 0][:8]
             accepted = f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all that it splits"
             raise PatternError(
-                f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, along {AXES[axis]}, and {processes} does "
+                f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, {AXES[axis]}, and {processes} does "
                 f"not divide {size}; {accepted}"
             )
     return Split(style, chain, axes, processes, given or style.takes, asked or (WHOLE if style.gives == SUMS else style.gives))

@@ -1,0 +1,82 @@
+"""Train one model on several processes: a whole copy on each, shards of it, or parts of every layer. The losses are the same.
+
+    torchrun --nproc-per-node 2 examples/several_processes.py
+
+On one machine or several, with a GPU for each process where there are any. The model learns what another one computes.
+"""
+
+import argparse
+import os
+from tempfile import mkdtemp
+
+import torch
+from torch import distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn import functional
+
+from ksgen.torch import KSLinear
+from ksgen.torch.parallel import KSColwise, KSRowwise
+from ksgen.torch.sharding import shard_placement
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--features", type=int, default=256, help="a multiple of 64")
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--short", action="store_true", help="few features, a few steps")
+options, ROWS = parser.parse_args(), 256  # of a batch, over all processes
+features, steps = (64, 8) if options.short else (options.features, options.steps)
+UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # to four times the features
+DOWN = [(16, features // 16, features // 4, 1), (1, 64, 64, features // 64)]
+
+
+def drawn(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(KSLinear(UP, device=kind), nn.GELU(), KSLinear(DOWN, device=kind))
+
+
+def train(model: nn.Module, own: slice) -> list[float]:
+    """The loss over the whole batch at each step, where this process takes its own rows."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
+    for step in range(steps):
+        x = torch.randn(ROWS, features, generator=torch.Generator().manual_seed(step)).to(kind)[own]
+        loss = functional.mse_loss(model(x), teacher(x))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    for loss in losses:
+        distributed.all_reduce(loss)
+    return [float(loss) / count for loss in losses]
+
+
+kind = "cuda" if torch.cuda.is_available() else "cpu"
+if kind == "cuda":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+distributed.init_process_group("nccl" if kind == "cuda" else "gloo")  # which reads what torchrun says of the others
+rank, count = distributed.get_rank(), distributed.get_world_size()
+mesh, teacher = init_device_mesh(kind, (count,)), drawn(1).requires_grad_(False)
+rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
+ways = {
+    "DDP": (lambda model: nn.parallel.DistributedDataParallel(model), rows),
+    "FSDP2": (lambda model: fully_shard(model, mesh=mesh, shard_placement_fn=shard_placement), rows),
+    "tensor parallel": (lambda model: parallelize_module(model, mesh, {"0": KSColwise(), "2": KSRowwise()}), slice(None)),
+}
+for name, (prepare, own) in ways.items():
+    model = prepare(drawn(2))
+    held = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in model.parameters())
+    losses = train(model, own)
+    if rank == 0:
+        print(f"{name}: loss {losses[0]:.5f}, then {losses[-1]:.5f}; {held:,} parameters on each of {count}")
+if rank == 0:
+    print(*(layer.explain(ROWS).splitlines()[0] for layer in (model[0], model[2])), sep="\n")
+distributed.broadcast_object_list(folder := [None if rank else mkdtemp()])
+checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder[0])  # in shards, which any number of processes may load
+alone, x = drawn(3), torch.ones(ROWS, features, device=kind)
+checkpoint.load({"model": alone.state_dict()}, checkpoint_id=folder[0])
+apart = float((alone(x) - model(x)).abs().max())
+if rank == 0:
+    print(f"saved from {count} and loaded whole: outputs differ by {apart:.1e}")
+distributed.destroy_process_group()
