@@ -6,7 +6,6 @@ On one machine or several, with a GPU for each process where there are any. The 
 """
 
 import argparse
-import os
 from tempfile import mkdtemp
 
 import torch
@@ -53,10 +52,10 @@ def train(model: nn.Module, own: slice) -> list[float]:
 
 
 kind = "cuda" if torch.cuda.is_available() else "cpu"
-if kind == "cuda":
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 distributed.init_process_group("nccl" if kind == "cuda" else "gloo")  # which reads what torchrun says of the others
 rank, count = distributed.get_rank(), distributed.get_world_size()
+if kind == "cuda":
+    torch.cuda.set_device(rank % torch.cuda.device_count())
 mesh, teacher = init_device_mesh(kind, (count,)), drawn(1).requires_grad_(False)
 rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
 ways = {
@@ -70,13 +69,12 @@ for name, (prepare, own) in ways.items():
     losses = train(model, own)
     if rank == 0:
         print(f"{name}: loss {losses[0]:.5f}, then {losses[-1]:.5f}; {held:,} parameters on each of {count}")
-if rank == 0:
-    print(*(layer.explain(ROWS).splitlines()[0] for layer in (model[0], model[2])), sep="\n")
 distributed.broadcast_object_list(folder := [None if rank else mkdtemp()])
 checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder[0])  # in shards, which any number of processes may load
 alone, x = drawn(3), torch.ones(ROWS, features, device=kind)
 checkpoint.load({"model": alone.state_dict()}, checkpoint_id=folder[0])
 apart = float((alone(x) - model(x)).abs().max())
 if rank == 0:
+    print(*(layer.explain(ROWS).splitlines()[0] for layer in (model[0], model[2])), sep="\n")
     print(f"saved from {count} and loaded whole: outputs differ by {apart:.1e}")
 distributed.destroy_process_group()

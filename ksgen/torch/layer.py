@@ -12,7 +12,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
-from ksgen.torch.backends import NAMES, explain, multiply_all_by
+from ksgen.torch.backends import NAMES, multiply_all_by
 from ksgen.torch.checks import (
     check_activation,
     check_backend,
@@ -23,11 +23,9 @@ from ksgen.torch.checks import (
     check_words,
     dtype_name,
 )
-from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
-from ksgen.torch.prepared import BACKENDS
+from ksgen.torch.explained import explained
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
-from ksgen.torch.splits import checked_processes
-from ksgen.torch.splits import explain as explain_splits
+from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
 
@@ -158,18 +156,18 @@ class KSLinear(nn.Linear):
             frozen.look_after(self, self._own_weights)
         if self._parallel is not None:
             return self._parallel(self, x, residual)
-        return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
+        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
+        return self._multiply(x, list(self.weights), self.bias, residual, self.activation)  # needs: import ksgen.torch
 
     def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
-        """By weights of its own chain."""
+        """By weights of this process's own chain."""
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
-        # PyTorch writes the next line into exported programs, and shows it where one is loaded too early.
-        y = multiply_all_by(self.backend, rows, weights, bias, added, **options)  # needs: import ksgen.torch
+        y = multiply_all_by(self.backend, rows, weights, bias, added, **options)
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
     @staticmethod
@@ -238,35 +236,18 @@ class KSLinear(nn.Linear):
 
         Of a layer that is split, or for several `processes`: what each way to split it takes and sends.
         """
-        batch, chain, lines = checked_batch(batch), self._own_chain, []
-        last = Epilogue() if self._parallel and self._parallel.is_finished_later else Epilogue(self.bias is not None, self.activation)
-        for number, (pattern, weights) in enumerate(zip(chain, self.weights, strict=True), start=1):
-            epilogue = last if number == len(chain) else Epilogue()
-            kernel = KernelSpec(pattern, self.precision or dtype_name(weights.dtype), self.layout, epilogue)
-            lines.append(f"{pattern}: {explain(self.backend, kernel, batch, weights.device)}")
-        if len(chain) > 1 and self.weights[0].device.type == "cuda" and self.backend in BACKENDS:
-            wanted, patterns = self.precision or dtype_name(self.weights[0].dtype), tuple(pattern.shape for pattern in chain)
-            found = is_one_launch(chain_launcher(patterns), self.weights[0].device, wanted, self.layout, last, batch)
-            lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
-        if self.backend in BACKENDS and self.precision is None:
-            shapes = [pattern.shape for pattern in chain]
-            lines += told_of(shapes, self.weights[0].dtype, self.layout, last.activation, last.bias, batch)
-        sizes = batch, self.weights[0].element_size(), self.bias is not None
-        if self._parallel is not None:
-            lines.insert(0, self._parallel.split.explain(*sizes))
-        elif checked_processes(processes) > 1:
-            lines += explain_splits(self.chain, processes, *sizes)
-        return "\n".join(lines)
+        return explained(self, checked_batch(batch), checked_processes(processes))
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
         options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none"}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
-        chain = self._own_chain
+        chain = self.own_chain
         if x.dim() == 0 or x.shape[axis] != chain.in_features:
             wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
             fits = x.dim() > 1 and x.shape[other] == chain.in_features
@@ -275,16 +256,21 @@ class KSLinear(nn.Linear):
         return (*x.shape[:-1], chain.out_features) if self.layout == "bsf" else (chain.out_features, *x.shape[1:])
 
     @property
-    def _own_chain(self) -> Chain:
+    def split(self) -> Split | None:
+        """How it is split over processes."""
+        return None if self._parallel is None else self._parallel.split
+
+    @property
+    def own_chain(self) -> Chain:
         """What this process multiplies by."""
-        return self.chain if self._parallel is None else self._parallel.split.own
+        return self.chain if self.split is None else self.split.own
 
     def _as_matrix(self, given: Tensor) -> Tensor:
         """Folds all dimensions but the features into one batch."""
         return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
 
     def _name(self) -> str:
-        return f"KSLinear({self.chain}){'' if self._parallel is None else f', of which this process has {self._own_chain},'}"
+        return f"KSLinear({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
 
 
 def _draw(parameter: Tensor, bound: float) -> None:

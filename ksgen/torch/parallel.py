@@ -91,11 +91,6 @@ class Parallel:
     def __deepcopy__(self, memo: Any) -> "Parallel":
         return self
 
-    @property
-    def is_finished_later(self) -> bool:
-        """Whether bias, activation and residual come after a sum over processes."""
-        return self.split.style.gives == SUMS
-
     def __call__(self, layer: KSLinear, x: Tensor, residual: Tensor | None) -> Tensor:
         for placement in (self.given, self.asked):
             if placement != self.features and placement.is_shard(self.features.dim % x.dim()):
@@ -104,8 +99,8 @@ class Parallel:
         bias = None if layer.bias is None else self._shard(layer.bias, is_term=self.split.finished == ROWS)
         x = self._own_part(x, self.given, Replicate() if self.split.style.takes == WHOLE else self.features)
         if residual is not None:
-            residual = self._own_part(residual, self.asked, self.asked if self.is_finished_later else self.features)
-        if not self.is_finished_later:
+            residual = self._own_part(residual, self.asked, self.asked if self.split.is_finished_later else self.features)
+        if not self.split.is_finished_later:
             y = layer._multiply(x, weights, bias, residual, layer.activation)
             if self.asked == self.features and self.gives_local:
                 return y

@@ -72,9 +72,14 @@ class Split:
         return Pattern(*shape)
 
     @property
+    def is_finished_later(self) -> bool:
+        """Whether bias, activation and residual come after a sum over processes."""
+        return self.style.gives == SUMS
+
+    @property
     def finished(self) -> str:
-        """How y lies where bias, activation and residual are added: a sum has to be complete before."""
-        return self.asked if self.style.gives == SUMS else self.style.gives
+        """How y lies where they are added."""
+        return self.asked if self.is_finished_later else self.style.gives
 
     def __str__(self) -> str:
         parts = [

@@ -1,0 +1,32 @@
+"""What `KSLinear.explain` says: who multiplies by each factor, how long that took, and what a split over processes sends."""
+
+from typing import Any
+
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.torch.backends import explain
+from ksgen.torch.checks import dtype_name
+from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
+from ksgen.torch.prepared import BACKENDS
+from ksgen.torch.splits import explain as explain_splits
+
+
+def explained(layer: Any, batch: int, processes: int) -> str:
+    """A line for each factor that this process has, and those of the whole layer."""
+    chain, lines, split, first, has_bias = layer.own_chain, [], layer.split, layer.weights[0], layer.bias is not None
+    last = Epilogue() if split is not None and split.is_finished_later else Epilogue(has_bias, layer.activation)
+    kind = layer.precision or dtype_name(first.dtype)
+    for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
+        epilogue = last if number == len(chain) else Epilogue()
+        kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layer.layout, epilogue)
+        lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
+    patterns = tuple(pattern.shape for pattern in chain)
+    if len(chain) > 1 and first.device.type == "cuda" and layer.backend in BACKENDS:
+        found = is_one_launch(chain_launcher(patterns), first.device, kind, layer.layout, last, batch)
+        lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
+    if layer.backend in BACKENDS and layer.precision is None:
+        lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch)
+    if split is not None:
+        lines.insert(0, split.explain(batch, first.element_size(), has_bias))
+    elif processes > 1:
+        lines += explain_splits(chain, processes, batch, first.element_size(), has_bias)
+    return "\n".join(lines)
