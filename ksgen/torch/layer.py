@@ -129,6 +129,14 @@ class KSLinear(nn.Linear):
             object.__setattr__(self, name, value)
         super().__setattr__(name, value)
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As for any module, except by PyTorch's `ColwiseParallel`, which takes the weights for those of an `nn.Linear`."""
+        if name.startswith("weights."):
+            raise LaunchError(
+                f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel"
+            )
+        super().register_parameter(name, param)
+
     @property
     def in_features(self) -> int:
         return self.chain.in_features

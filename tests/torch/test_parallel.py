@@ -265,6 +265,7 @@ def refusals() -> list[str]:
         lambda: rows(torch.zeros(4, 6)),
         lambda: unplain(torch.zeros(3, 12)),
         lambda: split.freeze(),
+        lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
     ]
     told = []
     for mistake in mistakes:
@@ -291,6 +292,7 @@ def test_mistakes_are_told(four: Processes) -> None:
         "S(1) of 2 dimensions shards the features; accepted: S(-1)",
         "a split KSLinear has a parameter that is a Parameter; accepted: DTensors, as its style made",
         "weights.0 is a DTensor; only layers of plain tensors can be frozen",
+        "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
     ]
     for told in four.run(refusals):
         for words, message in zip(expected, told, strict=True):
