@@ -16,6 +16,7 @@ from ksgen.errors import LaunchError
 from ksgen.torch.epilogue import finish
 from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
+from ksgen.torch.ops import autocast
 from ksgen.torch.splits import FEATURES, ROWS, STYLES, SUMS, WHOLE, Split, split
 from ksgen.values import excerpt
 
@@ -93,7 +94,7 @@ class Parallel:
 
     def __call__(self, layer: KSLinear, x: Tensor, residual: Tensor | None) -> Tensor:
         for placement in (self.given, self.asked):
-            if placement != self.features and placement.is_shard(self.features.dim % x.dim()):
+            if placement != self.features and x.dim() and placement.is_shard(self.features.dim % x.dim()):
                 raise LaunchError(f"{layer._name()}: {placement} of {x.dim()} dimensions shards the features; accepted: {self.features}")
         weights = [self._shard(each) for each in layer.weights]
         bias = None if layer.bias is None else self._shard(layer.bias, is_term=self.split.finished == ROWS)
@@ -109,6 +110,9 @@ class Parallel:
         terms = self._distributed(layer._multiply(x, weights, None, None, "none"), Partial())
         whole = terms.redistribute(placements=[self.asked])
         y = whole.to_local()
+        if residual is not None and residual.shape != y.shape:
+            raise LaunchError(f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)} is needed, as of y")
+        y, bias, residual, _ = autocast(y, bias, residual, None)
         rows, added = layer._as_matrix(y), None if residual is None else layer._as_matrix(residual)
         y = finish(rows, bias, layer.activation, added, layer.layout).view(y.shape)
         if self.gives_local:

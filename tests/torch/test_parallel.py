@@ -126,6 +126,24 @@ def test_x_and_y_lie_as_they_are_asked_to(four: Processes, style: Any, patterns:
     four.run(compare, style, patterns, "bsf", options, "none", False)
 
 
+def compare_in_autocast() -> None:
+    """Layers of both kinds give bfloat16 there, bias and residual included."""
+    mesh = init_device_mesh("cpu", (4,))
+    for style, patterns, given in ((KSColwise, LAST, Replicate()), (KSRowwise, FIRST, Shard(-1))):
+        torch.manual_seed(0)
+        alone = KSLinear(patterns)
+        split, x = parallel.parallelize_module(deepcopy(alone), mesh, style(output_layouts=Replicate())), torch.randn(8, alone.in_features)
+        residual = torch.randn(8, alone.out_features)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = split(distribute_tensor(x, mesh, [given]).to_local(), residual), alone(x, residual)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_autocast(four: Processes) -> None:
+    four.run(compare_in_autocast)
+
+
 class Model(nn.Module):
     """Three projections as a group, a dense layer, and two Kronecker-sparse ones around an activation."""
 
@@ -262,7 +280,9 @@ def refusals() -> list[str]:
         lambda: KSColwise()._apply(KSLinear(LAST), square),
         lambda: split(torch.zeros(3, 13)),
         lambda: parallel.parallelize_module(KSLinear(BLOCKS), line, KSBlockwise())(torch.zeros(3, 40)),
+        lambda: split(torch.zeros(())),
         lambda: rows(torch.zeros(4, 6)),
+        lambda: parallel.parallelize_module(KSLinear(FIRST), line, KSRowwise())(torch.zeros(4, 6), torch.zeros(4, 3)),
         lambda: unplain(torch.zeros(3, 12)),
         lambda: split.freeze(),
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
@@ -289,7 +309,9 @@ def test_mistakes_are_told(four: Processes) -> None:
         "KSColwise: a mesh of 2 dimensions; accepted: one dimension, such as mesh['tp']",
         "KSLinear(3,4,2,2 then 1,8,6,4; here 3,4,2,2 then 1,2,6,4): got x of shape (3, 13); layout bsf wants (..., 12)",
         "got x of shape (3, 40); layout bsf wants (..., 10)",
+        "got x of shape (); layout bsf wants (..., 12)",
         "S(1) of 2 dimensions shards the features; accepted: S(-1)",
+        "got residual of shape (4, 3); (4, 6) is needed, as of y",
         "a split KSLinear has a parameter that is a Parameter; accepted: DTensors, as its style made",
         "weights.0 is a DTensor; only layers of plain tensors can be frozen",
         "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
