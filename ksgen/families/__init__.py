@@ -8,6 +8,7 @@ from ksgen.families.amx import Amx
 from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import WORTH, default_us, plain_pays
+from ksgen.families.few import Few
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma, MmaChain
@@ -35,6 +36,7 @@ FAMILIES: dict[str, Family[Any]] = {
         WgmmaPermuted(),
         Simt(),
         SimtChain(),
+        Few(),
         GradientMma(),
         Gradient(),
     )

@@ -1,0 +1,100 @@
+"""What blocks for few batch entries move: between the second-level cache and themselves, and to and from shared memory."""
+
+from functools import cache
+from math import gcd
+
+from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
+from ksgen.families.base import Work
+from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.tiles import WARP, divide_up
+from ksgen.families.traffic import array_bytes, entry_bytes
+from ksgen.spec import KernelSpec
+
+
+def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
+    """Of all blocks: X for each tile along the outputs, weights for each tile of the batch, Y and the residual once."""
+    shape, (a, b, c, d), size = Shape(kernel, constants), kernel.pattern.shape, kernel.item_bytes
+    row = shape.pieces * shape.vector
+    weights = a * entry_bytes(b, d * row, constants.tile_out, constants.tile_d * row, size)
+
+    def array(features: int, tile: int) -> float:
+        """Of X or Y. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
+        if kernel.layout == "bsl" and batch <= constants.tile_batch:
+            return a * entry_bytes(features, d * batch, tile, constants.tile_d * batch, size)
+        return array_bytes(kernel, features, tile, constants.tile_d, batch, constants.tile_batch)
+
+    outputs = (2 if kernel.epilogue.residual else 1) * array(b, constants.tile_out)
+    return shape.tiles_out * array(c, c) + divide_up(batch, constants.tile_batch) * weights + outputs
+
+
+def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_bytes: int) -> Work:
+    shape, own, real = Shape(kernel, constants), constants, kernel.real_bytes
+    blocks, tiles = shape.grid(batch), divide_up(batch, constants.tile_batch)
+    stages = blocks * shape.stages
+    kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.item_bytes
+    reads = stages * shape.warps * own.steps * own.tile_batch  # of a warp, a piece of X by each lane
+    piece = shape.vector * kernel.item_bytes
+    written, found = (own.warps_in * shape.rows * entries * real for entries in (tiles * own.tile_batch, batch))
+    shared = kept + reads * min(shape.groups, own.tile_d) * own.lanes_in * piece + written + found
+    cycles = stages * copy_cycles(kernel, own) + reads * x_read_cycles(kernel, own)
+    cycles += written * part_cycles(kernel, own) / (own.warps_in * shape.part * real)
+    cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
+    return Work(
+        blocks,
+        memory_bytes,
+        round(cache_bytes(kernel, constants, batch)),
+        shared,
+        stages * shape.warps * WARP * own.steps * shape.sums * shape.vector,
+        stages,
+        returned_bytes=round(CYCLE_BYTES * cycles) - shared,
+    )
+
+
+@cache
+def x_read_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+    """Of shared memory, for one piece of X by each lane of a warp."""
+    shape, lanes = Shape(kernel, constants), constants.lanes_in
+    places = [lane // lanes % constants.tile_d * shape.x_plane + lane % lanes * shape.vector for lane in range(WARP)]
+    return read_cycles([place * kernel.item_bytes for place in places], shape.vector * kernel.item_bytes)
+
+
+@cache
+def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+    """To write X of one stage, by the block's threads in turn."""
+    shape, size = Shape(kernel, constants), kernel.item_bytes
+    runs = shape.tile_in // shape.x_vector
+
+    def place(at: int) -> int:
+        if kernel.layout == "bsf":
+            (s, rest), d = divmod(at, runs * constants.tile_d), constants.tile_d
+            l, j = rest // d * shape.x_vector, rest % d
+        else:
+            s, rest = at % constants.tile_batch, at // constants.tile_batch
+            l, j = rest // constants.tile_d, rest % constants.tile_d
+        return (s * shape.x_entry + j * shape.x_plane + l) * size
+
+    every = range(constants.tile_batch * constants.tile_d * runs)
+    return sum(write_cycles([place(at) for at in every[first : first + WARP]], shape.x_vector * size) for first in every[::WARP])
+
+
+@cache
+def part_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+    """To write the sums of a whole tile; in batch-size-last those of a lane are neighbours."""
+    shape, own, real = Shape(kernel, constants), constants, kernel.real_bytes
+    wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
+
+    def place(group: int, at: int) -> int:
+        k, j, s = group // own.tile_d * own.thread_out + at // own.tile_batch, group % own.tile_d, at % own.tile_batch
+        return (s * own.tile_out + k) * own.tile_d + j if kernel.layout == "bsf" else (k * own.tile_d + j) * own.tile_batch + s
+
+    cycles = 0
+    for first in range(0, shape.warps_out * shape.groups, shape.groups):
+        for n in range(0, shape.held, wide):
+            lanes = [(first + lane // own.lanes_in, lane % own.lanes_in) for lane in range(WARP)]
+            asked = [
+                place(group, lane // shape.same * shape.held + n) * real
+                for group, lane in lanes
+                if lane % shape.same == 0 and group // own.tile_d * own.thread_out < own.tile_out
+            ]
+            cycles += own.warps_in * write_cycles(asked, wide * real)
+    return cycles
