@@ -14,7 +14,7 @@ change. The binaries go into ksgen's cache, so that a second time takes seconds.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import cycle, groupby, product
 from statistics import mean
 
 import click
@@ -47,6 +47,7 @@ class Promise:
     precisions: tuple[str, ...]  # those whose texts differ
     is_broad: bool = True  # takes MANY patterns on the main targets
     static_shared_bytes: int = 0  # the rest is asked for at the launch
+    batches: tuple[int | None, ...] = (None,)  # that its defaults are chosen for, by turns
 
 
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
@@ -61,6 +62,7 @@ PROMISES = {
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=64, precisions=MULTIPLIED),
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
+    "few": Promise(("sm_80", "sm_90a"), register_error=64, precisions=STORED, batches=(1, 8, None)),
     "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
@@ -119,7 +121,8 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
-    return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
+    turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
+    return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
 
 
 def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:

@@ -21,7 +21,7 @@ from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import families_for, family_for, family_named, operand_of
+from ksgen.families import family_for, family_named, meant_for, operand_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
@@ -98,7 +98,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
-        able = [family_for(kernel, limits, job.batch)] if limits.is_cpu else families_for(kernel, limits, job.batch)
+        able = [family_for(kernel, limits, job.batch)] if limits.is_cpu else meant_for(kernel, limits, job.batch)
         defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
         if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
             on_cores = [each for each in defaults if operand_of(kernel, each.constants)]

@@ -14,7 +14,7 @@ from ksgen.devices.native import OfThreads, limits_for, open_device, threads_req
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits
-from ksgen.families.expected import CLASSES, LARGE
+from ksgen.families.expected import CLASSES, FEW, LARGE
 from ksgen.families.gpus import asked_for
 from ksgen.launch.choice import MOST_ENTRIES, choose_for_many, limits_from
 from ksgen.spec import KernelSpec, Spec
@@ -115,7 +115,7 @@ def _wisdom(device_name: str) -> Wisdom:
 
 def _sources(kernels: Iterable[KernelSpec], limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
     """The sources that launchers on such a target will render: one per batch that wisdom has, or one for each class of batches."""
-    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES]
+    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *FEW]
     sources: dict[str, Source] = {}
     for kernel in kernels:
         for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else classes):

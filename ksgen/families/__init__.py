@@ -7,7 +7,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.amx import Amx
 from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
-from ksgen.families.expected import WORTH, default_us, plain_pays
+from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
 from ksgen.families.few import Few
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
@@ -57,11 +57,17 @@ def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, a
             yield family
 
 
+def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
+    """The same, without those that are for fewer batch entries."""
+    is_few = batch_like(kernel, batch) <= FEW[-1]
+    return (each for each in families_for(kernel, limits, batch, aligned) if is_few or not each.for_few)
+
+
 def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:
-    """Of those that were measured, or that the precision asks for, the one whose default is expected to be the fastest; the first, where
-    nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
+    """Of those that were measured, or that the precision asks for, and that are for such a batch, the one whose default is expected to be
+    the fastest; the first, where nobody can say: `simt` and `gradient` serve all. `unmeasured`: of all of them."""
     wanted = kernel.arithmetic.families
-    able = [each for each in families_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name in wanted]
+    able = [each for each in meant_for(kernel, limits, batch, aligned) if each.measured or unmeasured or each.name in wanted]
     if not able:
         raise ConstantsError(f"{kernel.name}: no family has room for all factors in one launch here")
     if len(able) == 1 or limits.is_cpu:
@@ -102,5 +108,6 @@ __all__ = [
     "family_for",
     "family_named",
     "family_of",
+    "meant_for",
     "operand_of",
 ]

@@ -155,6 +155,8 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
     signature: tuple[str, ...]  # the operands that its kernels may take, in order: `signature.py`
     measured: bool  # whether a GPU has shown what it is worth: others are taken by wisdom, or by name, alone
 
+    for_few: bool  # whether it is meant for few batch entries: larger batches have it by wisdom, or by name, alone
+
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool: ...
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:

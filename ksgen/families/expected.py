@@ -29,7 +29,8 @@ EXPOSED = 0.5  # of the shorter of moving and multiplying, in kernels that were 
 TAKEN = (0.9, 1.15, 1.8)  # measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
 PARTITIONS = 4  # of a multiprocessor, each with its own registers
 LARGE = 25088  # a batch that fills every GPU
-CLASSES = (256, 2048)  # batches that are alike, up to each of these; above, and where nobody says, a batch is large
+FEW = (1, 2, 4, 8, 16, 32)  # batches that are alike, up to each of these; a family for few entries alone has constants for each
+CLASSES = (256, 2048)  # and up to these; above, and where nobody says, a batch is large
 WORTH = 0.02  # of the time, by which other constants are better than those that a rule gives
 WORTH_A_CLASS = 0.1  # the same for constants of smaller batches alone, which have a text, a binary and packed weights of their own
 LEAST_US = 1.0  # that these must save, besides
@@ -181,7 +182,7 @@ def prediction(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constant
 def batch_like(kernel: KernelSpec, batch: int | None) -> int:
     """What a batch is taken for: few classes, since each may have constants of its own."""
     known = batch or kernel.batch or LARGE
-    return next((most for most in CLASSES if known <= most), LARGE)
+    return next((most for most in (*FEW, *CLASSES) if known <= most), LARGE)
 
 
 def default_us(family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None) -> float:
@@ -237,7 +238,7 @@ def fastest(
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())
-    like = batch_like(kernel, batch)
+    like = max(CLASSES[0], batch_like(kernel, batch))
     key = (family.name, kernel, limits, like)
     if key not in _found:
         if len(_found) >= REMEMBERED:

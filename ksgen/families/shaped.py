@@ -43,6 +43,7 @@ class Shaped(Generic[ConstantsT]):
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
     measured = True
+    for_few = False
     packs = True
     packed_by = ""
     on_tensor_cores = False

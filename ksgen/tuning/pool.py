@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, families_for, family_named
+from ksgen.families import Limits, family_named, meant_for
 from ksgen.launch.choice import check_fit
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
@@ -68,7 +68,7 @@ def served_families(job: Job, limits: Limits) -> list[str]:
     """The families that can serve a kernel at its batch on a device, for arrays as the device allocates them. On a processor only
     the one made for it, if there is one.
     """
-    found = [family.name for family in families_for(job.kernel, limits, job.batch)]
+    found = [family.name for family in meant_for(job.kernel, limits, job.batch)]
     return found[:1] if limits.is_cpu else found
 
 

@@ -50,6 +50,7 @@ class Few(Packing[FewConstants]):
     name = "few"
     constants_type = FewConstants
     listed = _RULES
+    for_few = True
     why = "few batch entries, as in decoding: each weight goes once from memory to registers; plain multiply-adds, from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:

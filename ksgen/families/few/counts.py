@@ -36,7 +36,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
     piece = shape.vector * kernel.item_bytes
     written, found = (own.warps_in * shape.rows * entries * real for entries in (tiles * own.tile_batch, batch))
     shared = kept + reads * min(shape.groups, own.tile_d) * own.lanes_in * piece + written + found
-    cycles = stages * copy_cycles(kernel, own) + reads * x_read_cycles(kernel, own)
+    cycles: float = stages * copy_cycles(kernel, own) + reads * x_read_cycles(kernel, own)
     cycles += written * part_cycles(kernel, own) / (own.warps_in * shape.part * real)
     cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
     return Work(
@@ -66,12 +66,11 @@ def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
 
     def place(at: int) -> int:
         if kernel.layout == "bsf":
-            (s, rest), d = divmod(at, runs * constants.tile_d), constants.tile_d
-            l, j = rest // d * shape.x_vector, rest % d
+            (s, rest), step = divmod(at, runs * constants.tile_d), shape.x_vector
         else:
-            s, rest = at % constants.tile_batch, at // constants.tile_batch
-            l, j = rest // constants.tile_d, rest % constants.tile_d
-        return (s * shape.x_entry + j * shape.x_plane + l) * size
+            (rest, s), step = divmod(at, constants.tile_batch), 1
+        inputs, j = divmod(rest, constants.tile_d)
+        return (s * shape.x_entry + j * shape.x_plane + inputs * step) * size
 
     every = range(constants.tile_batch * constants.tile_d * runs)
     return sum(write_cycles([place(at) for at in every[first : first + WARP]], shape.x_vector * size) for first in every[::WARP])

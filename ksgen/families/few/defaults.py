@@ -1,4 +1,4 @@
-"""The constants of a kernel for few batch entries before any search: those that a rule of what a multiprocessor does expects to be fastest."""
+"""The constants of a kernel for few batch entries before any search: by a rule of how many cycles a multiprocessor takes."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -14,9 +14,9 @@ from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
 MOST_BATCH = 32  # entries a block
-MOST_SUMS = 64  # of a thread
+MOST_SUMS = 32  # of a thread; and so many pieces of X, at most, that it multiplies in a stage
 MOST_WARPS = 16  # of a block
-MOST_REGISTERS = 192  # of a thread, by the estimate
+MOST_REGISTERS = 160  # of a thread, by the estimate
 ROUNDS = 32  # in which a block copies a stage of X, at most
 WAIT_CYCLES = 1000  # from asking for weights until they are there
 MEMORY_CYCLE_BYTES = 13  # of a multiprocessor, where nobody has looked it up
@@ -41,7 +41,7 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
         if (sharers * steps >= 2 * pieces and sharers * steps > 1) or (warps_in > 1 and lanes_in < WARP):
             continue
         for thread_out, warps_out in product((1, 2, 4, 8), (1, 2, 4, 8, 16)):
-            if thread_out > max(1, MOST_SUMS // tile_batch) or thread_out >= 2 * b or warps_in * warps_out > MOST_WARPS:
+            if max(thread_out, steps) > max(1, MOST_SUMS // tile_batch) or thread_out >= 2 * b or warps_in * warps_out > MOST_WARPS:
                 continue
             groups = warps_out * WARP // lanes_in
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):

@@ -112,9 +112,12 @@ class Shape(Tiled):
 
     @property
     def x_plane(self) -> int:
-        """From one j of a batch entry to the next: eight lanes that read 16 bytes each meet all banks, once, and so do writes of neighbouring j."""
-        banks, lanes = 8 * self.vector, self.constants.lanes_in
-        return self.tile_in + (self.vector * (lanes if lanes < 8 else 1) - self.tile_in) % banks if self.constants.tile_d > 1 else self.tile_in
+        """From one j of a batch entry to the next: eight lanes that read 16 bytes each meet each bank once; nor do neighbouring j meet
+        in one bank."""
+        if self.constants.tile_d == 1:
+            return self.tile_in
+        lanes = self.constants.lanes_in if self.constants.lanes_in < 8 else 1
+        return self.tile_in + (self.vector * lanes - self.tile_in) % (8 * self.vector)
 
     @property
     def x_entry(self) -> int:
@@ -169,10 +172,12 @@ class Shape(Tiled):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: the sums, two stages of weights or one, the operands of a step, X on its way, and addresses."""
-        own, real = self.constants, self.kernel.real_bytes // 4
-        piece = max(1, self.vector * self.kernel.item_bytes // 4)
+        """An estimate for one thread: sums, two stages of weights or one, a step's as reals where they are stored as fewer bytes,
+        pieces of X, what is held of X and where it lies, and addresses."""
+        own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.item_bytes
+        piece = max(1, self.vector * size // 4)
         weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * piece
-        operands = real * self.vector * own.thread_out + 2 * piece
-        held = self.x_rounds * max(1, self.x_vector * self.kernel.item_bytes // 4)
-        return real * self.sums + weights + operands + held + 32
+        widened = self.vector * own.thread_out if size == 2 and own.tile_batch > 1 else 0
+        held = self.x_rounds * max(1, self.x_vector * size // 4)
+        pieces = max(4, own.tile_batch * 5 // 8) * piece if self.stages > 1 else 2 * piece
+        return real * self.sums + weights + widened + pieces + held + (5 * self.x_rounds if self.stages > 1 else 0) + 24
