@@ -62,7 +62,8 @@ PROMISES = {
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=64, precisions=MULTIPLIED),
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
-    "few": Promise(("sm_80", "sm_90a"), register_error=64, precisions=STORED, batches=(1, 8, None)),
+    # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
+    "few": Promise(("sm_80", "sm_90a"), register_error=80, precisions=STORED, batches=(1, 8, None)),
     "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }

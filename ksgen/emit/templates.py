@@ -180,7 +180,8 @@ def dialects_of(family: str) -> tuple[str, ...]:
     if template.endswith(".cl.j2"):
         return ("opencl",)
     has_parts = "with_words" in (resource("templates") / template).read_text(encoding="utf-8")  # namespaces, which OpenCL has not
-    return ("cuda",) if has_parts or family_named(family).on_tensor_cores else tuple(DIALECTS)
+    own = family_named(family)  # tensor cores', and the wide loads of few entries, are instructions that OpenCL lacks
+    return ("cuda",) if has_parts or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
 
 
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:

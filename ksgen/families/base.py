@@ -189,6 +189,10 @@ class Family(Modelled[ConstantsT], Protocol[ConstantsT]):
         """Of the text's second entry: `_pack`, or a gradient's `_sum`."""
         ...
 
+    def packed_for(self, kernel: KernelSpec, constants: ConstantsT) -> object:
+        """What packed weights depend on besides the kernel: equal where they are the same bytes."""
+        ...
+
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         """Of what the second entry writes, packed weights; or reads, the partial sums of the longest batch."""
         ...

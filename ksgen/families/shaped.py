@@ -58,6 +58,9 @@ class Shaped(Generic[ConstantsT]):
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
         return ()
 
+    def packed_for(self, kernel: KernelSpec, constants: ConstantsT) -> object:
+        return constants
+
     # ---- constants
 
     def rules(self) -> tuple[Rule[ConstantsT], ...]:

@@ -181,7 +181,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_grid=packing.grid,
         pack_block=packing.block,
         packed_bytes=family.packed_bytes(kernel, choice.constants),
-        packing=f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {choice.constants!r}",
+        packing=f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {family.packed_for(kernel, choice.constants)!r}",
         operands=operands_of(family.signature, kernel),
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,

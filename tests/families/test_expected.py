@@ -200,8 +200,10 @@ def test_batches_of_a_class_share_their_constants(family: str, precision: str) -
 def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
     kernel, target = KernelSpec(Pattern(1, 768, 192, 2), "float16"), "sm_80"
     built = {source.constants for source in _sources([kernel], cuda_limits(target), "cuda", Wisdom())}
-    assert built == {FAMILIES["mma"].default(kernel, cuda_limits(target), batch) for batch in (7, 196, 2000, 25088)}
-    assert len(built) > 1
+    chosen = {batch: family_for(kernel, cuda_limits(target), batch) for batch in (1, 2, 3, 7, 16, 31, 196, 2000, 25088)}
+    assert [family.name for family in chosen.values()] == ["few"] * 5 + ["mma"] * 4
+    assert built == {family.default(kernel, cuda_limits(target), batch) for batch, family in chosen.items()}
+    assert len({type(constants) for constants in built}) == 2
 
 
 # ---- what it likes is right

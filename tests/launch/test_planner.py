@@ -20,7 +20,7 @@ def test_compiled_on_first_use_and_from_the_cache_after_that(
     gpu: FakeGpu, ks: Launcher, compiler: TextCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, weights = inputs()
-    for batch in (1, 5, BATCH):
+    for batch in (33, 35, BATCH):
         out = FakeArray(gpu, np.zeros((batch, PATTERN.out_features), np.float32))
         ks(FakeArray(gpu, x[:batch]), FakeArray(gpu, weights), out=out)
         gpu.synchronize()
@@ -35,11 +35,29 @@ def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks
     x, weights = inputs()
     kept = ks.pack(FakeArray(gpu, weights))
     ks.prepare(FakeArray(gpu, x), kept, out=zeros(gpu))
-    ready, out = FakeArray(gpu, x[:5]), FakeArray(gpu, np.zeros((5, PATTERN.out_features), np.float32))
+    ready, out = FakeArray(gpu, x[:35]), FakeArray(gpu, np.zeros((35, PATTERN.out_features), np.float32))
     gpu.begin_capture()
     ks(ready, kept, out=out)
     gpu.end_capture()()
-    check(out.content, x[:5], weights)
+    check(out.content, x[:35], weights)
+
+
+def test_few_entries_have_kernels_of_their_own_and_one_copy_of_the_weights(gpu: FakeGpu, ks: Launcher, compiler: TextCompiler) -> None:
+    """One for up to 1, 2, 4 entries and so on; once one is there, it is recorded in a CUDA graph as any other."""
+    x, weights = inputs()
+    planner, kernel = Planner(), KernelSpec(PATTERN, "float32")
+    plans = {batch: planner.plan(gpu, kernel, batch) for batch in (1, 2, 3, 4, 17, 32, 33)}
+    assert [plans[batch].choice.family for batch in plans] == ["few"] * 6 + ["simt"]
+    assert [plans[batch].choice.constants.tile_batch for batch in (1, 2, 3, 4, 17, 32)] == [1, 2, 4, 4, 32, 32]
+    assert len({plans[batch].packing for batch in (1, 2, 3, 4, 17, 32)}) == 1 != plans[33].packing
+    assert len(compiler.compiled) == 5
+    kept = ks.pack(FakeArray(gpu, weights))
+    ks.prepare(FakeArray(gpu, x[:4]), kept, out=FakeArray(gpu, np.zeros((4, PATTERN.out_features), np.float32)))
+    ready, out = FakeArray(gpu, x[:3]), FakeArray(gpu, np.zeros((3, PATTERN.out_features), np.float32))
+    gpu.begin_capture()
+    ks(ready, kept, out=out)
+    gpu.end_capture()()
+    check(out.content, x[:3], weights)
 
 
 def moved(array: Any, elements: int) -> Any:

@@ -59,6 +59,9 @@ class Few(Packing[FewConstants]):
     def shape(self, kernel: KernelSpec, constants: FewConstants) -> Shape:
         return Shape(kernel, constants)
 
+    def packed_for(self, kernel: KernelSpec, constants: FewConstants) -> object:
+        return None  # rows of whole pieces, whoever reads them: one copy of the weights serves every batch
+
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> FewConstants:
         return best(kernel, limits, entries_for(batch or kernel.batch))
 

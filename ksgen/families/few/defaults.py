@@ -16,7 +16,7 @@ from ksgen.spec import KernelSpec
 MOST_BATCH = 32  # entries a block
 MOST_SUMS = 32  # of a thread; and so many pieces of X, at most, that it multiplies in a stage
 MOST_WARPS = 16  # of a block
-MOST_REGISTERS = 160  # of a thread, by the estimate
+MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000  # of a thread and of a block, by the estimate, which ptxas may exceed by half
 ROUNDS = 32  # in which a block copies a stage of X, at most
 WAIT_CYCLES = 1000  # from asking for weights until they are there
 MEMORY_CYCLE_BYTES = 13  # of a multiprocessor, where nobody has looked it up
@@ -48,7 +48,8 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[FewConstants]:
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
                 found = FewConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
                 shape = Shape(kernel, found)
-                if shape.warps_out == warps_out and shape.x_rounds <= ROUNDS and shape.registers <= MOST_REGISTERS:
+                has_room = shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
+                if shape.warps_out == warps_out and shape.x_rounds <= ROUNDS and has_room:
                     yield found
 
 

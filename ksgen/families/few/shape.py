@@ -173,11 +173,14 @@ class Shape(Tiled):
     @property
     def registers(self) -> int:
         """An estimate for one thread: sums, two stages of weights or one, a step's as reals where they are stored as fewer bytes,
-        pieces of X, what is held of X and where it lies, and addresses."""
+        pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.item_bytes
         piece = max(1, self.vector * size // 4)
         weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * piece
         widened = self.vector * own.thread_out if size == 2 and own.tile_batch > 1 else 0
         held = self.x_rounds * max(1, self.x_vector * size // 4)
-        pieces = max(4, own.tile_batch * 5 // 8) * piece if self.stages > 1 else 2 * piece
-        return real * self.sums + weights + widened + pieces + held + (5 * self.x_rounds if self.stages > 1 else 0) + 24
+        if self.stages > 1:
+            pieces, places = max(4, own.tile_batch * (5 if self.x_rounds > 2 else 3) // 8), 5 * self.x_rounds
+        else:
+            pieces, places = 2, self.x_rounds * (2 if self.x_vector > 1 else 1) // 2
+        return real * self.sums + weights + widened + pieces * piece + held + places + 24
