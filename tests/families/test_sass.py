@@ -33,6 +33,7 @@ class Row:
     targets: tuple[str, ...]
     at_least: dict[str, int]
     per_load: tuple[str, int] | None = None  # what multiplies, and how often at least for each 16-byte load from shared memory
+    batch: int | None = None  # that the default is for
 
 
 ROWS = [
@@ -76,6 +77,12 @@ ROWS += [
         ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),  # in bsl these have no room
     )
 ]  # fmt: skip
+# few entries: weights 16 bytes at a time straight to registers, six on their way or more, and X from shared memory as wide
+ROWS += [
+    Row("few", precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": 3, "STG": 1}, ("FFMA", least), batch=8)
+    for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
+    for layout in ("bsf", "bsl")
+]
 # warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
 # 16-byte chunks straight from registers, or as boxes
 HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}
@@ -128,7 +135,7 @@ def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     kernel = KernelSpec(PATTERN, row.precision, row.layout)
     is_chain = row.family.endswith("_chain")
     kernel = replace(kernel, pattern=LAYER[-1], before=LAYER[:-1], job="chain") if is_chain else job_of(row.family, kernel)
-    source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target)), family=row.family)
+    source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target), row.batch), family=row.family)
     entries = sass.instructions(sass.compiled(source.text, source.entry, target).data)
     assert set(entries) == set(source.entries)
     counts = entries[source.entry]
