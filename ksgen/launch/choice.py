@@ -10,7 +10,8 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
+from ksgen.families import FAMILIES, Limits, check, cuda_limits, families_for, family_for, family_named
+from ksgen.families.expected import FEW
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Wisdom
 
@@ -78,6 +79,8 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
     """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
     found = wisdom.lookup(kernel, batch, aligned)
+    if found and found.batch <= FEW[-1] < batch and getattr(FAMILIES.get(found.family), "for_few", False):
+        found = None  # what is fast for few entries says nothing of more
     why = "the family's default: no search has been run for this kernel on this device"
     if found and limits.is_cpu and min(found.batch, batch) <= FEW_HERE and not is_near(found.batch, batch):
         why = f"the family's default: batch {found.batch} was searched, which says nothing of {batch}: few entries are multiplied otherwise"

@@ -10,7 +10,7 @@ from ksgen.families import FAMILIES, cuda_limits
 from ksgen.launch.choice import check_fit, choice_by_name, choose, limits_from
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom.store import Entry, Wisdom
 
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
 HOPPER, TURING = cuda_limits("sm_90a"), cuda_limits("sm_75")
@@ -21,6 +21,14 @@ def test_without_wisdom_it_is_the_first_measured_familys_default() -> None:
     assert (found.family, found.constants) == ("simt", FAMILIES["simt"].default(KERNEL, HOPPER, 40))
     assert found.why == "the family's default: no search has been run for this kernel on this device"
     assert (found.misfit, found.from_wisdom, found.is_measured) == (False, False, False)
+
+
+def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
+    """Where it was found for that many, it is."""
+    constants = FAMILIES["few"].default(KERNEL, HOPPER, 8)
+    for searched, asked, family in ((8, 8, "few"), (8, 32, "few"), (8, 33, "simt"), (8, 4096, "simt"), (40, 64, "few")):
+        found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "few", constants, {})]))
+        assert (found.family, found.from_wisdom) == (family, family == "few"), (searched, asked)
 
 
 def test_a_family_asked_for_by_name_need_not_be_measured_but_must_serve() -> None:
