@@ -223,6 +223,7 @@ def test_what_it_serves() -> None:
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True)):
         assert not FEW.serves(kernel, limits)
     assert not FEW.serves(replace(kernel, job="gradient"), LIMITS)
+    assert not FEW.serves(replace(kernel, precision="complex64"), LIMITS)
 
 
 @pytest.mark.parametrize(("target", "layout"), list(product(("sm_80", "sm_90a"), LAYOUTS)))

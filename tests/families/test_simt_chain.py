@@ -145,6 +145,7 @@ def test_what_it_serves() -> None:
 
     assert all(map(serves, ("float32", "float64", "tf32", "tf32x3", "fp16x3")))
     assert not serves("float16")
+    assert not serves("complex64")
     assert not serves("float32", target="sm_75")
     assert not serves("float32", beside=(EVEN,))
     assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room

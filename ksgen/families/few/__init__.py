@@ -54,7 +54,7 @@ class Few(Packing[FewConstants]):
     why = "few batch entries, as in decoding: each weight goes once from memory to registers; plain multiply-adds, from sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and limits.async_copies and not limits.is_cpu
+        return kernel.job == "multiply" and not kernel.arithmetic.is_complex and limits.async_copies and not limits.is_cpu
 
     def shape(self, kernel: KernelSpec, constants: FewConstants) -> Shape:
         return Shape(kernel, constants)
