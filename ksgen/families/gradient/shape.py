@@ -155,7 +155,7 @@ class Shape(Parts):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: the sums, two sets of operands, what is held on its way, and addresses."""
+        """An estimate for one thread: the sums, two sets of operands (of complex numbers one), what is held on its way, and addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_in * constants.thread_out
         held, addresses = 0, 52
@@ -163,4 +163,5 @@ class Shape(Parts):
             held = (self.x.held + self.dy.held) * words  # 16-bit elements have a register each
             spread = self.is_bsf and self.kernel.pattern.d > 1  # over several planes
             addresses = {2: 64, 4: 60}.get(self.kernel.item_bytes, 42) if spread else 42
-        return words * (sums + 2 * (constants.thread_in + constants.thread_out)) + held + addresses
+        sets = 1 if self.kernel.arithmetic.is_complex else 2
+        return words * (sums + sets * (constants.thread_in + constants.thread_out)) + held + addresses

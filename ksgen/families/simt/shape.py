@@ -235,7 +235,7 @@ class Shape(Moved, Tiled):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: the sums, two sets of operands, what is held on its way, and addresses."""
+        """An estimate for one thread: the sums, two sets of operands (of complex numbers one), what is held on its way, and addresses."""
         constants, words = self.constants, self.real_bytes // 4
         sums = constants.thread_batch * constants.thread_out
         held = 0
@@ -243,7 +243,8 @@ class Shape(Moved, Tiled):
             plan = self.x_plan
             held = plan.line_rounds * plan.run_rounds * plan.vector * self.stored_bytes // 4 + self.w_rounds * 4
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
-        return words * (sums + 2 * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
+        sets = 1 if self.kernel.arithmetic.is_complex else 2
+        return words * (sums + sets * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
 
 
 def _lane_batch(lane: int) -> int:
