@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_backend, dtype_name
+from ksgen.torch.checks import check, check_activation, check_backend, dtype_name
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import is_kept, made_of
@@ -126,6 +126,7 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
     layout = options["layout"]
     check(x, weights, bias, residual, layout, precision)
     check_backend(backend, precision, x.dtype)
+    check_activation(options["activation"], x.dtype)
     return finish(BACKENDS[backend](x, weights, layout), bias, options["activation"], residual, layout)
 
 

@@ -186,11 +186,21 @@ def _address_of(tensor: Tensor) -> int:
 
 
 def _is_gathered(tensor: Tensor) -> bool:
+    """Whether FSDP2 gathered a parameter into this tensor, as it will again: PyTorch counts none of these writes."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
-    from ksgen.torch.sharding import is_gathered  # which imports much
-
-    return is_gathered(tensor)
+    try:
+        from torch.distributed._composable_state import _module_state_mapping
+    except ImportError:  # of a PyTorch that has no FSDP2
+        return False
+    states = [each() for each in _module_state_mapping.values() if callable(each)]
+    groups = [
+        group
+        for state in states
+        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        if group
+    ]
+    return any(getattr(each, "_unsharded_param", None) is tensor for group in groups for each in group.fsdp_params)
 
 
 def _is_transformed() -> bool:

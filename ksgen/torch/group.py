@@ -15,7 +15,7 @@ from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import REMEMBERED, chain_launcher, faster, has_kernels, job_of, size_of, told_of
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.operands import operand
-from ksgen.torch.ops import is_plain, rows_of
+from ksgen.torch.ops import contiguous, is_plain, rows_of
 
 Shapes = tuple[tuple[int, int, int, int], ...]  # of a chain's patterns
 
@@ -61,6 +61,9 @@ class KSLinears(nn.ModuleList):
             yield layer
 
     def _each(self, x: Tensor) -> Tensor:
+        if len(self) > 1 and any(layer._parallel is not None and layer._parallel.gives_own_features for layer in self._linears()):
+            # A process's own features of each, beside each other, are no neighbours of the whole.
+            raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
         return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self._first.layout == "bsf" else 0)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
@@ -101,8 +104,8 @@ class KSLinears(nn.ModuleList):
         for one in layers:
             frozen.look_after(one, one._own_weights)
         own = _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in layers))
-        weights = [[operand(each.contiguous(), False) for each in one.weights] for one in layers]
-        bias = None if layer.bias is None else [one.bias.contiguous() for one in layers if one.bias is not None]
+        weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
+        bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
         is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)
         rows = layer._as_matrix(x)
         out = rows.new_empty((rows.shape[0], features) if is_bsf else (features, rows.shape[1]))

@@ -103,8 +103,12 @@ def multiply_chain(
         return one_by_one()
 
     def in_one_launch() -> Tensor:
-        extras = {"bias": _contiguous(cast_bias), "residual": rows_of(cast_residual), "precision": cast_precision}
-        ready = [operand(each.contiguous(), False) for each in cast]
+        extras = {
+            "bias": None if cast_bias is None else contiguous(cast_bias),
+            "residual": rows_of(cast_residual),
+            "precision": cast_precision,
+        }
+        ready = [operand(contiguous(each), False) for each in cast]
         y: Tensor = own(rows_of(cast_x), ready, layout=layout, activation=activation, **extras)
         return y
 
@@ -174,7 +178,7 @@ def _compute(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
-    x, weights = rows_of(x), weights.contiguous()
+    x, weights = rows_of(x), contiguous(weights)
     if not x.numel():
         return _empty(x, weights, layout, transposed)
     a, b, c, d = weights.shape
@@ -183,7 +187,7 @@ def _compute(
 
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
-        options |= {"bias": _contiguous(bias), "residual": rows_of(residual)}
+        options |= {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
         product: Tensor = own(x, operand(weights, transposed), **options)
         return product
 
@@ -297,7 +301,7 @@ def _multiply_batched(
 
 
 def _compute_weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str) -> Tensor:
-    x, y_gradient = x.contiguous(), y_gradient.contiguous()
+    x, y_gradient = contiguous(x), contiguous(y_gradient)
     shape = _weight_shape(x, y_gradient, a, d, layout)
     if not x.numel():
         return x.new_zeros(shape)
@@ -509,12 +513,18 @@ def _flops_of_weight_gradient(
 def rows_of(tensor: Any) -> Any:
     """A matrix as kernels take it: with gaps between its rows at most, so that slices are read where they lie. None stays None."""
     if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
-        return tensor
-    return tensor.contiguous()
+        return None if tensor is None else _resolved(tensor)
+    return contiguous(tensor)
 
 
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def contiguous(tensor: Tensor) -> Tensor:
+    """As kernels take weights, gradients and biases."""
+    return _resolved(tensor).contiguous()
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    """With its values in memory as they are, where PyTorch only noted that they are conjugated or negated."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:

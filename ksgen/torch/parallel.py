@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from ksgen.errors import LaunchError
+from ksgen.torch.checks import check_activation
 from ksgen.torch.epilogue import finish
 from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
@@ -62,7 +63,8 @@ class _KSParallel(ParallelStyle):
         layer._parallel = Parallel(found, mesh, given, asked, features, self.use_local_output)
 
     def _distributed(self, tensor: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-        whole = distribute_tensor(tensor.detach(), mesh, [placement], src_data_rank=self.src_data_rank)
+        source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since PyTorch 2.7
+        whole = distribute_tensor(tensor.detach(), mesh, [placement], **source)
         return nn.Parameter(whole, requires_grad=tensor.requires_grad)
 
 
@@ -94,8 +96,9 @@ class Parallel:
 
     def __call__(self, layer: KSLinear, x: Tensor, residual: Tensor | None) -> Tensor:
         for placement in (self.given, self.asked):
-            if placement != self.features and x.dim() and placement.is_shard(self.features.dim % x.dim()):
+            if placement != self.features and self._shards_features(placement, x):
                 raise LaunchError(f"{layer._name()}: {placement} of {x.dim()} dimensions shards the features; accepted: {self.features}")
+        check_activation(layer.activation, layer.weights[0].dtype)
         weights = [self._shard(each) for each in layer.weights]
         bias = None if layer.bias is None else self._shard(layer.bias, is_term=self.split.finished == ROWS)
         x = self._own_part(x, self.given, Replicate() if self.split.style.takes == WHOLE else self.features)
@@ -103,7 +106,7 @@ class Parallel:
             residual = self._own_part(residual, self.asked, self.asked if self.split.is_finished_later else self.features)
         if not self.split.is_finished_later:
             y = layer._multiply(x, weights, bias, residual, layer.activation)
-            if self.asked == self.features and self.gives_local:
+            if self.gives_own_features:
                 return y
             whole = self._distributed(y, self.features).redistribute(placements=[self.asked])
             return whole.to_local() if self.gives_local else whole
@@ -118,6 +121,14 @@ class Parallel:
         if self.gives_local:
             return y
         return DTensor.from_local(y, self.mesh, [self.asked], run_check=False, shape=whole.shape, stride=whole.stride())
+
+    @property
+    def gives_own_features(self) -> bool:
+        """Whether y is a plain tensor of this process's features."""
+        return self.gives_local and self.asked == self.features
+
+    def _shards_features(self, placement: Placement, x: Tensor) -> bool:
+        return isinstance(placement, Shard) and x.dim() > 0 and placement.dim % x.dim() == self.features.dim % x.dim()
 
     def _shard(self, parameter: Any, is_term: bool = True) -> Tensor:
         """This process's part. Of one that is whole, the gradient is summed over the processes, if each has a term of it."""

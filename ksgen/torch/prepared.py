@@ -45,7 +45,7 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
     calls = frozen.calls_of(layer, layer._modules["weights"]._parameters)
     if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed():
         return None
-    if not x.data_ptr() or (residual is not None and not residual.data_ptr()):  # empty, or its memory was given up
+    if not _begins_well(x) or not (residual is None or _begins_well(residual)):
         return None
     options = (layer.layout, layer.activation, layer.precision, layer.backend)
     key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
@@ -62,7 +62,14 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether its values lie in a processor's memory, as they are."""
-    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_neg()
+    is_lazy = tensor.is_neg() or tensor.is_conj()
+    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not is_lazy
+
+
+def _begins_well(tensor: Tensor) -> bool:
+    """Not where it is empty, its memory was given up, or begins within an element, as memory of others may."""
+    at = tensor.data_ptr()
+    return bool(at) and at % tensor.element_size() == 0
 
 
 def _met(layer: nn.Module, x: Tensor, residual: Tensor | None) -> None:

@@ -1,8 +1,7 @@
-"""How FSDP2 shards the factors of a `KSLinear`: along a dimension that spreads over the processes. And which tensors it gathered."""
+"""How FSDP2 shards the factors of a `KSLinear`: along a dimension that spreads over the processes."""
 
 import torch.distributed
-from torch import Tensor, nn
-from torch.distributed import _composable_state
+from torch import nn
 from torch.distributed.tensor import Shard
 
 
@@ -17,15 +16,3 @@ def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard 
     if parameter.dim() == 0 or parameter.shape[0] >= count:
         return None
     return next((Shard(place) for place, size in enumerate(parameter.shape) if size >= count and size % count == 0), None)
-
-
-def is_gathered(tensor: Tensor) -> bool:
-    """Whether FSDP2 gathered a parameter into this tensor, as it will again: PyTorch counts none of these writes."""
-    states = [each() for each in getattr(_composable_state, "_module_state_mapping", {}).values()]
-    groups = [
-        group
-        for state in states
-        for group in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        if group
-    ]
-    return any(getattr(each, "_unsharded_param", None) is tensor for group in groups for each in group.fsdp_params)

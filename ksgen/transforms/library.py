@@ -17,7 +17,7 @@ class Library:
         self.of: Any = sys.modules[name]
 
     def dtype_of(self, x: Any) -> str:
-        return str(x.dtype).removeprefix("torch.")
+        return str(x.dtype.name)
 
     def is_complex(self, x: Any) -> bool:
         return "complex" in self.dtype_of(x)
@@ -26,8 +26,10 @@ class Library:
         return x.astype(dtype, copy=False)
 
     def as_floats(self, x: Any) -> Any:
-        """float64 for whole numbers."""
-        return x if "float" in self.dtype_of(x) or self.is_complex(x) else self.cast(x, "float64")
+        """float64 for whole numbers and longer ones, in the machine's order of bytes."""
+        dtype = self.dtype_of(x)
+        known = {"complex256": "complex128", "complex64": "complex64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+        return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
         """Rows without gaps, as a chain takes them: complex64 for float32 and less, if they are to be complex."""
@@ -72,7 +74,10 @@ class Library:
 
     def pairs(self, x: Any) -> Any:
         """Neighbouring real numbers as complex ones."""
-        return self.contiguous(x).view("complex64" if self.dtype_of(x) == "float32" else "complex128")
+        x = self.contiguous(x)
+        if self.name == "cupy" and x.data.ptr % (2 * x.itemsize):  # complex numbers begin at a multiple of their size there
+            x = x.copy()
+        return x.view("complex64" if self.dtype_of(x) == "float32" else "complex128")
 
     def parts(self, x: Any) -> Any:
         """Complex numbers as neighbouring real ones."""
@@ -81,6 +86,9 @@ class Library:
 
 class PyTorch(Library):
     """PyTorch, on any of its devices that ksgen knows."""
+
+    def dtype_of(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("torch.")
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self.of, dtype))
@@ -111,7 +119,9 @@ class PyTorch(Library):
         return tensor.to(like.device) if array.dtype.kind == "i" else tensor.to(like.device, like.dtype)
 
     def pairs(self, x: Any) -> Any:
-        return self.of.view_as_complex(x.contiguous().unflatten(1, (-1, 2)))
+        x = self.contiguous(x)
+        x = x.clone() if x.storage_offset() % 2 else x  # complex numbers begin at a multiple of their size
+        return self.of.view_as_complex(x.unflatten(1, (-1, 2)))
 
     def parts(self, x: Any) -> Any:
         return self.of.view_as_real(x.resolve_conj()).flatten(1)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
@@ -69,6 +70,36 @@ def test_a_layer_is_its_dense_matrix_in_training_and_frozen(backend: str) -> Non
             torch.testing.assert_close(y, truth, rtol=0, atol=1e-5)
 
 
+def test_what_is_only_noted_to_be_conjugated_is_so(backend: str) -> None:
+    """x, weights, the residual and what comes back in backward, as `z.conj()` and `z.conj().imag` are."""
+    x, weights = torch.randn(5, 16, dtype=torch.complex64, requires_grad=True), torch.randn(1, 4, 4, 4, dtype=torch.complex64)
+    residual = torch.randn(5, 16, dtype=torch.complex64)
+    found = multiply(x.conj(), weights.conj(), None, residual.conj(), backend=backend)
+    truth = multiply(x.conj().resolve_conj(), weights.conj().resolve_conj(), None, residual.conj().resolve_conj(), backend="strided")
+    torch.testing.assert_close(found, truth, rtol=0, atol=1e-5)
+    gradients = [torch.autograd.grad((y.conj() * residual).real.sum(), x)[0] for y in (found, truth)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-5)
+    negated = residual.conj().imag
+    assert negated.is_neg()
+    real = torch.randn(1, 4, 4, 4)
+    truth = multiply(negated.resolve_neg().clone(), real, backend="strided")
+    torch.testing.assert_close(multiply(negated, real, backend=backend), truth, rtol=0, atol=1e-5)
+
+
+def test_a_frozen_layer_takes_what_is_conjugated_or_begins_within_an_element(backend: str) -> None:
+    """After its calls are prepared."""
+    for dtype, real in ((torch.complex64, torch.float32), (torch.complex128, torch.float64)):
+        layer = KSLinear([(1, 4, 4, 4)], dtype=dtype, backend=backend).eval().freeze()
+        x = torch.randn(5, 16, dtype=dtype)
+        memory = np.zeros(2 * 5 * 16 + 1, np.float32 if real is torch.float32 else np.float64)
+        moved = torch.from_numpy(memory[1:].view(np.complex64 if dtype is torch.complex64 else np.complex128).reshape(5, 16))
+        moved.copy_(x)
+        with torch.no_grad():
+            truth, conjugated = layer(x), layer(x.conj().resolve_conj())
+            for given, wanted in ((x, truth), (x.conj(), conjugated), (moved, truth)):
+                torch.testing.assert_close(layer(given), wanted, rtol=0, atol=1e-5)
+
+
 def test_autocast_leaves_complex_numbers_as_they_are(backend: str) -> None:
     """As it does for `torch.nn.functional.linear`."""
     layer, x = KSLinear([(2, 4, 4, 1)], dtype=torch.complex64, backend=backend), torch.randn(3, 8, dtype=torch.complex64)
@@ -92,6 +123,8 @@ def test_what_is_not_defined_for_complex_numbers_is_refused() -> None:
     weights, x = torch.randn(2, 4, 4, 1, dtype=torch.complex64), torch.randn(3, 8, dtype=torch.complex64)
     with pytest.raises(SpecError, match="activation=relu of complex numbers, complex64; accepted: none"):
         multiply(x, weights, activation="relu")
+    with pytest.raises(SpecError, match="activation=relu of complex numbers, complex64; accepted: none"):
+        KSLinear([(2, 4, 4, 1)], activation="relu", backend="bmm").to(torch.complex64)(x)
     with pytest.raises(SpecError, match="activation=gelu of complex numbers, complex128; accepted: none"):
         KSLinear([(2, 4, 4, 1)], dtype=torch.complex128, activation="gelu")
     with pytest.raises(LaunchError, match="got x of float32 and weights of complex64; give both in one precision"):

@@ -285,6 +285,7 @@ def refusals() -> list[str]:
         lambda: parallel.parallelize_module(KSLinear(FIRST), line, KSRowwise())(torch.zeros(4, 6), torch.zeros(4, 3)),
         lambda: unplain(torch.zeros(3, 12)),
         lambda: split.freeze(),
+        lambda: parallel.parallelize_module(KSLinear.group([KSLinear(LAST), KSLinear(LAST)]), line, KSColwise())(torch.zeros(3, 12)),
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
     ]
     told = []
@@ -314,6 +315,7 @@ def test_mistakes_are_told(four: Processes) -> None:
         "got residual of shape (4, 3); (4, 6) is needed, as of y",
         "a split KSLinear has a parameter that is a Parameter; accepted: DTensors, as its style made",
         "weights.0 is a DTensor; only layers of plain tensors can be frozen",
+        "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()",
         "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
     ]
     for told in four.run(refusals):
