@@ -114,11 +114,11 @@ def _wisdom(device_name: str) -> Wisdom:
 
 
 def _sources(kernels: Iterable[KernelSpec], limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
-    """The sources that launchers on such a target will render: one per batch that wisdom has, or one for each class of batches."""
+    """The sources that launchers on such a target will render: one for each batch that wisdom has and each class of batches."""
     classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *FEW]
     sources: dict[str, Source] = {}
     for kernel in kernels:
-        for batch in wisdom.batches(kernel) or ([kernel.batch] if kernel.batch else classes):
+        for batch in sorted({*wisdom.batches(kernel), *([kernel.batch] if kernel.batch else classes)}):
             choice = choose_for_many(kernel, batch, limits, wisdom)
             source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
             sources[source.digest] = source

@@ -88,7 +88,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
         **choice_figures(family.name, constants),
         "why": family.why,
-        "by_device": {name: family_for(kernel, limits).name for name, limits in _device_limits().items()},
+        "by_device": {name: family_for(kernel, limits, batch).name for name, limits in _device_limits().items()},
         "chosen_by": choice.why,
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,

@@ -10,14 +10,11 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device
 from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, Limits, check, cuda_limits, families_for, family_for, family_named
-from ksgen.families.expected import FEW
+from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom.store import Wisdom, is_near
 
 MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
-FEW_HERE = 16  # entries of a processor: fewer are shared out by their outputs
-NEAR = 4  # a search says something of batches so many times longer or shorter
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,9 @@ def limits_from(kind: str, target: str, told: DeviceLimits) -> Limits:
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
     """The family and constants for a kernel at a batch, of arrays that begin at a multiple of 16 bytes or do not."""
     found = wisdom.lookup(kernel, batch, aligned)
-    if found and found.batch <= FEW[-1] < batch and getattr(FAMILIES.get(found.family), "for_few", False):
-        found = None  # what is fast for few entries says nothing of more
     why = "the family's default: no search has been run for this kernel on this device"
-    if found and limits.is_cpu and min(found.batch, batch) <= FEW_HERE and not is_near(found.batch, batch):
-        why = f"the family's default: batch {found.batch} was searched, which says nothing of {batch}: few entries are multiplied otherwise"
-        found = None
+    if found is None and (batches := wisdom.batches(kernel)):
+        why = f"the family's default: what was searched, at batch {', '.join(map(str, batches))}, says nothing of batch {batch}"
     if found:
         try:
             check_fit(found.family, found.constants, kernel, limits)
@@ -97,11 +91,6 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
-
-
-def is_near(measured: int, batch: int) -> bool:
-    """Whether what was measured at one batch says something of another."""
-    return max(measured, batch) <= NEAR * min(measured, batch)
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

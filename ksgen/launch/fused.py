@@ -72,7 +72,8 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     if _has_few(device, batch):
         least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
         return Verdict(False, f"below {least} each factor is shared out by its outputs")
-    if (measured := _measured(device, kernel, batch)) is not None:
+    where: Any = device  # devices are hashed by their identity
+    if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
         return measured
     if device.shares_host:
         alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
@@ -84,17 +85,22 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     return _expected(kernel, limits_of(device), batch_like(kernel, batch))
 
 
-def _measured(device: Device, kernel: KernelSpec, batch: int) -> Verdict | None:
-    """By the times of one launch and of each factor's, where searches found all of them. A launch of a group was never searched."""
+@lru_cache(REMEMBERED)
+def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
+    """By the times of one launch and of each factor's, where searches found all of them at one batch: with the epilogue, or without.
+    A launch of a group was never searched."""
     if kernel.beside:
         return None
-    alone = [replace(each, epilogue=Epilogue()) for each in (replace(kernel, epilogue=Epilogue(), stride="dense"), *factor_kernels(kernel))]
-    one, *each = [PLANNER.measured_us(device, own, batch) for own in alone]
-    if one is None or any(us is None for us in each):
-        return None
-    apart = sum(filter(None, each))
-    told = f"searches measured {one:.3g} us of one launch at about batch {batch}, and {apart:.3g} us of one for each factor"
-    return Verdict(one < apart, told)
+    dense = replace(kernel, stride="dense")
+    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue()))):
+        found = [PLANNER.measured(device, own, batch) for own in (whole, *factor_kernels(whole))]
+        entries = [entry for entry in found if entry is not None]
+        if len(entries) == len(found) and len({entry.batch for entry in entries}) == 1:
+            one, *each = [entry.median_us or 0.0 for entry in entries]
+            at = f"at batch {entries[0].batch}"
+            told = f"searches measured {one:.3g} us of one launch {at}, and {sum(each):.3g} us of one for each factor"
+            return Verdict(one < sum(each), told)
+    return None
 
 
 def _has_few(device: Device, batch: int) -> bool:

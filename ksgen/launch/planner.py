@@ -17,12 +17,12 @@ from ksgen.build.request import Binary
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.emit.render import Source, render
-from ksgen.errors import ToolchainError
-from ksgen.launch.choice import Choice, built_beforehand, choose, choose_for_many, is_near, limits_of
+from ksgen.errors import ConstantsError, ToolchainError
+from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom, file_name, load_wisdom
+from ksgen.wisdom.store import Entry, Wisdom, file_name, is_near, load_wisdom
 
 MOST_PLANS = 4096  # that are kept: one per batch, and cheap to make again
 
@@ -75,12 +75,16 @@ class Planner:
         """The family and constants that serve a kernel at a batch on a device."""
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
-    def measured_us(self, device: Device, kernel: KernelSpec, batch: int) -> float | None:
-        """The time that a search found for a kernel at about this batch on this device, of the text that serves it now."""
+    def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
+        """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now."""
         found = self._wisdom_of(device).lookup(kernel, batch)
         if found is None or found.is_stale or not is_near(found.batch, batch) or not found.median_us:
             return None
-        return found.median_us * batch / found.batch
+        try:
+            check_fit(found.family, found.constants, kernel, limits_of(device))
+        except ConstantsError:
+            return None
+        return found
 
     def _made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
         """The plan of a choice; where its kernel cannot be built, one that may have been built beforehand: for the target's usual card,

@@ -20,6 +20,7 @@ from typing import Any
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
 from ksgen.families import check, family_named
+from ksgen.families.expected import FEW as FOR_FEW
 from ksgen.files import read, write
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
@@ -29,6 +30,8 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 MOST_BATCH = 2**63 - 1
+FEW = 16  # batch entries, which are multiplied otherwise than more
+NEAR = 4  # a search says something of batches so many times longer or shorter
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
 MOST_US = 1e12  # of one launch: eleven days
@@ -114,13 +117,16 @@ class Wisdom:
         kernel was never measured.
 
         A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
-        dense arrays.
+        dense arrays; a chain with an epilogue, what was found without. Few batch entries and many say nothing of each other.
         """
         dense = replace(kernel, stride="dense")
-        found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None)) or {}
-        known = [have for have, entry in found.items() if family_named(entry.family).takes(kernel, batch, aligned)]
+        found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
+        if not found and kernel.job == CHAIN:
+            found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue()))
+        known = [have for have, entry in (found or {}).items() if _says_something(entry, kernel, batch, aligned)]
         if not known:
             return None
+        assert found is not None
         return found[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
 
     def batches(self, kernel: KernelSpec) -> list[int]:
@@ -131,6 +137,19 @@ class Wisdom:
         """All entries, sorted by kernel name and batch."""
         found = [entry for known in self._by_kernel.values() for entry in known.values()]
         return sorted(found, key=lambda entry: (entry.kernel.pattern, entry.kernel.name, entry.batch))
+
+
+def is_near(measured: int, batch: int) -> bool:
+    """Whether a time that was measured at one batch says something of another."""
+    return max(measured, batch) <= NEAR * min(measured, batch)
+
+
+def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+    """Whether constants found at an entry's batch are worth a try at this one."""
+    family = family_named(entry.family)
+    if not family.takes(kernel, batch, aligned) or (family.for_few and batch > FOR_FEW[-1]):
+        return False
+    return is_near(entry.batch, batch) or min(entry.batch, batch) > FEW
 
 
 def file_name(device_name: str) -> str:

@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ksgen.cli import cli
+from ksgen.devices import find_device
 from ksgen.errors import KsgenError, SpecError
+from ksgen.launch.fused import chain_kernel
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.spec import Epilogue
@@ -104,7 +106,10 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     one, apart = map(float, re.findall(r"([\d.e+]+) us", said)[:2])
     assert ("one launch, by vector_chain" in said) == (one < apart)
     assert "searches" not in launcher.explain(7000, device="opencl:0")  # far from what was measured
-    assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=Epilogue(bias=True))
+    with_bias = Epilogue(bias=True)
+    assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=with_bias)
+    kernel = chain_kernel((launcher.chain.factors,), "float32", "bsf", with_bias)
+    assert PLANNER.choice(find_device("opencl:0"), kernel, 70).why == "wisdom, measured at batch 70"
 
 
 @needs_opencl

@@ -9,10 +9,16 @@ import pytest
 from ksgen.devices.base import Limits
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import Epilogue
+from ksgen.spec import Epilogue, KernelSpec
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
 CORES = 4
+
+
+class Imagined(SimpleNamespace):
+    """A device, hashed by its identity as devices are."""
+
+    __hash__ = object.__hash__
 
 
 @pytest.mark.parametrize(
@@ -27,7 +33,7 @@ CORES = 4
 def test_a_long_batch_of_several_factors_on_shared_memory(
     monkeypatch: pytest.MonkeyPatch, chains: tuple[Chain, ...], batch: int, shares: bool, is_worth_it: bool
 ) -> None:
-    device: Any = SimpleNamespace(shares_host=shares, name="nobody's", limits=SimpleNamespace(multiprocessors=CORES))
+    device: Any = Imagined(shares_host=shares, name="nobody's", limits=SimpleNamespace(multiprocessors=CORES))
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
     found = fused.fused_plan(device, chains, "float32", "bsf", Epilogue(), batch)
     assert found == ("one launch" if is_worth_it else None)
@@ -36,26 +42,31 @@ def test_a_long_batch_of_several_factors_on_shared_memory(
 @pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])
 def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
     """Of the whole and of each factor, all of them near this batch; without one of them the rule does."""
-    device: Any = SimpleNamespace(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
+    device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
     kernel = fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
-    found = dict(zip((PAIR.factors, *((each,) for each in PAIR)), times, strict=True))
-    monkeypatch.setattr(fused.PLANNER, "measured_us", lambda _device, own, _batch: found.get(own.factors.factors))
+    chains = (PAIR.factors, *((each,) for each in PAIR))
+    found: dict[Any, Any] = {chain: SimpleNamespace(batch=5000, median_us=us) for chain, us in zip(chains, times, strict=True)}
+
+    def measured(_device: Any, own: KernelSpec, _batch: int) -> Any:
+        return None if own.epilogue.words else found.get(own.factors.factors)
+
+    monkeypatch.setattr(fused.PLANNER, "measured", measured)
     verdict = fused.verdict(device, kernel, 6272)
     assert verdict.is_one == is_one
-    assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at about batch 6272, and 5.5 us of one for each factor"
+    assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
     assert not fused.verdict(device, kernel, fused.LEAST_ENTRIES * CORES - 1).is_one
     group = fused.chain_kernel((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
     assert fused.verdict(device, group, 6272).why == "what lies between factors stays in the cache"
-    del found[PAIR.factors]
-    assert fused.verdict(device, kernel, 6272).why == "what lies between factors stays in the cache"
+    found[PAIR.factors].batch = 6000  # at another batch than its factors
+    assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
 
 
 # ---- on a GPU
 
 
 LAYER = Chain((Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2)))
-GPU: Any = SimpleNamespace(
+GPU: Any = Imagined(
     shares_host=False,
     name="a card of nobody's",
     kind="cuda",
@@ -73,7 +84,7 @@ GPU: Any = SimpleNamespace(
     ],
 )
 def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precision: str, target: str, says: str) -> None:
-    device: Any = SimpleNamespace(**vars(GPU) | {"target": target})
+    device: Any = Imagined(**vars(GPU) | {"target": target})
     kernel = fused.chain_kernel((chain.factors,), precision, "bsf", Epilogue())
     found = fused.verdict(device, kernel, 25088)
     assert re.search(says, found.why)
@@ -90,6 +101,6 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 
 
 def test_other_devices_have_no_chains() -> None:
-    device: Any = SimpleNamespace(shares_host=False, name="nobody's", kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
+    device: Any = Imagined(shares_host=False, name="nobody's", kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
     found = fused.verdict(device, fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

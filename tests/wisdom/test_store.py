@@ -45,7 +45,7 @@ def test_a_file_reads_back_as_it_was_written_one_line_an_entry() -> None:
 
 def test_look_up_is_exact_then_nearest_in_ratio() -> None:
     known = Wisdom([entry(64, 2), entry(1000, 3), entry(25088, 4)])
-    assert [known.lookup(KERNEL, batch).batch for batch in (1, 64, 250, 260, 1000, 5500, 10**6)] == [64, 64, 64, 1000, 1000, 25088, 25088]
+    assert [known.lookup(KERNEL, batch).batch for batch in (16, 64, 250, 260, 1000, 5500, 10**6)] == [64, 64, 64, 1000, 1000, 25088, 25088]
     assert known.lookup(replace(KERNEL, layout="bsl"), 64) is None
     assert known.batches(KERNEL) == [64, 1000, 25088]
 
@@ -61,30 +61,30 @@ def test_the_choice_says_who_made_it() -> None:
     assert default.why.startswith("the family's default: no search")
 
 
-def test_on_a_processor_a_search_for_many_entries_says_nothing_of_few() -> None:
-    processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
-    family = FAMILIES["vector"]
-    found = Entry(
-        KERNEL, 1000, "vector", family.default(KERNEL, processor, 1000), {"median_us": 1.5, "template": template_digest("vector")}
-    )
-    known = Wisdom([found])
-    assert choose(KERNEL, 17, processor, known).from_wisdom
-    few = choose(KERNEL, 16, processor, known)
-    assert few.constants == family.default(KERNEL, processor, 16)
-    assert few.why == "the family's default: batch 1000 was searched, which says nothing of 16: few entries are multiplied otherwise"
-    near = Wisdom([replace(found, batch=60)])
-    assert choose(KERNEL, 16, processor, near).from_wisdom
+def test_few_entries_and_many_say_nothing_of_each_other() -> None:
+    known = Wisdom([entry(1, 2), entry(1000, 3)])
+    found = [known.lookup(KERNEL, batch) for batch in (1, 4, 5, 16, 17, 249)]
+    assert [each and each.batch for each in found] == [1, 1, None, None, 1000, 1000]
+    few = choose(KERNEL, 16, GPU, known)
+    assert few.constants == FAMILIES[few.family].default(KERNEL, GPU, 16)
+    assert few.why == "the family's default: what was searched, at batch 1, 1000, says nothing of batch 16"
+    of_few = replace(entry(32), family="few", constants=FAMILIES["few"].default(KERNEL, GPU, 32))
+    both = Wisdom([of_few, entry(25088)])
+    assert [both.lookup(KERNEL, batch).batch for batch in (16, 32, 33, 300)] == [32, 32, 25088, 25088]
 
 
-def test_a_time_counts_near_the_batch_and_of_the_present_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner()
     known = Wisdom([entry(1000), entry(1000, template="older", kernel=replace(KERNEL, layout="bsl"))])
     monkeypatch.setattr(planner, "_wisdom_of", lambda _device: known)
-    device: Any = None
-    times = [planner.measured_us(device, KERNEL, batch) for batch in (1000, 2000, 249, 4001)]
-    assert times == [1.5, 3.0, None, None]
-    assert planner.measured_us(device, replace(KERNEL, layout="bsl"), 1000) is None
-    assert planner.measured_us(device, replace(KERNEL, precision="float64"), 1000) is None
+    monkeypatch.setattr("ksgen.launch.planner.limits_of", lambda device: device)
+    device: Any = GPU
+    found = [planner.measured(device, KERNEL, batch) for batch in (1000, 2000, 249, 4001)]
+    assert [each and each.median_us for each in found] == [1.5, 1.5, None, None]
+    assert planner.measured(device, replace(KERNEL, layout="bsl"), 1000) is None
+    assert planner.measured(device, replace(KERNEL, precision="float64"), 1000) is None
+    device = replace(GPU, shared_bytes=1024)
+    assert planner.measured(device, KERNEL, 1000) is None
 
 
 def test_a_chains_entry_reads_back_as_it_was_written() -> None:
@@ -96,6 +96,7 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     (again,) = parse(text, "file")
     assert again == found
     assert Wisdom([again]).lookup(chain, 1000) == found
+    assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu")), 1000) == found
     assert Wisdom([again]).lookup(KERNEL, 1000) is None
 
 
@@ -125,7 +126,7 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
     for batch, aligned in ((1001, True), (1000, False)):  # rows of 2002 bytes; arrays off their 16 bytes
         assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 64, the nearest to {batch}"
-    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: no search")
+    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: what was searched, at batch 1024")
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
 
 

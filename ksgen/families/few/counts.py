@@ -1,6 +1,6 @@
 """What blocks for few batch entries move: between the second-level cache and themselves, and to and from shared memory."""
 
-from functools import cache
+from functools import lru_cache
 from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
@@ -9,6 +9,8 @@ from ksgen.families.few.shape import FewConstants, Shape
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.families.traffic import array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
+
+REMEMBERED = 4096  # counts, of as many kernels and constants
 
 
 def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
@@ -50,7 +52,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
     )
 
 
-@cache
+@lru_cache(REMEMBERED)
 def x_read_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     """Of shared memory, for one piece of X by each lane of a warp."""
     shape, lanes = Shape(kernel, constants), constants.lanes_in
@@ -58,7 +60,7 @@ def x_read_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     return read_cycles([place * kernel.item_bytes for place in places], shape.vector * kernel.item_bytes)
 
 
-@cache
+@lru_cache(REMEMBERED)
 def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     """To write X of one stage, by the block's threads in turn."""
     shape, size = Shape(kernel, constants), kernel.item_bytes
@@ -76,7 +78,7 @@ def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     return sum(write_cycles([place(at) for at in every[first : first + WARP]], shape.x_vector * size) for first in every[::WARP])
 
 
-@cache
+@lru_cache(REMEMBERED)
 def part_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     """To write the sums of a whole tile; in batch-size-last those of a lane are neighbours."""
     shape, own, real = Shape(kernel, constants), constants, kernel.real_bytes
