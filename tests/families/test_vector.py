@@ -296,7 +296,7 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
         ahead, (_, _, c, d) = made.ahead, shape
         tiles = made.tiles * chunks if along == "outputs" or layout == "bsl" else made.column_unit
         rows = 6 if along == "outputs" else 64
-        lines = -(-c * d * made.scope // 16) if layout == "bsf" and along == "batch" else -(-c * d // 16) if d <= 16 else c
+        lines = -(-c * d * made.scope // 16) if layout == "bsf" and along == "batch" else -(-c * d // 16) if made.is_short else c
         wanted = c * 4 * chunks if layout == "bsl" else rows * lines  # a row of a chunk is four lines
         assert wanted <= tiles * ahead.lines < wanted + tiles * (4 * chunks if layout == "bsl" else rows)
         assert ahead.lines <= ahead.each * (c // ahead.step)

@@ -42,7 +42,7 @@ def inputs(precision: str = "float32", layout: str = "bsf", batch: int = BATCH) 
 
 def agrees(got: Any, x: Array, grad_y: Array, layout: str = "bsf", precision: str = "float32") -> None:
     truth = reference.gradient(PATTERN, x, grad_y, layout)
-    assert np.linalg.norm(got.astype(np.float64) - truth) <= tolerance(precision, BATCH) * np.linalg.norm(truth)
+    assert np.linalg.norm(got.astype(truth.dtype) - truth) <= tolerance(precision, BATCH) * np.linalg.norm(truth)
 
 
 # ---- what is right

@@ -79,7 +79,7 @@ class Vector(Shaped[VectorConstants]):
         for both, along, panel, past, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
-            for height, width in [*tile_sizes(kernel, limits), *few_sizes(kernel, limits)]:
+            for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits))):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take
