@@ -147,9 +147,12 @@ def is_near(measured: int, batch: int) -> bool:
 def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
     """Whether constants found at an entry's batch are worth a try at this one."""
     family = family_named(entry.family)
-    if not family.takes(kernel, batch, aligned) or (family.for_few and batch > FOR_FEW[-1]):
+    if not family.takes(kernel, batch, aligned):
         return False
-    return is_near(entry.batch, batch) or min(entry.batch, batch) > FEW
+    near = is_near(entry.batch, batch)
+    if family.for_few and batch > FOR_FEW[-1]:
+        return near and entry.batch > FOR_FEW[-1]
+    return near or min(entry.batch, batch) > FEW
 
 
 def file_name(device_name: str) -> str:

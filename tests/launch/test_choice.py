@@ -26,7 +26,7 @@ def test_without_wisdom_it_is_the_first_measured_familys_default() -> None:
 def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
     """Where it was found for that many, it is."""
     constants = FAMILIES["few"].default(KERNEL, HOPPER, 8)
-    for searched, asked, family in ((8, 8, "few"), (8, 32, "few"), (8, 33, "simt"), (8, 4096, "simt"), (40, 64, "few")):
+    for searched, asked, family in ((8, 8, "few"), (8, 32, "few"), (8, 33, "simt"), (8, 4096, "simt"), (40, 64, "few"), (40, 4096, "simt")):
         found = choose(KERNEL, asked, HOPPER, Wisdom([Entry(KERNEL, searched, "few", constants, {})]))
         assert (found.family, found.from_wisdom) == (family, family == "few"), (searched, asked)
 

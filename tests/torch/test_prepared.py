@@ -256,8 +256,7 @@ def test_only_plain_tensors_are_read_by_their_addresses(served: list[Any]) -> No
     warmed(layer, x, residual)
     with torch.no_grad():
         for given in ((torch._neg_view(x),), (x, torch._neg_view(residual))):
-            with pytest.raises(LaunchError, match="negated"):
-                layer(*given)
+            assert torch.allclose(layer(*given), usual(*given), atol=1e-5)
         gone = x.clone()
         gone.untyped_storage().resize_(0)
         with pytest.raises(LaunchError):
