@@ -14,13 +14,14 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.transforms import factors
 from ksgen.transforms.radices import butterfly, checked_radix, checked_size, radices
 from ksgen.transforms.real import of_cosines, of_hartley, of_real, to_real
-from ksgen.transforms.transform import Transform
+from ksgen.transforms.transform import Transform, made_again
 
 __all__ = ["RADIX", "Transform", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
 RADIX = 32  # the largest that is made of several primes, where none is asked for
 
 
+@made_again
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     """`numpy.fft.fft`, or `ifft`. One step of indexing puts the chain's outputs, whose digits are reversed, in order."""
     found = radices(checked_size(n), checked_radix(radix))
@@ -28,32 +29,38 @@ def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), digits=found)
 
 
+@made_again
 def rdft(n: int, *, radix: int = RADIX) -> Transform:
     """`numpy.fft.rfft`: n // 2 + 1 frequencies of real numbers. For an even n by a chain of half the size, on neighbours as one number."""
     return of_real(f"rdft({n})", checked_size(n), lambda size: dft(size, radix=radix))
 
 
+@made_again
 def irdft(n: int, *, radix: int = RADIX) -> Transform:
     """`numpy.fft.irfft(y, n)`: real numbers from n // 2 + 1 frequencies. For an even n by a chain of half the size."""
     return to_real(f"irdft({n})", checked_size(n), lambda size: dft(size, inverse=True, radix=radix))
 
 
+@made_again
 def dct(n: int, *, radix: int = RADIX) -> Transform:
     """`scipy.fft.dct(x, type=2)`: a real Fourier transform of x in another order, and one multiplication of each frequency."""
     return of_cosines(f"dct({n})", n, rdft(n, radix=radix))
 
 
+@made_again
 def hartley(n: int, *, radix: int = RADIX) -> Transform:
     """Sums of x[s] (cos + sin)(2 pi s k / n): the real parts of a Fourier transform less the imaginary ones."""
     return of_hartley(f"hartley({n})", n, rdft(n, radix=radix))
 
 
+@made_again
 def hadamard(n: int, *, radix: int = RADIX) -> Transform:
     """`scipy.linalg.hadamard(n) @ x`, in Sylvester's order, which the chain keeps: of real or complex numbers."""
     found = radices(checked_size(n, primes=(2,)), checked_radix(radix))
     return Transform(f"hadamard({n})", butterfly(found, "hadamard"), factors.hadamard(found))
 
 
+@made_again
 def haar(n: int) -> Transform:
     """The orthonormal Haar wavelets: the mean's coefficient, then those of each level from the coarsest on. Of real or complex numbers."""
     levels = checked_size(n, primes=(2,)).bit_length() - 1

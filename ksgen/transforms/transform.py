@@ -1,9 +1,9 @@
 """`Transform`: a chain with its weights and the order of its outputs, called on arrays. Computes no factor itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
 
 Step = Callable[[Library, Any], Any]  # on (batch, features)
+Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,11 @@ class Transform:
     is_real: bool = False  # whether it takes real numbers alone
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
+    made: Callable[[], "Transform"] | None = field(default=None, repr=False)  # makes it again: what copies and pickles hold
     _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> Any:
+        return (self.made, ()) if self.made else super().__reduce__()
 
     def __call__(self, x: Any, *, layout: str = "bsf") -> Any:
         check_word("layout", layout, LAYOUTS)
@@ -83,3 +88,13 @@ class Transform:
         if key not in self._ready:
             self._ready[key] = library.beside(like, array)
         return self._ready[key]
+
+
+def made_again(make: Callable[Options, Transform]) -> Callable[Options, Transform]:
+    """A function whose transforms can be copied and pickled: as the call that made them."""
+
+    @wraps(make)
+    def with_call(*arguments: Options.args, **options: Options.kwargs) -> Transform:
+        return replace(make(*arguments, **options), made=partial(with_call, *arguments, **options))
+
+    return with_call

@@ -1,5 +1,7 @@
 """Along which axis a transform works, and what none takes."""
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -35,3 +37,15 @@ def test_any_axes_of_a_batch_and_either_layout() -> None:
 def test_what_no_transform_takes(x: Any, options: dict[str, str], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         transforms.rdft(8)(x, **options)
+
+
+@needs_device
+@pytest.mark.parametrize("make", [transforms.dft, transforms.rdft, transforms.irdft, transforms.dct, transforms.hartley, transforms.haar])
+@pytest.mark.parametrize("again", [lambda transform: pickle.loads(pickle.dumps(transform)), copy.deepcopy], ids=["pickled", "copied"])
+def test_a_transform_goes_to_another_process_as_the_call_that_made_it(make: Any, again: Any) -> None:
+    transform = make(12) if make is not transforms.haar else make(16)
+    found = again(transform)
+    x = np.random.default_rng(0).standard_normal((3, transform.size or transform.chain.in_features))
+    assert found is not transform
+    assert (found(x) == transform(x)).all()
+    assert len(pickle.dumps(transform)) < 200  # not its weights
