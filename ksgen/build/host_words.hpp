@@ -157,6 +157,17 @@ static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const
     return sum;
 }
 #endif
+#if defined(__AVX512F__) && !defined(__clang__)
+// GCC would read a vector again for each product that takes it: as many loads as multiply-adds, where a core has half as many.
+#define IN_REGISTER host::in_register
+namespace host {
+template <class T, int N>
+static inline Vector<T, N> in_register(Vector<T, N> value) {
+    asm("" : "+v"(value.raw));
+    return value;
+}
+}  // namespace host
+#endif
 template <class T, int N, class M>
 static inline host::Vector<T, N> select(const host::Vector<T, N> a, const host::Vector<T, N> b, const M chosen) { return chosen ? b.raw : a.raw; }
 template <class T, int N>

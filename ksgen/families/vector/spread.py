@@ -23,7 +23,7 @@ def _spread(d: int, lanes: int, mask: str, first: int, at: str) -> str:
     if d == 1:
         return "(lanes)(*at)"
     if first + lanes <= d:
-        return f"vload{lanes}(0, {at} + {first})" if first else f"vload{lanes}(0, {at})"
+        return f"in_register(vload{lanes}(0, {at} + {first}))" if first else f"in_register(vload{lanes}(0, {at}))"
     wanted = [(first + lane) % d for lane in range(lanes)]
     if lanes % d == 0:
         return f"vload{d}(0, {at}).s{''.join(f'{j:x}' for j in wanted)}"
