@@ -34,6 +34,7 @@ from ksgen.words import counted
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
+@click.option("--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Of a layer's other factors.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs. The median counts.")
@@ -41,7 +42,7 @@ from ksgen.words import counted
 @json_option
 def command(
     patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool,
-    activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -70,8 +71,10 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)
+    if between != "none" and len(chain) < 2:
+        raise SpecError(f"--between {between} where there is one factor; accepted: a layer's patterns, two or more")
     if len(chain) > 1:
-        kernel = chain_kernel((chain.factors,), precision, layout, epilogue)
+        kernel = chain_kernel((chain.factors,), precision, layout, epilogue, between=between)
     else:
         kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job)
     where = find_device(device)

@@ -30,9 +30,10 @@ def places(kernel: KernelSpec) -> list[Place]:
 
 
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each."""
-    alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
-    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else Epilogue()) for each in places(kernel)]
+    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each, and others have what is between."""
+    between = Epilogue(activation=kernel.between)
+    alone = replace(kernel, before=(), beside=(), between="none", job="multiply", stride="dense")
+    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else between) for each in places(kernel)]
 
 
 # ---- tiles

@@ -22,23 +22,28 @@ from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in, storage_of
 from ksgen.pattern import Chain
-from ksgen.spec import Epilogue
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch, is_word
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 
 class ChainLauncher:
-    """One layer: the launchers of its factors, from the one that meets X first to the last one."""
+    """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
+    factor but the last."""
 
-    def __init__(self, *factors: Launcher) -> None:
+    def __init__(self, *factors: Launcher, between: str = "none") -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
-        self.factors = factors
+        if not is_word(between, ACTIVATIONS) or (between != "none" and len(factors) < 2):
+            accepted = ", ".join(ACTIVATIONS) if len(factors) > 1 else "none, where there is one factor"
+            raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
+        self.factors, self.between = factors, between
 
     def __repr__(self) -> str:
-        return f"ChainLauncher({', '.join(map(repr, self.factors))})"
+        between = "" if self.between == "none" else f", between={self.between!r}"
+        return f"ChainLauncher({', '.join(map(repr, self.factors))}{between})"
 
     def __call__(
         self,
@@ -60,7 +65,7 @@ class ChainLauncher:
         if fused := self._fused(x, own, last_only, options):
             return fused()
         for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
-            x = factor(x, weights_of_it, layout=layout, stream=stream, precision=precision)
+            x = factor(x, weights_of_it, layout=layout, activation=self.between, stream=stream, precision=precision)
         return self.factors[-1](x, own[-1], layout=layout, activation=activation, stream=stream, precision=precision, **last_only)
 
     def prepare(self, x: Any, weights: Sequence[Any], *, layout: str = "bsf", activation: str = "none", precision: str | None = None,
@@ -108,21 +113,26 @@ class ChainLauncher:
         """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
         found = self.verdict(where, precision, layout, last, batch)
+        told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         if found.is_one:
-            choice = PLANNER.choice(where, chain_kernel((self.chain.factors,), precision, layout, last), batch)
-            return f"{self.chain} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
-        epilogues = [*[Epilogue()] * (len(self.factors) - 1), last]
+            choice = PLANNER.choice(where, self._kernel(precision, layout, last), batch)
+            return f"{told} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
+        epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         each = [
             factor.explain(batch, precision=precision, layout=layout, epilogue=own, device=device)
             for factor, own in zip(self.factors, epilogues, strict=True)
         ]
-        return "\n".join([f"{self.chain}: a launch for each factor; {found.why}", *each])
+        return "\n".join([f"{told}: a launch for each factor; {found.why}", *each])
 
     def verdict(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
         """Whether a call is one launch on a device, and why."""
         if len(self.factors) == 1:
             return Verdict(False, "there is one")
-        return verdict(device, chain_kernel((self.chain.factors,), precision, layout, epilogue), batch)
+        return verdict(device, self._kernel(precision, layout, epilogue), batch)
+
+    def _kernel(self, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
+        """Of one launch."""
+        return chain_kernel((self.chain.factors,), precision, layout, epilogue, between=self.between)
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
@@ -144,7 +154,7 @@ class ChainLauncher:
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride, stream)
+        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride, stream, self.between)
         if fused is None:
             return None
         check_memory(self, every)

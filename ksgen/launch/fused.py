@@ -41,26 +41,28 @@ class Verdict:
 
 
 def chain_kernel(
-    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense"
+    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none"
 ) -> KernelSpec:
     """One launch of all factors of a layer, or of several on one X."""
     (*before, last), *beside = chains
-    return KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside))
+    return KernelSpec(
+        last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside), between=between
+    )
 
 
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None,
+    stream: Any = None, between: str = "none",
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor. While a graph is
     recorded on the stream, nothing is built or loaded for it."""
     if sum(map(len, chains)) < 2 or _has_few(device, batch):
         return None
     where: Any = device  # devices are hashed by their identity
-    key = (where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
+    key = (where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, between, PLANNER.generation)
     if device.shares_host or key in _planned:
         return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride), batch).is_one:
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between), batch).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(*key)
     _planned.add(key)
@@ -76,7 +78,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
         return measured
     if device.shares_host:
-        alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
+        alone = replace(kernel, before=(), beside=(), between="none", job="multiply", stride="dense")
         if any(family_named(wanted).serves(alone, limits_of(device)) for wanted in kernel.arithmetic.families):
             return Verdict(False, f"{' and '.join(kernel.arithmetic.families)} have no chains")
         return Verdict(True, "what lies between factors stays in the cache")
@@ -87,12 +89,12 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
 
 @lru_cache(REMEMBERED)
 def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
-    """By the times of one launch and of each factor's, where searches found all of them at one batch: with the epilogue, or without.
+    """By the times of one launch and of each factor's, where searches found all of them at one batch: with activations, or without.
     A launch of a group was never searched."""
     if kernel.beside:
         return None
     dense = replace(kernel, stride="dense")
-    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue()))):
+    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
         found = [PLANNER.measured(device, own, batch) for own in (whole, *factor_kernels(whole))]
         entries = [entry for entry in found if entry is not None]
         if len(entries) == len(found) and len({entry.batch for entry in entries}) == 1:
@@ -138,9 +140,10 @@ def _plan(
     epilogue: Epilogue,
     batch: int,
     stride: str,
+    between: str,
     generation: int,
 ) -> FusedPlan | None:
-    kernel = chain_kernel(chains, precision, layout, epilogue, stride)
+    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between)
     if not verdict(device, kernel, batch).is_one:
         return None
     try:

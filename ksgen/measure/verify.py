@@ -107,7 +107,7 @@ class Problem:
             return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
         residual, x = None if self.residual is None else self._entries(self.residual), self._entries(self.x)
         for factor, weights in zip(kernel.before, self.before, strict=True):
-            x = reference.multiply(factor, x, weights, kernel.layout)
+            x = reference.multiply(factor, x, weights, kernel.layout, activation=kernel.between)
         return reference.multiply(
             pattern, x, self.weights, kernel.layout,
             bias=self.bias, activation=kernel.epilogue.activation, residual=residual,

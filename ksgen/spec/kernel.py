@@ -73,6 +73,18 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class LayerOptions:
+    """What a layer is besides its factors and the options of its kernels."""
+
+    between: str = "none"  # the activation of each factor but the last
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Those that are not as usual, by name."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(LayerOptions(), name)}
+
+
+@dataclass(frozen=True)
 class KernelSpec:
     """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
 
@@ -85,6 +97,7 @@ class KernelSpec:
     before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
     stride: str = "dense"
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
+    between: str = "none"  # the activation of every factor of a chain but the last
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -97,12 +110,16 @@ class KernelSpec:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
         check_word("job", self.job, (CHAIN,) if self.before or self.beside else JOBS)
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
+        check_word("between", self.between, ACTIVATIONS)
+        if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
+            raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
-        if self.epilogue.activation not in activations_of(self.precision):
-            raise SpecError(f"activation={self.epilogue.activation} of complex numbers, {self.precision}; accepted: none")
+        for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
+            if word not in activations_of(self.precision):
+                raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,
@@ -151,8 +168,12 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it does besides a plain product: the steps of its epilogue, on slices, or another job."""
-        return (self.job,) if self.job == "gradient" else (*self.epilogue.words, *self._sliced)
+        """What it does besides a plain product: an activation between factors, the steps of its epilogue, on slices, or another job."""
+        return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
+
+    @property
+    def _activated(self) -> tuple[str, ...]:
+        return () if self.between == "none" else (f"{self.between}_between",)
 
     @property
     def _sliced(self) -> tuple[str, ...]:
@@ -164,12 +185,13 @@ class KernelSpec:
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
-        return "_".join(("ks", patterns, self.precision, self.layout, *self.epilogue.words, *self._sliced, *batch, *job))
+        steps = (*self._activated, *self.epilogue.words, *self._sliced)
+        return "_".join(("ks", patterns, self.precision, self.layout, *steps, *batch, *job))
 
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual = (("before", ()), ("stride", "dense"), ("beside", ()))
+        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"))
         return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
 
     @property

@@ -60,6 +60,25 @@ def test_agrees_with_float64_and_with_a_launch_for_each_factor(
         np.testing.assert_array_equal(got, one_by_one(source, arrays, run, defaults))
 
 
+BETWEEN = [
+    (RAGGED, "float32", "bsf", Epilogue(activation="relu"), "gelu"),
+    (EVEN, "float64", "bsl", ALL, "silu"),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
+def test_an_activation_between_factors(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
+) -> None:
+    """It is that of a launch for each factor, to the bit."""
+    kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
+    source = source_of(kernel)
+    arrays = arrays_of(kernel, 37)
+    got = run_chain(source, arrays, run)
+    assert is_right(kernel, got, truth_of(kernel, arrays))
+    np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_slices(precision: str, layout: str) -> None:

@@ -41,9 +41,9 @@ ALL = Epilogue(True, "gelu", True)
 
 
 def chain_of(
-    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None
+    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, **more: Any
 ) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1])
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
 
 
 def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> ChainConstants:
@@ -82,7 +82,7 @@ def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Ar
     y, first, patterns = arrays["x"].astype(np.float64), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
     weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
     for pattern, each in zip(patterns[:-1], weights, strict=False):
-        y = reference.multiply(pattern, y, each, kernel.layout)
+        y = reference.multiply(pattern, y, each, kernel.layout, activation=kernel.between)
     bias, residual = (arrays.get(each_chains(kernel, operand)[chain]) for operand in ("bias", "residual"))
     return reference.multiply(
         patterns[-1], y, weights[-1], kernel.layout, bias=bias, activation=kernel.epilogue.activation, residual=residual
@@ -154,6 +154,26 @@ def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layo
     constants = constants_of(kernel, ways, lanes)
     for batch in (1, 2, lanes, 3 * lanes - 1, 3 * lanes + 1, 6 * lanes - 1, 6 * lanes, 6 * lanes + 1, 100, 333):
         agrees(kernel, constants, batch)
+
+
+BETWEEN = [  # with as many ways to store what lies between as there are; the activation behind the last factor is another one, or the same
+    (THREE, "float32", "bsl", "bob", 4, Epilogue(activation="relu"), "gelu", 0),
+    (WIDE, "bfloat16", "bsf", "obo", 16, ALL, "relu", 0),
+    (TWO, "float64", "bsf", "bb", 4, Epilogue(), "gelu", 0),
+    (TWO, "float32", "bsf", "ob", 8, Epilogue(), "gelu_tanh", 0),
+    (THREE, "bfloat16", "bsf", "obo", 16, Epilogue(True), "silu", 1),
+    (TWO, "bfloat16", "bsl", "bb", 16, ALL, "gelu", 1),
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue", "between", "pairs"), BETWEEN)
+def test_an_activation_between_factors(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue, between: str, pairs: int
+) -> None:
+    kernel = chain_of(patterns, precision, layout, epilogue, between=between)
+    for batch in (1, 3 * lanes + 1, 100):
+        agrees(kernel, constants_of(kernel, ways, lanes, pairs), batch)
 
 
 PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input

@@ -1,5 +1,6 @@
 """Chain launchers: their factors one after another, and what they refuse before the first of them is launched."""
 
+import pickle
 import re
 
 import pytest
@@ -82,6 +83,37 @@ def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str
     gpu.synchronize()
     assert [entry.startswith(name) for entry, _ in gpu.launches] == [True, True]
     check(call.out.data.content, middle, weights[1], precision=precision)
+
+
+@pytest.mark.parametrize(("precision", "batch"), [("float16", 40), ("float16", 2)])
+def test_an_activation_between_factors_in_one_launch_and_in_several(gpu: FakeGpu, precision: str, batch: int) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER), between="relu")
+    x, weights = draw(batch, 128, precision=precision), [draw(*shape, precision=precision) for shape in LAYER]
+    y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu")
+    gpu.synchronize()
+    middle = reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf", activation="relu")
+    check(y.data.content, middle, weights[1], precision=precision, activation="relu")
+    assert "relu" in gpu.launches[-1][0]
+
+
+@needs_opencl
+def test_an_activation_between_factors_of_host_arrays() -> None:
+    layer = ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="silu")
+    x, weights = inputs()
+    more = draw(1, 4, 18, 3)
+    check(layer(x, [weights, more]), reference.multiply(PATTERN, x, weights, "bsf", activation="silu"), more)
+    assert repr(layer) == "ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between='silu')"
+    assert layer.explain(3).startswith("2,9,5,3 then 1,4,18,3 with silu between factors: a launch for each factor; below ")
+    assert "_silu at batch 3" in layer.explain(3)
+    copied = pickle.loads(pickle.dumps(layer))
+    assert copied.between == "silu"
+
+
+def test_what_is_no_activation_between_factors() -> None:
+    with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: between='tanh'; accepted: none, relu, gelu, gelu_tanh, silu"):
+        ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="tanh")
+    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
+        ChainLauncher(Launcher(2, 9, 5, 3), between="relu")
 
 
 def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

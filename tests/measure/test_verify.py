@@ -162,4 +162,6 @@ def test_a_chains_problem_has_weights_of_every_factor() -> None:
     problem = make_problem(KernelSpec(factors[1], before=factors[:1], job="chain"), 70)
     between = reference.multiply(factors[0], problem.x, *problem.before, "bsf")
     np.testing.assert_array_equal(problem.truth, reference.multiply(factors[1], between, problem.weights, "bsf"))
+    activated = make_problem(replace(problem.kernel, between="relu"), problem.batch)
+    np.testing.assert_array_equal(activated.truth, reference.multiply(factors[1], np.maximum(between, 0), problem.weights, "bsf"))
     assert problem.tolerance == tolerance("float32", 5) + tolerance("float32", 18)

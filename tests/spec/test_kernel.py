@@ -52,6 +52,12 @@ def test_flops_and_bytes() -> None:
         ),
         ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),
+        ({"job": "chain", "before": (SMALL,), "between": "reul"}, "between='reul'; did you mean relu?"),
+        ({"between": "relu"}, "between=relu where there is one factor; accepted: none, or two factors or more"),
+        (
+            {"job": "chain", "before": (SMALL,), "between": "relu", "precision": "complex64"},
+            "between=relu of complex numbers, complex64; accepted: none",
+        ),
         ({"batch": True}, "batch=True; accepted: a whole number from 1 up"),
         ({"batch": 2**64}, "batch=a number of 65 bits; accepted: a whole number from 1 up"),
     ],

@@ -22,10 +22,8 @@ GAPS = {"x": 5, "y": 3, "residual": 3}
 BAD = np.array([np.nan, np.inf, -np.inf])
 
 
-def chain_of(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
-) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], stride=stride)
+def chain_of(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any) -> KernelSpec:
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:

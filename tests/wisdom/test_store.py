@@ -96,7 +96,9 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     (again,) = parse(text, "file")
     assert again == found
     assert Wisdom([again]).lookup(chain, 1000) == found
-    assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu")), 1000) == found
+    assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu"), between="gelu"), 1000) == found
+    with_between = replace(found, kernel=replace(chain, between="relu"))
+    assert Entry.from_json(json.loads(json.dumps(with_between.as_json()))) == with_between
     assert Wisdom([again]).lookup(KERNEL, 1000) is None
 
 

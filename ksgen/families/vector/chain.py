@@ -29,6 +29,7 @@ from ksgen.families.vector.family import (
     factor_words,
     out_of_block,
     output_reads,
+    variants_of,
     x_of_block,
 )
 from ksgen.families.vector.planes import round_up, tile_picture
@@ -205,9 +206,11 @@ class VectorChain(Shaped[ChainConstants]):
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
         words = factor_words(shape.factors[-1])  # of which the activation is that of last factors
+        between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
         tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
         return {
             **words,
+            "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
             "picture": "//\n".join(tiles),
             "results": each_chains(kernel, "y"),
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],

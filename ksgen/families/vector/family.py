@@ -149,16 +149,20 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
-    activation = shape.kernel.epilogue.activation
-    variants = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return (
         shape.words
         | {
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
-            "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
+            "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
         }
         | (_words_of_pairs(shape) if shape.constants.pairs else {})
     )
+
+
+def variants_of(shape: Shape, activation: str) -> tuple[str, ...]:
+    """How vectors have the activation of their own, if they do."""
+    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
+    return own.get(activation, ())
 
 
 def _words_of_pairs(shape: Shape) -> dict[str, str]:
