@@ -18,7 +18,7 @@ from ksgen.families import Family, Limits, check, cuda_limits, family_for, famil
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
-from ksgen.families.signature import each_chains, features_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, LayerOptions, Spec
 from ksgen.spec.kernel import is_word
@@ -93,7 +93,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "version": __version__,
         "template": template,
         "template_digest": template_digest(chosen.name),
-        "layout_words": LAYOUT_WORDS[kernel.layout],
+        "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
         "epilogue_words": "".join(f", {word}" for word in kernel.words if word != kernel.job),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
@@ -119,7 +119,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
 
 def _pitch_lines(kernel: KernelSpec) -> str:
     """Where rows follow each other, how far they lie apart: what a kernel of slices is told at each call."""
-    pitches = {array: features if kernel.layout == "bsf" else "batch" for array, features in features_of(kernel).items()}
+    rows = features_of(kernel).items()
+    pitches = {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
     return "".join(f"    const extent {array}_pitch = {pitch};\n" for array, pitch in pitches.items())
 
 

@@ -77,9 +77,10 @@ class LayerOptions:
     """What a layer is besides its factors and the options of its kernels."""
 
     between: str = "none"  # the activation of each factor but the last
+    out_layout: str | None = None  # of what it gives, where it is not that of X
 
     @property
-    def told(self) -> dict[str, str]:
+    def told(self) -> dict[str, Any]:
         """Those that are not as usual, by name."""
         return {name: value for name, value in asdict(self).items() if value != getattr(LayerOptions(), name)}
 
@@ -98,6 +99,7 @@ class KernelSpec:
     stride: str = "dense"
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
     between: str = "none"  # the activation of every factor of a chain but the last
+    out_layout: str | None = None  # of what a chain gives, where it is another one than X has
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -108,7 +110,10 @@ class KernelSpec:
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
-        check_word("job", self.job, (CHAIN,) if self.before or self.beside else JOBS)
+        if self.out_layout is not None:
+            check_word("out_layout", self.out_layout, LAYOUTS)
+            object.__setattr__(self, "out_layout", None if self.out_layout == self.layout else self.out_layout)
+        check_word("job", self.job, (CHAIN,) if self.before or self.beside or self.out_layout else JOBS)
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
         check_word("between", self.between, ACTIVATIONS)
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
@@ -129,6 +134,15 @@ class KernelSpec:
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    @property
+    def y_layout(self) -> str:
+        return self.out_layout or self.layout
+
+    @property
+    def layout_word(self) -> str:
+        """`bsf`, or `bsf_to_bsl`."""
+        return f"{self.layout}_to_{self.out_layout}" if self.out_layout else self.layout
 
     @property
     def is_strided(self) -> bool:
@@ -186,12 +200,12 @@ class KernelSpec:
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
         steps = (*self._activated, *self.epilogue.words, *self._sliced)
-        return "_".join(("ks", patterns, self.precision, self.layout, *steps, *batch, *job))
+        return "_".join(("ks", patterns, self.precision, self.layout_word, *steps, *batch, *job))
 
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"))
+        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"), ("out_layout", None))
         return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
 
     @property

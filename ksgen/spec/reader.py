@@ -162,8 +162,9 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
     *before, last = chain
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        yield Request(place, pattern, replace(own, activation=(of_layer.between,)))
-    yield Request(place, last, options)
+        turned = of_layer.out_layout if number >= chain.turn else None
+        yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
+    yield Request(place, last, replace(options, layout=(of_layer.out_layout,)) if of_layer.out_layout else options)
 
 
 def _chain(name: str, node: Node) -> Chain:
@@ -272,4 +273,5 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
 }
 _LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
     "between": partial(_word, accepted=ACTIVATIONS),
+    "out_layout": partial(_word, accepted=LAYOUTS),
 }

@@ -64,6 +64,7 @@ class Entry:
         if kernel.job == CHAIN:
             job["before"] = [list(pattern.shape) for pattern in kernel.before]
             job |= {} if kernel.between == "none" else {"between": kernel.between}
+            job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
         return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
@@ -85,7 +86,7 @@ class Entry:
         before = tuple(Pattern(*shape) for shape in row.get("before", ()))
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
-            row.get("job", "multiply"), before, between=row.get("between", "none"),
+            row.get("job", "multiply"), before, between=row.get("between", "none"), out_layout=row.get("out_layout"),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])

@@ -67,7 +67,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between"}
+    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout"}
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():
@@ -81,10 +81,10 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
 
 def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     chains = [KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=before) for before in ((Pattern(2, 16, 6, 1),), (Pattern(1, 32, 6, 1),))]
-    chains.append(replace(chains[0], between="relu"))
+    chains += [replace(chains[0], between="relu"), replace(chains[0], out_layout="bsl")]
     sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
     assert (
-        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 3
+        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 4
     )
     alone = KernelSpec(Pattern(2, 8, 8, 2))
     assert alone.digest not in {each.digest for each in chains}

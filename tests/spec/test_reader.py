@@ -108,6 +108,15 @@ def test_the_activation_between_factors_is_that_of_all_but_a_layers_last() -> No
     assert spec.options_of("none of these") == LayerOptions()
 
 
+def test_what_gives_another_layout_has_the_kernels_of_both() -> None:
+    """Factors before the one that turns have that of x, others that of y."""
+    spec = parse("layers: {up: {chain: [[6,64,64,1], [1,768,192,2], [1,4,1536,1]], layout: [bsf, bsl], out_layout: bsl}}")
+    first, second, third = spec.layers["up"]
+    expected = [(first, "bsf"), (first, "bsl"), (second, "bsl"), (third, "bsl")]
+    assert [(each.pattern, each.layout) for each in spec.kernels] == expected
+    assert spec.options_of("up").told == {"out_layout": "bsl"}
+
+
 def test_layers_kernels_and_pattern_sets_share_kernels() -> None:
     text = """
         layers:
@@ -382,12 +391,16 @@ WRONG = [
         "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
     ),
     ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
-    ("layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}", "2: layers.q: unknown key 'chain'; accepted: group, between, precision"),
+    (
+        "layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}",
+        "2: layers.q: unknown key 'chain'; accepted: group, between, out_layout, precision",
+    ),
     (
         "layers:\n  q:\n    group:\n    - [[1,2,3,4]]\n    - [[1,2,4,4]]",
         "5: layers.q.group[1]: takes 16 features, and the first chain 12; accepted: chains that take the same x",
     ),
-    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, precision"),
+    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, precision"),
+    ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     ("layers:\n  q: {chain: [[1,2,3,4]], between: relu}", "2: layers.q.between: got relu where there is one factor; accepted: none"),
     (
         "layers:\n  q: {chain: [[1,2,3,4], [1,2,2,4]], between: rely}",
