@@ -158,6 +158,12 @@ class Chain:
         return sum(pattern.weight_count for pattern in self.factors)
 
     @property
+    def turn(self) -> int:
+        """Where X has another layout than Y: the factor that reads X's and writes Y's, which is the one with the fewest inputs of all but
+        the first. What lies before it has X's layout, what lies behind it Y's."""
+        return min(range(1, len(self.factors)), key=lambda number: self.factors[number].in_features, default=0)
+
+    @property
     def transpose(self) -> "Chain":
         return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
 

@@ -23,7 +23,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "layout": kernel.layout,
         "epilogue": asdict(kernel.epilogue),
         "batch": batch,
-    }
+    } | {name: value for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout)) if value not in (None, "none")}
 
 
 def choice_figures(family: str, constants: Any) -> dict[str, Any]:

@@ -30,18 +30,20 @@ from ksgen.words import counted
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
+@click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
+@click.option("--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Of a layer's other factors.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs. The median counts.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, job: str, family: str | None, bias: bool,
-    activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, job: str, family: str | None, bias: bool,
+    activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -70,8 +72,11 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)
+    for option, value in (("--between", between), ("--out-layout", out_layout)):
+        if value not in (None, "none") and len(chain) < 2:
+            raise SpecError(f"{option} {value} where there is one factor; accepted: a layer's patterns, two or more")
     if len(chain) > 1:
-        kernel = chain_kernel((chain.factors,), precision, layout, epilogue)
+        kernel = chain_kernel((chain.factors,), precision, layout, epilogue, between=between, out_layout=out_layout)
     else:
         kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job)
     where = find_device(device)

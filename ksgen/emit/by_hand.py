@@ -40,7 +40,8 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
 
 def _pitches(kernel: KernelSpec) -> list[str]:
     """What a kernel of slices is told of its arrays."""
-    pitches, row = ", ".join(pitches_of(kernel).values()), "batch entry" if kernel.layout == "bsf" else "feature"
+    pitches, rows = ", ".join(pitches_of(kernel).values()), {"bsf": "batch entry", "bsl": "feature"}
+    row = " or ".join(rows[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout)))
     return [f"  {pitches}: elements from a {row} to the next, in 64 bits; those of Y must not overlap"] if pitches else []
 
 

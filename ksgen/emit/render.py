@@ -18,9 +18,9 @@ from ksgen.families import Family, Limits, check, cuda_limits, family_for, famil
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
-from ksgen.families.signature import each_chains, features_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import PRECISIONS, KernelSpec, Spec
+from ksgen.spec import PRECISIONS, KernelSpec, LayerOptions, Spec
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import part_of
 from ksgen.values import excerpt
@@ -93,7 +93,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "version": __version__,
         "template": template,
         "template_digest": template_digest(chosen.name),
-        "layout_words": LAYOUT_WORDS[kernel.layout],
+        "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
         "epilogue_words": "".join(f", {word}" for word in kernel.words if word != kernel.job),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
@@ -103,6 +103,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
         "reals": "real",
+        "activated": "" if kernel.between == "none" else "activate_between",  # of what lies between factors
         "part": part_of(kernel.arithmetic),
         "variants": (),
         "part_words": part_words(chosen.name),
@@ -110,14 +111,16 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     numbers = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
-    variants = (*words["variants"], *numbers, chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    variants = (*words["variants"], *numbers, *of_kernel)
     text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 
 def _pitch_lines(kernel: KernelSpec) -> str:
     """Where rows follow each other, how far they lie apart: what a kernel of slices is told at each call."""
-    pitches = {array: features if kernel.layout == "bsf" else "batch" for array, features in features_of(kernel).items()}
+    rows = features_of(kernel).items()
+    pitches = {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
     return "".join(f"    const extent {array}_pitch = {pitch};\n" for array, pitch in pitches.items())
 
 
@@ -228,7 +231,9 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         return [list(pattern.shape) for pattern in chain]
 
     layers = {name: listed(chain) for name, chain in spec.layers.items()}
-    groups = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
+    groups: dict[str, Any] = {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
+    told = {name: options.told for name, options in spec.options.items() if options.told}
+    groups |= {"options": told} if told else {}
     return {"ksgen": __version__, "spec": spec.name, "layers": layers, **groups, "kernels": [entry(source) for source in sources]}
 
 
@@ -252,8 +257,9 @@ def _launchers(spec: Spec) -> str:
         "",
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
-    lines += [f"layer_{name} = {_layer(chain)}" for name, chain in spec.layers.items()]
-    lines += [f"layer_{name} = GroupLauncher({', '.join(map(_layer, chains))})" for name, chains in spec.groups.items()]
+    lines += [f"layer_{name} = {_layer(chain, spec.options_of(name))}" for name, chain in spec.layers.items()]
+    for name, chains in spec.groups.items():
+        lines.append(f"layer_{name} = GroupLauncher({', '.join(_layer(chain, spec.options_of(name)) for chain in chains)})")
     return "\n".join(lines) + "\n"
 
 
@@ -262,8 +268,9 @@ def _launcher_classes(spec: Spec) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def _layer(chain: Chain) -> str:
-    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)})"
+def _layer(chain: Chain, options: LayerOptions) -> str:
+    between = "" if options.between == "none" or len(chain) == 1 else f', between="{options.between}"'
+    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{between})"
 
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:

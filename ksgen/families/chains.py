@@ -29,10 +29,21 @@ def places(kernel: KernelSpec) -> list[Place]:
     return [Place(pattern, number, at, at + 1 == len(chain)) for number, chain in chains for at, pattern in enumerate(chain)]
 
 
+def turns(kernel: KernelSpec, at: Place) -> bool:
+    """Whether a factor reads another layout than it writes."""
+    return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
+
+
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
-    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each."""
-    alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
-    return [replace(alone, pattern=each.pattern, epilogue=kernel.epilogue if each.is_last else Epilogue()) for each in places(kernel)]
+    """Each factor by itself, one chain after the other: the epilogue is that of the last one of each, and others have what is between.
+    Its layout is what it writes."""
+    between = Epilogue(activation=kernel.between)
+    alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
+    found = []
+    for each in places(kernel):
+        layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
+        found.append(replace(alone, pattern=each.pattern, layout=layout, epilogue=kernel.epilogue if each.is_last else between))
+    return found
 
 
 # ---- tiles

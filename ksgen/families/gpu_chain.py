@@ -218,6 +218,7 @@ class GpuChain(Shaped[ConstantsT]):
             "copied": () if at else ("x",),
             "read": ("x",) if at else (),
             "kept": () if is_last else (at + 2,),  # by the next factor's number
+            "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
             "stored": ("y",) if is_last else (),
         }
 

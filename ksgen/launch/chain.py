@@ -19,26 +19,32 @@ from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
+from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in, storage_of
 from ksgen.pattern import Chain
-from ksgen.spec import Epilogue
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch, is_word
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 
 class ChainLauncher:
-    """One layer: the launchers of its factors, from the one that meets X first to the last one."""
+    """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
+    factor but the last."""
 
-    def __init__(self, *factors: Launcher) -> None:
+    def __init__(self, *factors: Launcher, between: str = "none") -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
-        self.factors = factors
+        if not is_word(between, ACTIVATIONS) or (between != "none" and len(factors) < 2):
+            accepted = ", ".join(ACTIVATIONS) if len(factors) > 1 else "none, where there is one factor"
+            raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
+        self.factors, self.between = factors, between
 
     def __repr__(self) -> str:
-        return f"ChainLauncher({', '.join(map(repr, self.factors))})"
+        between = "" if self.between == "none" else f", between={self.between!r}"
+        return f"ChainLauncher({', '.join(map(repr, self.factors))}{between})"
 
     def __call__(
         self,
@@ -52,25 +58,34 @@ class ChainLauncher:
         out: Any = None,
         stream: Any = None,
         precision: str | None = None,
+        out_layout: str | None = None,
     ) -> Any:
-        """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor."""
+        """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor. `out_layout`: of y and
+        the residual, where it is not that of x."""
         options = CallOptions(layout, activation, stream, precision)
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
         own = self.weights_of_each(weights)
-        if fused := self._fused(x, own, last_only, options):
+        if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
-        for factor, weights_of_it in zip(self.factors[:-1], own[:-1], strict=True):
-            x = factor(x, weights_of_it, layout=layout, stream=stream, precision=precision)
-        return self.factors[-1](x, own[-1], layout=layout, activation=activation, stream=stream, precision=precision, **last_only)
+        layouts = self._layouts(layout, out_layout)
+        if out_layout not in (None, layout):
+            check_turns(self, view(x, "x"))
+        for number, (factor, weights_of_it) in enumerate(zip(self.factors, own, strict=True)):
+            if out_layout not in (None, layout) and number == self.chain.turn:
+                x = turned(x, stream)
+            is_last = number + 1 == len(self.factors)
+            more = {"activation": activation, **last_only} if is_last else {"activation": self.between}
+            x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=precision, **more)
+        return x
 
     def prepare(self, x: Any, weights: Sequence[Any], *, layout: str = "bsf", activation: str = "none", precision: str | None = None,
-                **last_only: Any) -> Call | None:  # fmt: skip
+                out_layout: str | None = None, **last_only: Any) -> Call | None:  # fmt: skip
         """Everything but the launch of all factors as one, as `Launcher.prepare` does; None where they are launched one by one.
 
         `last_only`: bias, residual and out, where there are any.
         """
         own = self.weights_of_each(weights)
-        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision))
+        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision), out_layout)
         if call:
             given = (x, *own, *last_only.values(), call.out)
             call.keep += tuple(storage_of(view(each)) for each in given if each is not None and not isinstance(each, Weights))
@@ -88,12 +103,24 @@ class ChainLauncher:
         """None for those that were packed once."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
-    def check(self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions) -> int:
+    def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
+        """Of what each factor writes."""
+        return [layout if number < self.chain.turn else out_layout or layout for number in range(len(self.factors))]
+
+    def check(
+        self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None
+    ) -> int:
         """The batch; `LaunchError` on what any factor would refuse."""
-        between, layout = views["x"], options.layout
+        between, batch = views["x"], 0
         check_precision(self, options.precision, between.dtype)
-        check_words(self, layout, options.activation)
+        check_words(self, options.layout, options.activation)
+        check_words(self, options.layout if out_layout is None else out_layout, options.activation, "out_layout")
+        layouts = self._layouts(options.layout, out_layout)
         for number, (factor, own) in enumerate(zip(self.factors, own_views, strict=True), start=1):
+            layout = layouts[number - 1]
+            if layout != options.layout and number - 1 == self.chain.turn:
+                check_arrays(factor, factor.pattern, options.layout, {"x": between})
+                between = between._replace(shape=between.shape[::-1], strides=None)
             given = {"x": between} if own is None else {"x": between, "weights": own}
             if number == len(self.factors):
                 given = views | given
@@ -103,34 +130,44 @@ class ChainLauncher:
         return batch
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
-    ) -> str:
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
+        out_layout: str | None = None,
+    ) -> str:  # fmt: skip
         """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        found = self.verdict(where, precision, layout, last, batch)
+        found = self.verdict(where, precision, layout, last, batch, out_layout)
+        told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
+        told += f" from {layout} to {out_layout}" if out_layout not in (None, layout) else ""
         if found.is_one:
-            choice = PLANNER.choice(where, chain_kernel((self.chain.factors,), precision, layout, last), batch)
-            return f"{self.chain} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
-        epilogues = [*[Epilogue()] * (len(self.factors) - 1), last]
+            choice = PLANNER.choice(where, self._kernel(precision, layout, last, out_layout), batch)
+            return f"{told} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
+        epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         each = [
-            factor.explain(batch, precision=precision, layout=layout, epilogue=own, device=device)
-            for factor, own in zip(self.factors, epilogues, strict=True)
+            factor.explain(batch, precision=precision, layout=layout_of_it, epilogue=own, device=device)
+            for factor, layout_of_it, own in zip(self.factors, self._layouts(layout, out_layout), epilogues, strict=True)
         ]
-        return "\n".join([f"{self.chain}: a launch for each factor; {found.why}", *each])
+        once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if out_layout not in (None, layout) else ""
+        return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
-    def verdict(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+    def verdict(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None
+    ) -> Verdict:
         """Whether a call is one launch on a device, and why."""
-        if len(self.factors) == 1:
+        if len(self.factors) == 1 and out_layout in (None, layout):
             return Verdict(False, "there is one")
-        return verdict(device, chain_kernel((self.chain.factors,), precision, layout, epilogue), batch)
+        return verdict(device, self._kernel(precision, layout, epilogue, out_layout), batch)
 
-    def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions) -> Call | None:
+    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None) -> KernelSpec:
+        """Of one launch."""
+        return chain_kernel((self.chain.factors,), precision, layout, epilogue, between=self.between, out_layout=out_layout)
+
+    def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
-        if len(self.factors) == 1:
+        if len(self.factors) == 1 and out_layout in (None, options.layout):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
-        batch = self.check(views, own_views, options)
+        batch = self.check(views, own_views, options, out_layout)
         names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
         given = {name: each for name, each, found in zip(names, own, own_views, strict=True) if found}
         every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
@@ -144,7 +181,8 @@ class ChainLauncher:
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        fused = fused_plan(device, (self.chain,), options.precision or dtype, options.layout, epilogue, batch, stride, stream)
+        what = options.precision or dtype, options.layout, epilogue
+        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout)
         if fused is None:
             return None
         check_memory(self, every)

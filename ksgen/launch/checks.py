@@ -32,9 +32,9 @@ def group_shape(chains: Sequence[Chain], layout: str, batch: int) -> tuple[int, 
     return (batch, features) if layout == "bsf" else (features, batch)
 
 
-def check_words(caller: object, layout: str, activation: str) -> None:
+def check_words(caller: object, layout: str, activation: str, name: str = "layout") -> None:
     if not is_word(layout, LAYOUTS):
-        raise LaunchError(f"{caller!r}: layout {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
+        raise LaunchError(f"{caller!r}: {name} {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, ACTIVATIONS):
         raise LaunchError(f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}")
 

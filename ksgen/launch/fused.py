@@ -10,7 +10,8 @@ from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels
-from ksgen.families.expected import batch_like, default_us
+from ksgen.families.expected import LAUNCH_US, batch_like, default_us
+from ksgen.families.gpus import gpu_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
@@ -41,26 +42,41 @@ class Verdict:
 
 
 def chain_kernel(
-    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense"
-) -> KernelSpec:
+    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
+    out_layout: str | None = None,
+) -> KernelSpec:  # fmt: skip
     """One launch of all factors of a layer, or of several on one X."""
     (*before, last), *beside = chains
-    return KernelSpec(last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside))
+    return KernelSpec(
+        last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside), between=between,
+        out_layout=out_layout,
+    )  # fmt: skip
 
 
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None,
+    stream: Any = None, between: str = "none", out_layout: str | None = None,
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor. While a graph is
     recorded on the stream, nothing is built or loaded for it."""
-    if sum(map(len, chains)) < 2 or _has_few(device, batch):
+    if (sum(map(len, chains)) < 2 and out_layout in (None, layout)) or _has_few(device, batch):
         return None
     where: Any = device  # devices are hashed by their identity
-    key = (where, tuple(chain.factors for chain in chains), precision, layout, epilogue, batch, stride, PLANNER.generation)
+    key = (
+        where,
+        tuple(chain.factors for chain in chains),
+        precision,
+        layout,
+        epilogue,
+        batch,
+        stride,
+        between,
+        out_layout,
+        PLANNER.generation,
+    )
     if device.shares_host or key in _planned:
         return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride), batch).is_one:
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout), batch).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(*key)
     _planned.add(key)
@@ -76,7 +92,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
         return measured
     if device.shares_host:
-        alone = replace(kernel, before=(), beside=(), job="multiply", stride="dense")
+        alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
         if any(family_named(wanted).serves(alone, limits_of(device)) for wanted in kernel.arithmetic.families):
             return Verdict(False, f"{' and '.join(kernel.arithmetic.families)} have no chains")
         return Verdict(True, "what lies between factors stays in the cache")
@@ -87,12 +103,12 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
 
 @lru_cache(REMEMBERED)
 def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
-    """By the times of one launch and of each factor's, where searches found all of them at one batch: with the epilogue, or without.
+    """By the times of one launch and of each factor's, where searches found all of them at one batch: with activations, or without.
     A launch of a group was never searched."""
     if kernel.beside:
         return None
     dense = replace(kernel, stride="dense")
-    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue()))):
+    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
         found = [PLANNER.measured(device, own, batch) for own in (whole, *factor_kernels(whole))]
         entries = [entry for entry in found if entry is not None]
         if len(entries) == len(found) and len({entry.batch for entry in entries}) == 1:
@@ -113,8 +129,13 @@ def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[An
 
 
 def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """What the cost model expects of a launch for each factor."""
-    return sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
+    """What the cost model expects of a launch for each factor, and of turning what lies between from one layout into the other."""
+    own = sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
+    rates = gpu_of(limits.target).rates
+    if not kernel.out_layout or not rates:
+        return own
+    features = sum(chain[chain.turn].in_features for chain in kernel.chains)
+    return own + LAUNCH_US + 2 * features * batch * kernel.item_bytes / (rates.memory_gb_s * 1e3)
 
 
 @lru_cache(REMEMBERED)
@@ -138,9 +159,11 @@ def _plan(
     epilogue: Epilogue,
     batch: int,
     stride: str,
+    between: str,
+    out_layout: str | None,
     generation: int,
 ) -> FusedPlan | None:
-    kernel = chain_kernel(chains, precision, layout, epilogue, stride)
+    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout)
     if not verdict(device, kernel, batch).is_one:
         return None
     try:

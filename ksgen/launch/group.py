@@ -133,7 +133,10 @@ class GroupLauncher:
             return None
         dtype = views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
-        fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any")
+        between = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
+        if len(between) > 1:
+            return None
+        fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any", between=between.pop())
         if fused is None:
             return None
         if not outs:

@@ -112,7 +112,7 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:
     """A new output like x, among the views from now on."""
     kernel = plan.kernel
-    out = new_array(views["x"], result_shape(kernel.pattern, kernel.layout, plan.batch, kernel.job), handle)
+    out = new_array(views["x"], result_shape(kernel.pattern, kernel.y_layout, plan.batch, kernel.job), handle)
     views["out"] = view(out, "out")
     return out
 

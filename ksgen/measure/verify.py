@@ -57,7 +57,7 @@ class Problem:
     @property
     def y_shape(self) -> tuple[int, int]:
         outputs = self.kernel.pattern.out_features
-        return (self.batch, outputs) if self.kernel.layout == "bsf" else (outputs, self.batch)
+        return (self.batch, outputs) if self.kernel.y_layout == "bsf" else (outputs, self.batch)
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class Problem:
 
     def compared(self, result: "Array") -> "Array":
         """The part of a result that is compared."""
-        return result[..., self.chosen] if self.grad_y is not None else self._entries(result)
+        return result[..., self.chosen] if self.grad_y is not None else self._entries(result, self.kernel.y_layout)
 
     @cached_property
     def truth(self) -> "Array":
@@ -105,17 +105,18 @@ class Problem:
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
             return reference.gradient(fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout)
-        residual, x = None if self.residual is None else self._entries(self.residual), self._entries(self.x)
+        residual = None if self.residual is None else self._entries(self.residual, kernel.y_layout)
+        x = self._entries(self.x, kernel.layout)
         for factor, weights in zip(kernel.before, self.before, strict=True):
-            x = reference.multiply(factor, x, weights, kernel.layout)
+            x = reference.multiply(factor, x, weights, kernel.layout, activation=kernel.between)
         return reference.multiply(
-            pattern, x, self.weights, kernel.layout,
+            pattern, x.T if kernel.out_layout else x, self.weights, kernel.y_layout,
             bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
         )  # fmt: skip
 
-    def _entries(self, array: "Array") -> "Array":
+    def _entries(self, array: "Array", layout: str) -> "Array":
         """The chosen batch entries of X, Y or the residual."""
-        return array[self.chosen] if self.kernel.layout == "bsf" else array[:, self.chosen]
+        return array[self.chosen] if layout == "bsf" else array[:, self.chosen]
 
     def _planes(self, array: "Array", rows: int) -> "Array":
         """The chosen j of X or of Y's gradient."""
@@ -171,7 +172,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
     first = kernel.layout == "bsf"
     weights = uniform(pattern)
-    y_shape = (batch, outputs) if first else (outputs, batch)
+    y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
         batch,

@@ -17,6 +17,8 @@
       up: {chain: [[6,64,64,1], [1,768,192,2]], bias: true, activation: gelu}
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
       heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x, side by side
+      deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
+      turned: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
 An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.
@@ -24,7 +26,7 @@ The families and their arguments are the functions of `ksgen.pattern`.
 """
 
 from ksgen.spec.document import Spec, load, parse
-from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec
+from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions
 from ksgen.spec.paper import paper_patterns, stratified
 from ksgen.spec.precision import PRECISIONS, Precision
 
@@ -36,6 +38,7 @@ __all__ = [
     "STRIDES",
     "Epilogue",
     "KernelSpec",
+    "LayerOptions",
     "Precision",
     "Spec",
     "load",

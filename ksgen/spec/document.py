@@ -9,7 +9,7 @@ from pathlib import Path
 from ksgen.errors import SpecError
 from ksgen.files import read
 from ksgen.pattern import Chain
-from ksgen.spec.kernel import KernelSpec
+from ksgen.spec.kernel import KernelSpec, LayerOptions
 from ksgen.values import excerpt, shown
 
 MOST_BYTES_OF_FILE = 2**22
@@ -23,6 +23,10 @@ class Spec:
     kernels: tuple[KernelSpec, ...]
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
+    options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
+
+    def options_of(self, layer: str) -> LayerOptions:
+        return self.options.get(layer, LayerOptions())
 
 
 def load(path: str | Path) -> Spec:

@@ -73,6 +73,19 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
+class LayerOptions:
+    """What a layer is besides its factors and the options of its kernels."""
+
+    between: str = "none"  # the activation of each factor but the last
+    out_layout: str | None = None  # of what it gives, where it is not that of X
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Those that are not as usual, by name."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(LayerOptions(), name)}
+
+
+@dataclass(frozen=True)
 class KernelSpec:
     """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
 
@@ -85,6 +98,8 @@ class KernelSpec:
     before: tuple[Pattern, ...] = ()  # a chain's factors that meet X before `pattern`, the first of them first
     stride: str = "dense"
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
+    between: str = "none"  # the activation of every factor of a chain but the last
+    out_layout: str | None = None  # of what a chain gives, where it is another one than X has
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -95,14 +110,21 @@ class KernelSpec:
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None:
             object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
-        check_word("job", self.job, (CHAIN,) if self.before or self.beside else JOBS)
+        if self.out_layout is not None:
+            check_word("out_layout", self.out_layout, LAYOUTS)
+            object.__setattr__(self, "out_layout", None if self.out_layout == self.layout else self.out_layout)
+        check_word("job", self.job, (CHAIN,) if self.before or self.beside or self.out_layout else JOBS)
         check_word("stride", self.stride, ("dense",) if self.job == "gradient" else STRIDES)
+        check_word("between", self.between, ACTIVATIONS)
+        if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
+            raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'")
-        if self.epilogue.activation not in activations_of(self.precision):
-            raise SpecError(f"activation={self.epilogue.activation} of complex numbers, {self.precision}; accepted: none")
+        for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
+            if word not in activations_of(self.precision):
+                raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
         batch = self.batch or 1
         sizes = {
             f"x (batch {batch})": batch * self.in_features,
@@ -112,6 +134,15 @@ class KernelSpec:
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    @property
+    def y_layout(self) -> str:
+        return self.out_layout or self.layout
+
+    @property
+    def layout_word(self) -> str:
+        """`bsf`, or `bsf_to_bsl`."""
+        return f"{self.layout}_to_{self.out_layout}" if self.out_layout else self.layout
 
     @property
     def is_strided(self) -> bool:
@@ -151,8 +182,12 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What it does besides a plain product: the steps of its epilogue, on slices, or another job."""
-        return (self.job,) if self.job == "gradient" else (*self.epilogue.words, *self._sliced)
+        """What it does besides a plain product: an activation between factors, the steps of its epilogue, on slices, or another job."""
+        return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
+
+    @property
+    def _activated(self) -> tuple[str, ...]:
+        return () if self.between == "none" else (f"{self.between}_between",)
 
     @property
     def _sliced(self) -> tuple[str, ...]:
@@ -164,12 +199,13 @@ class KernelSpec:
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
-        return "_".join(("ks", patterns, self.precision, self.layout, *self.epilogue.words, *self._sliced, *batch, *job))
+        steps = (*self._activated, *self.epilogue.words, *self._sliced)
+        return "_".join(("ks", patterns, self.precision, self.layout_word, *steps, *batch, *job))
 
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual = (("before", ()), ("stride", "dense"), ("beside", ()))
+        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"), ("out_layout", None))
         return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, STRIDES, Epilogue, KernelSpec, hint
+from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, hint
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
@@ -67,8 +67,10 @@ class Request:
     is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
 
 
-def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, Chain], dict[str, tuple[Chain, ...]]]:
-    """Every kernel once, in the order of the text; the layers' chains; and those of layers that are groups."""
+def read_spec(
+    text: str, file: str
+) -> tuple[tuple[KernelSpec, ...], dict[str, Chain], dict[str, tuple[Chain, ...]], dict[str, LayerOptions]]:
+    """Every kernel once, in the order of the text; the layers' chains; those of layers that are groups; and what these are besides."""
     root = read_nodes(text, file)
     sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
     sections.check_keys(_SECTIONS)
@@ -79,24 +81,25 @@ def read_spec(text: str, file: str) -> tuple[tuple[KernelSpec, ...], dict[str, C
         defaults = _options(options, defaults)
     layers: dict[str, Chain] = {}
     groups: dict[str, tuple[Chain, ...]] = {}
+    options_of: dict[str, LayerOptions] = {}
     requests: list[Request] = []
     for section, node in sections.pairs.items():
         if section == "kernels":
             requests += [_kernel(entry, defaults) for entry in _items(node, "a list of patterns")]
         elif section == "layers":
             for name, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
-                chains, options_of_layer = _layer(name, entry, defaults)
+                chains, own, options_of[name] = _layer(name, entry, defaults)
                 if isinstance(entry, Pairs) and "group" in entry.pairs:
                     groups[name] = chains
                 else:
                     (layers[name],) = chains
-                requests += [each for chain in chains for each in _factors(entry.place, chain, options_of_layer)]
+                requests += [each for chain in chains for each in _factors(entry.place, chain, own, options_of[name])]
         elif section == "patterns":
             patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
     if not requests:
         raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
-    return _collect(requests), layers, groups
+    return _collect(requests), layers, groups, options_of
 
 
 def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
@@ -128,17 +131,19 @@ def _kernel(node: Node, defaults: Options) -> Request:
     return Request(node.place, _pattern(node.pairs["pattern"]), _options(node, defaults), is_listed=True)
 
 
-def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...], Options]:
+def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...], Options, LayerOptions]:
     """An entry of `layers`: a chain, or a mapping with a chain, or with a group of chains on one x, and options."""
     if not _LAYER_NAME.fullmatch(name):
         raise node.place.error("is no layer name; accepted: letters, digits and _, a letter first")
     if not isinstance(node, Pairs):
-        return (_chain(name, node),), defaults
-    if "group" in node.pairs:
-        node.check_keys(("group", *_OPTIONS), required=("group",))
-        return _group(name, node.pairs["group"]), _options(node, defaults)
-    node.check_keys(("chain", *_OPTIONS), required=("chain",))
-    return (_chain(name, node.pairs["chain"]),), _options(node, defaults)
+        return (_chain(name, node),), defaults, LayerOptions()
+    what = "group" if "group" in node.pairs else "chain"
+    node.check_keys((what, *_LAYER_OPTIONS, *_OPTIONS), required=(what,))
+    chains = _group(name, node.pairs[what]) if what == "group" else (_chain(name, node.pairs[what]),)
+    options = LayerOptions(**{key: read(node.pairs[key]) for key, read in _LAYER_OPTIONS.items() if key in node.pairs})
+    if options.between != "none" and all(len(chain) == 1 for chain in chains):
+        raise node.pairs["between"].place.error(f"got {options.between} where there is one factor; accepted: none")
+    return chains, _options(node, defaults), options
 
 
 def _group(name: str, node: Node) -> tuple[Chain, ...]:
@@ -152,12 +157,14 @@ def _group(name: str, node: Node) -> tuple[Chain, ...]:
     return chains
 
 
-def _factors(place: Place, chain: Chain, options: Options) -> Iterator[Request]:
+def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOptions) -> Iterator[Request]:
     """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
     *before, last = chain
     for number, pattern in enumerate(before):
-        yield Request(place, pattern, options.between_factors() if number else options.without_epilogue())
-    yield Request(place, last, options)
+        own = options.between_factors() if number else options.without_epilogue()
+        turned = of_layer.out_layout if number >= chain.turn else None
+        yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
+    yield Request(place, last, replace(options, layout=(of_layer.out_layout,)) if of_layer.out_layout else options)
 
 
 def _chain(name: str, node: Node) -> Chain:
@@ -263,4 +270,8 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "residual": _flag,
     "gradients": _flag,
     "stride": partial(_word, accepted=STRIDES),
+}
+_LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
+    "between": partial(_word, accepted=ACTIVATIONS),
+    "out_layout": partial(_word, accepted=LAYOUTS),
 }

@@ -131,14 +131,15 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
 
 
 def multiply_all_by(
-    backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str, **options: Any
-) -> Tensor:
-    """Multiply by one factor after the other. Bias, activation and residual belong to the last one."""
+    backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
+    between: str = "none", **options: Any,
+) -> Tensor:  # fmt: skip
+    """Multiply by one factor after the other. Bias, activation and residual belong to the last one, `between` to the others."""
     if backend in ("auto", "ksgen", "strided"):
-        return multiply_chain(x, weights, bias, residual, activation=activation, backend=backend, **options)
+        return multiply_chain(x, weights, bias, residual, activation=activation, between=between, backend=backend, **options)
     *first, last = weights
     for each in first:
-        x = multiply_by(backend, x, each, None, None, activation="none", **options)
+        x = multiply_by(backend, x, each, None, None, activation=between, **options)
     return multiply_by(backend, x, last, bias, residual, activation=activation, **options)
 
 

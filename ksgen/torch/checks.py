@@ -81,10 +81,10 @@ def check_precision(precision: str | None, dtype: str) -> None:
         raise LaunchError(f"precision={excerpt(precision)} for tensors of {dtype}; {hint(precision, accepted)}")
 
 
-def check_activation(activation: str, dtype: Any) -> None:
+def check_activation(activation: str, dtype: Any, word: str = "activation") -> None:
     """Raise `SpecError` for an activation of complex numbers, which none is defined for."""
     if activation not in activations_of(name := dtype_name(dtype)):
-        raise SpecError(f"activation={activation} of complex numbers, {name}; accepted: none")
+        raise SpecError(f"{word}={activation} of complex numbers, {name}; accepted: none")
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:

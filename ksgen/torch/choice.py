@@ -55,8 +55,8 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
 
 
 @lru_cache(REMEMBERED)
-def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...]) -> ChainLauncher:
-    return ChainLauncher(*(launcher(*pattern) for pattern in patterns))
+def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none") -> ChainLauncher:
+    return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none")
 
 
 def has_kernels(device: Any) -> bool:
@@ -132,17 +132,20 @@ def measured(job: Hashable) -> Mapping[str, float]:
 
 
 def job_of(
-    kind: str, patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool
-) -> Hashable:
+    kind: str, patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
+    between: str = "none",
+) -> Hashable:  # fmt: skip
     """What the ways of one or several factors are timed as. `kind`: one of `KINDS`."""
-    return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual)
+    return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
 
 
-def told_of(patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int) -> list[str]:
+def told_of(
+    patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
+) -> list[str]:
     """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
     found, words = [], {"each": "one after the other"}
     for (kind, name), residual in product(KINDS.items(), (False, True)):
-        job = job_of(kind, patterns, dtype, layout, activation, bias, residual), size_of(batch)
+        job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
         for seconds in [each for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
             times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
             found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}")

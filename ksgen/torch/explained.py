@@ -16,15 +16,15 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     last = Epilogue() if split is not None and split.is_finished_later else Epilogue(has_bias, layer.activation)
     kind = layer.precision or dtype_name(first.dtype)
     for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
-        epilogue = last if number == len(chain) else Epilogue()
+        epilogue = last if number == len(chain) else Epilogue(activation=layer.between)
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layer.layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
     if len(chain) > 1 and first.device.type == "cuda" and layer.backend in BACKENDS:
-        found = is_one_launch(chain_launcher(patterns), first.device, kind, layer.layout, last, batch)
+        found = is_one_launch(chain_launcher(patterns, layer.between), first.device, kind, layer.layout, last, batch)
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
-        lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch)
+        lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch, layer.between)
     if split is not None:
         lines.insert(0, split.explain(batch, first.element_size(), has_bias))
     elif processes > 1:

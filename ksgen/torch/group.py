@@ -45,7 +45,8 @@ class KSLinears(nn.ModuleList):
             self._first,
         )
         shapes = [tuple(weights.shape) for each in self._linears() for weights in each.weights]
-        return "\n".join([*lines, *told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch)])
+        told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
+        return "\n".join([*lines, *told])
 
     def to_dense(self) -> Tensor:
         """The matrix of all of them."""
@@ -68,7 +69,7 @@ class KSLinears(nn.ModuleList):
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
-        job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False)
+        job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *ways), ways)
 
@@ -91,7 +92,7 @@ class KSLinears(nn.ModuleList):
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
             return False
-        kinds = {(each.layout, each.precision, each.activation, each.backend, each.bias is None) for each in layers}
+        kinds = {(each.layout, each.precision, each.activation, each.between, each.backend, each.bias is None) for each in layers}
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
         if len(kinds) > 1 or not is_plain(x, *tensors) or torch.is_autocast_enabled("cpu") or not has_kernels(x.device):
             return False
@@ -103,7 +104,7 @@ class KSLinears(nn.ModuleList):
         layers, layer = list(self._linears()), self._first
         for one in layers:
             frozen.look_after(one, one._own_weights)
-        own = _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in layers))
+        own = _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in layers), layer.between)
         weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
         bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
         is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)
@@ -114,8 +115,8 @@ class KSLinears(nn.ModuleList):
 
 
 @lru_cache(REMEMBERED)
-def _launcher(chains: tuple[Shapes, ...]) -> GroupLauncher:
-    return GroupLauncher(*(chain_launcher(chain) for chain in chains))
+def _launcher(chains: tuple[Shapes, ...], between: str) -> GroupLauncher:
+    return GroupLauncher(*(chain_launcher(chain, between) for chain in chains))
 
 
 def group(layers: Sequence[KSLinear]) -> KSLinears:

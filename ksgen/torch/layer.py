@@ -23,6 +23,7 @@ from ksgen.torch.checks import (
     check_words,
     dtype_name,
 )
+from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.explained import explained
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
 from ksgen.torch.splits import Split, checked_processes
@@ -33,7 +34,8 @@ Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
 
 class KSLinear(nn.Linear):
-    """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors.
+    """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors; or what the factors give one after the
+    other with the activation `between` them.
 
     `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
     (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike.
@@ -52,10 +54,13 @@ class KSLinear(nn.Linear):
         activation: str = "none",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        between: str = "none",
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
-        check_words(backend=(backend, NAMES))
+        check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS))
+        if between != "none" and len(self.chain) < 2:
+            raise LaunchError(f"KSLinear({self.chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
             KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
         check_device(device)
@@ -64,8 +69,9 @@ class KSLinear(nn.Linear):
         check_dtype(dtype)
         check_precision(precision, dtype_name(dtype))
         check_activation(activation, dtype)
+        check_activation(between, dtype, "between")
         check_backend(backend, precision, dtype)
-        self.layout, self.precision, self.backend, self.activation = layout, precision, backend, activation
+        self.layout, self.precision, self.backend, self.activation, self.between = layout, precision, backend, activation, between
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -93,6 +99,8 @@ class KSLinear(nn.Linear):
 
         if not isinstance(linear, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
+        if options.get("between", "none") != "none":
+            raise LaunchError(f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix")
         found = factorize(linear.weight.detach(), as_chain(patterns), refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
         return cls.from_weights(found.weights, linear.bias, **options)
@@ -107,6 +115,8 @@ class KSLinear(nn.Linear):
 
     def to_dense(self) -> Tensor:
         """K, (out_features, in_features), differentiable. Of sharded weights it is gathered: every process has to ask."""
+        if self.between != "none":
+            raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
         first, *others = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights)
         columns = to_dense(first).t()
         for each in others:
@@ -174,7 +184,7 @@ class KSLinear(nn.Linear):
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation, "between": self.between}
         y = multiply_all_by(self.backend, rows, weights, bias, added, **options)
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
@@ -248,7 +258,7 @@ class KSLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
-        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none"}
+        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none"}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)

@@ -83,21 +83,22 @@ def multiply(
 
 def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
-    activation: str, backend: str,
+    activation: str, backend: str, between: str = "none",
 ) -> Tensor:  # fmt: skip
-    """`multiply` by one factor after the other; in one launch where that is faster, if only the values are needed."""
+    """`multiply` by one factor after the other, `between` the activation of all but the last; in one launch where that is faster, if only
+    the values are needed."""
     *first, last = weights
 
     def one_by_one() -> Tensor:
         rows = x
         for each in first:
-            rows = multiply(rows, each, layout=layout, precision=precision, backend=backend)
+            rows = multiply(rows, each, layout=layout, precision=precision, activation=between, backend=backend)
         return multiply(rows, last, bias, residual, layout=layout, precision=precision, activation=activation, backend=backend)
 
     if not first or backend == "strided" or not is_plain(x, *weights, bias, residual) or not has_kernels(x.device):
         return one_by_one()
     cast_x, cast_bias, cast_residual, *cast, cast_precision = autocast(x, bias, residual, *weights, precision)
-    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast)), cast_x.shape[0 if layout == "bsf" else 1]
+    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast), between), cast_x.shape[0 if layout == "bsf" else 1]
     wanted = cast_precision or dtype_name(cast_x.dtype)
     if not cast_x.numel() or (x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
         return one_by_one()
@@ -122,7 +123,8 @@ def multiply_chain(
         return one_by_one()
     if backend == "ksgen":
         return in_one_launch()
-    job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout, activation, bias is not None, residual is not None)
+    shapes, added = [each.shape for each in cast], (bias is not None, residual is not None)
+    job = job_of("chain", shapes, cast_x.dtype, layout, activation, *added, between)
     ways = {"ksgen": in_one_launch, "each": one_by_one}
     return ways[faster((job, size_of(batch), *ways), ways)]()
 

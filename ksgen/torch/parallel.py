@@ -55,6 +55,9 @@ class _KSParallel(ParallelStyle):
         given = self.input_layouts or (Replicate() if style.takes == WHOLE else features)
         asked = self.output_layouts or (Replicate() if style.gives == SUMS else features)
         found = split(name, layer.chain, mesh.size(), _lie(given, layer.layout), _lie(asked, layer.layout))
+        if layer.between != "none" and 2 in found.axes[:-1]:  # sums over l are not complete before the next factor
+            where = f"between={layer.between!r} comes before the sum over processes"
+            raise LaunchError(f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it")
         layer.thaw()
         for number, (axis, weights) in enumerate(zip(found.axes, list(layer.weights), strict=True)):
             layer.weights[number] = self._distributed(weights, mesh, Replicate() if axis is None else Shard(axis))

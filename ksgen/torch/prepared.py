@@ -47,7 +47,7 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
         return None
     if not _begins_well(x) or not (residual is None or _begins_well(residual)):
         return None
-    options = (layer.layout, layer.activation, layer.precision, layer.backend)
+    options = (layer.layout, layer.activation, layer.between, layer.precision, layer.backend)
     key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
     run = calls.get(key)
     if run is None:
@@ -84,7 +84,9 @@ def _prepared(layer: Any, x: Tensor, residual: Tensor | None) -> Run:
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
         return _usual
-    if layer.layout not in LAYOUTS or layer.activation not in ACTIVATIONS or any(each.dtype != x.dtype for each in layer.weights):
+    if layer.layout not in LAYOUTS or layer.activation not in ACTIVATIONS or layer.between not in ACTIVATIONS:
+        return _usual
+    if any(each.dtype != x.dtype for each in layer.weights):
         return _usual
     if bias is not None:
         is_usual = type(bias) is nn.Parameter and bias.is_cpu and bias.is_contiguous() and bias.shape == (layer.out_features,)
@@ -112,7 +114,8 @@ class _Prepared:
         self._bias, self._look, self._y_shape = bias, None if bias is None else look_of(bias), y_shape
         rows, added = layer._as_matrix(x.contiguous()), None if residual is None else layer._as_matrix(residual.contiguous())
         self._x_shape, self._added_shape = rows.shape, None if added is None else added.shape
-        self._step = _Ways(layer.layout, layer.backend == "ksgen", rows).layer(list(layer.weights), rows, bias, added, layer.activation)
+        ways = _Ways(layer.layout, layer.backend == "ksgen", rows)
+        self._step = ways.layer(list(layer.weights), rows, bias, added, layer.activation, layer.between)
 
     def run(self, layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """The layer's output; None where bias or residual are not of the kind that it was prepared for."""
@@ -132,12 +135,14 @@ class _Ways:
     def __init__(self, layout: str, only_kernels: bool, x: Tensor) -> None:
         self._layout, self._only_kernels, self._batch = layout, only_kernels, x.shape[0 if layout == "bsf" else 1]
 
-    def layer(self, weights: list[Tensor], x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Step:
+    def layer(
+        self, weights: list[Tensor], x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, between_factors: str
+    ) -> Step:
         """All factors: in one launch, or one by one."""
         *first, last = weights
         steps, between = list[Step](), x
         for each in first:
-            steps.append(self._factor(each, between, None, None, "none"))
+            steps.append(self._factor(each, between, None, None, between_factors))
             between = steps[-1](between, None, None)
         finishing = self._factor(last, between, bias, residual, activation)
         if not first:
@@ -148,13 +153,13 @@ class _Ways:
                 x = step(x, None, None)
             return finishing(x, bias, residual)
 
-        own = chain_launcher(tuple(tuple(each.shape) for each in weights))
+        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors)
         ways: dict[str, Step] = {}
         if call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True):
             ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
         if not ways or not self._only_kernels:
             ways["each"] = each_alone
-        return self._fastest(weights, activation, ways, x, bias, residual)
+        return self._fastest(weights, activation, ways, x, bias, residual, between_factors)
 
     def _factor(self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Step:
         (a, b, c, d), layout = weights.shape, self._layout
@@ -200,12 +205,13 @@ class _Ways:
         return Elsewhere(call, packed) if call is not None and call.plan.device.shares_host else None
 
     def _fastest(
-        self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None
-    ) -> Step:
+        self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None,
+        between: str = "none",
+    ) -> Step:  # fmt: skip
         if len(ways) == 1:
             return next(iter(ways.values()))
         shapes = [each.shape for each in weights]
-        job = job_of("prepared", shapes, x.dtype, self._layout, activation, bias is not None, residual is not None)
+        job = job_of("prepared", shapes, x.dtype, self._layout, activation, bias is not None, residual is not None, between)
         timed = {name: partial(way, x, bias, residual) for name, way in ways.items()}
         return ways[faster((job, size_of(self._batch), *ways), timed)]
 

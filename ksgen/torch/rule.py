@@ -22,7 +22,8 @@ from ksgen.torch.layer import KSLinear
 from ksgen.values import excerpt, listed, shown, whole_number
 
 METHOD = "ksgen"  # the name in config.json
-_OPTIONS = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none"}  # with what KSLinear takes for granted
+# with what KSLinear takes for granted
+_OPTIONS = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none"}
 _MOST_BYTES = 2**26
 
 

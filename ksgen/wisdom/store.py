@@ -63,6 +63,8 @@ class Entry:
         job: dict[str, Any] = {} if kernel.job == "multiply" else {"job": kernel.job}
         if kernel.job == CHAIN:
             job["before"] = [list(pattern.shape) for pattern in kernel.before]
+            job |= {} if kernel.between == "none" else {"between": kernel.between}
+            job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
         return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
@@ -84,7 +86,7 @@ class Entry:
         before = tuple(Pattern(*shape) for shape in row.get("before", ()))
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
-            row.get("job", "multiply"), before,
+            row.get("job", "multiply"), before, between=row.get("between", "none"), out_layout=row.get("out_layout"),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
@@ -117,12 +119,12 @@ class Wisdom:
         kernel was never measured.
 
         A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
-        dense arrays; a chain with an epilogue, what was found without. Few batch entries and many say nothing of each other.
+        dense arrays; a chain with activations, what was found without. Few batch entries and many say nothing of each other.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
         if not found and kernel.job == CHAIN:
-            found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue()))
+            found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
         known = [have for have, entry in (found or {}).items() if _says_something(entry, kernel, batch, aligned)]
         if not known:
             return None

@@ -67,7 +67,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside"}
+    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout"}
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():
@@ -81,9 +81,10 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
 
 def test_a_chains_factors_change_the_text_the_name_and_the_digest() -> None:
     chains = [KernelSpec(Pattern(2, 8, 8, 2), job="chain", before=before) for before in ((Pattern(2, 16, 6, 1),), (Pattern(1, 32, 6, 1),))]
+    chains += [replace(chains[0], between="relu"), replace(chains[0], out_layout="bsl")]
     sources = [render(each, family="vector_chain", dialect="opencl") for each in chains]
     assert (
-        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 2
+        len({source.text for source in sources}) == len({source.entry for source in sources}) == len({each.digest for each in chains}) == 4
     )
     alone = KernelSpec(Pattern(2, 8, 8, 2))
     assert alone.digest not in {each.digest for each in chains}
@@ -157,13 +158,15 @@ def test_emitted_launchers_can_be_imported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_emitted_groups_can_be_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = parse("layers: {heads: {group: [[[2,8,8,2], [1,4,8,4]], [[1,3,32,1]]]}, up: [[1,3,32,1]]}", "several.yaml")
+    deep = "deep: {chain: [[2,8,8,2], [1,4,8,4]], between: relu}"
+    spec = parse(f"layers: {{heads: {{group: [[[2,8,8,2], [1,4,8,4]], [[1,3,32,1]]]}}, up: [[1,3,32,1]], {deep}}}", "several.yaml")
     emit(spec, tmp_path / "made" / spec.name)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(f"made.{spec.name}")
-    assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "ks_1_3_32_1", "layer_up", "layer_heads"]
+    assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "ks_1_3_32_1", "layer_up", "layer_deep", "layer_heads"]
     square, wide = "ChainLauncher(Launcher(2, 8, 8, 2), Launcher(1, 4, 8, 4))", "ChainLauncher(Launcher(1, 3, 32, 1))"
     assert repr(module.layer_heads) == f"GroupLauncher({square}, {wide})"
+    assert repr(module.layer_deep) == f"{square[:-1]}, between='relu')"
     manifest = json.loads((tmp_path / "made" / spec.name / "manifest.json").read_text())
     assert manifest["groups"] == {"heads": [[[2, 8, 8, 2], [1, 4, 8, 4]], [[1, 3, 32, 1]]]}
 

@@ -1,6 +1,6 @@
 """What families of chains share: the factors by themselves, the word that holds their tiles, and the rule about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of
 from ksgen.families.rules import Rule
@@ -26,6 +26,12 @@ def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> Non
     assert factor_kernels(GROUP) == [
         KernelSpec(pattern, "float16", "bsl", epilogue) for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
     ]
+
+
+def test_the_activation_between_is_that_of_all_but_the_last() -> None:
+    relu = Epilogue(activation="relu")
+    assert [each.epilogue for each in factor_kernels(replace(GROUP, between="relu"))] == [relu, ALL, ALL]
+    assert all(each.between == "none" for each in factor_kernels(replace(GROUP, between="relu")))
 
 
 def test_tiles_are_one_word() -> None:

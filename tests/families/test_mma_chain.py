@@ -59,6 +59,43 @@ def test_agrees_with_float64_and_with_a_launch_for_each_factor(
         np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
 
 
+BETWEEN = [
+    (RAGGED, "bfloat16", "bsf", Epilogue(activation="relu"), "gelu"),
+    (EVEN, "tf32x3", "bsl", Epilogue(), "relu"),
+    (PLANES[1:], "float16", "bsl", ALL, "silu"),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
+def test_an_activation_between_factors(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
+) -> None:
+    """It is that of a launch for each factor, to the bit."""
+    kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
+    source = source_of(kernel)
+    arrays = arrays_of(kernel, 37)
+    got = run_chain(source, arrays, run)
+    assert is_right(kernel, got, truth_of(kernel, arrays))
+    np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+
+
+@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
+@pytest.mark.parametrize(("patterns", "precision"), [(EVEN, "float16"), (RAGGED[:2], "tf32x3")])
+def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
+    """What separate launches give that turn what lies between, to the bit; slices too, and within the arrays."""
+    kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
+    source = source_of(kernel)
+    for batch in (1, source.constants.tile_batch + 3):
+        arrays = arrays_of(kernel, batch)
+        got = run_chain(source, arrays, run)
+        assert is_right(kernel, got, truth_of(kernel, arrays))
+        np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+    if patterns is EVEN:
+        sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
+        arrays = arrays_of(kernel, 5)
+        assert is_right(kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32x3"])
 def test_slices(precision: str, layout: str) -> None:
@@ -142,6 +179,7 @@ def test_what_it_serves() -> None:
     assert not serves("float32")
     assert not serves("float16", target="sm_75")
     assert not serves("float16", beside=(EVEN,))
+    assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     assert not serves("float16", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # two tiles of 4096 features have no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)
     kernel = chain_of(EVEN, "bfloat16", "bsf")

@@ -18,7 +18,7 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, is_right, one_by_one, run_chain
+from tests.support.gpu_chains import EVEN, NARROW, PLANES, RAGGED, chain_of, is_right, one_by_one, run_chain
 from tests.support.kernels import in_emulator
 
 FAMILY, ALONE = SimtChain(), Simt()
@@ -58,6 +58,42 @@ def test_agrees_with_float64_and_with_a_launch_for_each_factor(
         got = run_chain(source, arrays, run)
         assert is_right(kernel, got, truth_of(kernel, arrays)), (kernel, source.constants, batch)
         np.testing.assert_array_equal(got, one_by_one(source, arrays, run, defaults))
+
+
+BETWEEN = [
+    (RAGGED, "float32", "bsf", Epilogue(activation="relu"), "gelu"),
+    (EVEN, "float64", "bsl", ALL, "silu"),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
+def test_an_activation_between_factors(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
+) -> None:
+    """It is that of a launch for each factor, to the bit."""
+    kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
+    source = source_of(kernel)
+    arrays = arrays_of(kernel, 37)
+    got = run_chain(source, arrays, run)
+    assert is_right(kernel, got, truth_of(kernel, arrays))
+    np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+
+
+@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
+@pytest.mark.parametrize(("patterns", "precision"), [(NARROW, "float32"), (RAGGED, "float64")])
+def test_x_in_one_layout_and_y_in_the_other(patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]) -> None:
+    """What separate launches give that turn what lies between, to the bit; slices too, and within the arrays."""
+    kernel, run = chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"), in_emulator()
+    source = source_of(kernel)
+    for batch in (1, source.constants.tile_batch + 3):
+        arrays = arrays_of(kernel, batch)
+        got = run_chain(source, arrays, run)
+        assert is_right(kernel, got, truth_of(kernel, arrays))
+        np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+    if patterns is NARROW:
+        sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
+        arrays = arrays_of(kernel, 5)
+        assert is_right(kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -41,9 +41,9 @@ ALL = Epilogue(True, "gelu", True)
 
 
 def chain_of(
-    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None
+    patterns: tuple[Pattern, ...], precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, **more: Any
 ) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1])
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
 
 
 def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> ChainConstants:
@@ -52,7 +52,7 @@ def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) 
     for factor, way in zip(factor_kernels(kernel), ways, strict=True):
         along, height, width = ("outputs", 3, 2) if way == "o" else ("batch", 2, 1)
         are_wide = factor.item_bytes >= 4 or (pairs and lie_in_pairs(factor) and kernel.stride == "dense")
-        panel = int(way == "b" or kernel.layout == "bsl" or not are_wide or factor.pattern.d > lanes)
+        panel = int(way == "b" or factor.layout == "bsl" or not are_wide or factor.pattern.d > lanes)
         tiles.append(f"{along} {lanes} {height} {width} {panel}")
     return ChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2, pairs)
 
@@ -63,13 +63,13 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
     def normal(*shape: int) -> Array:
         return random.standard_normal(shape).astype(dtype)
 
-    def rows(features: int) -> Array:
-        return normal(batch, features) if kernel.layout == "bsf" else normal(features, batch)
+    def rows(features: int, layout: str = kernel.y_layout) -> Array:
+        return normal(batch, features) if layout == "bsf" else normal(features, batch)
 
     def of_each(operand: str, made: Callable[[int], Array]) -> dict[str, Array]:
         return {name: made(chain.out_features) for name, chain in zip(each_chains(kernel, operand), kernel.chains, strict=True)}
 
-    found = {"x": rows(kernel.in_features)}
+    found = {"x": rows(kernel.in_features, kernel.layout)}
     factors = enumerate(pattern for chain in kernel.chains for pattern in chain)
     found |= {f"weights {number}": normal(*each.shape) / np.sqrt(each.c).astype(dtype) for number, each in factors}
     found |= of_each("y", rows)
@@ -82,10 +82,11 @@ def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Ar
     y, first, patterns = arrays["x"].astype(np.float64), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
     weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
     for pattern, each in zip(patterns[:-1], weights, strict=False):
-        y = reference.multiply(pattern, y, each, kernel.layout)
+        y = reference.multiply(pattern, y, each, kernel.layout, activation=kernel.between)
     bias, residual = (arrays.get(each_chains(kernel, operand)[chain]) for operand in ("bias", "residual"))
+    y = y.T if kernel.out_layout else y
     return reference.multiply(
-        patterns[-1], y, weights[-1], kernel.layout, bias=bias, activation=kernel.epilogue.activation, residual=residual
+        patterns[-1], y, weights[-1], kernel.y_layout, bias=bias, activation=kernel.epilogue.activation, residual=residual
     )
 
 
@@ -154,6 +155,52 @@ def test_agrees_with_float64(patterns: tuple[Pattern, ...], precision: str, layo
     constants = constants_of(kernel, ways, lanes)
     for batch in (1, 2, lanes, 3 * lanes - 1, 3 * lanes + 1, 6 * lanes - 1, 6 * lanes, 6 * lanes + 1, 100, 333):
         agrees(kernel, constants, batch)
+
+
+BETWEEN = [  # with as many ways to store what lies between as there are; the activation behind the last factor is another one, or the same
+    (THREE, "float32", "bsl", "bob", 4, Epilogue(activation="relu"), "gelu", 0),
+    (WIDE, "bfloat16", "bsf", "obo", 16, ALL, "relu", 0),
+    (TWO, "float64", "bsf", "bb", 4, Epilogue(), "gelu", 0),
+    (TWO, "float32", "bsf", "ob", 8, Epilogue(), "gelu_tanh", 0),
+    (THREE, "bfloat16", "bsf", "obo", 16, Epilogue(True), "silu", 1),
+    (TWO, "bfloat16", "bsl", "bb", 16, ALL, "gelu", 1),
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("patterns", "precision", "layout", "ways", "lanes", "epilogue", "between", "pairs"), BETWEEN)
+def test_an_activation_between_factors(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, ways: str, lanes: int, epilogue: Epilogue, between: str, pairs: int
+) -> None:
+    kernel = chain_of(patterns, precision, layout, epilogue, between=between)
+    for batch in (1, 3 * lanes + 1, 100):
+        agrees(kernel, constants_of(kernel, ways, lanes, pairs), batch)
+
+
+TURNS = [  # the factor that turns is the last, one between or the only one; of several blocks on the diagonal at a time, and several j
+    (TWO, "float32", "bb", 8, 0),
+    (TWO, "float64", "ob", 4, 0),
+    (THREE, "float32", "obb", 4, 0),
+    (THREE, "bfloat16", "bbb", 16, 1),
+    (WIDE, "bfloat16", "obo", 16, 0),
+    (THREE[::-1][:1], "float32", "b", 8, 0),
+]
+
+
+def turning(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
+    """Y has the other layout."""
+    return chain_of(patterns, precision, layout, epilogue, out_layout={"bsf": "bsl", "bsl": "bsf"}[layout])
+
+
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("patterns", "precision", "ways", "lanes", "pairs"), TURNS)
+def test_x_in_one_layout_and_y_in_the_other(
+    patterns: tuple[Pattern, ...], precision: str, ways: str, lanes: int, pairs: int, layout: str
+) -> None:
+    kernel = turning(patterns, precision, layout, ALL)
+    for batch in (1, 3 * lanes + 1, 6 * lanes, 100):
+        agrees(kernel, constants_of(kernel, ways, lanes, pairs), batch)
 
 
 PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
@@ -240,6 +287,12 @@ def run_fenced() -> None:
             pairs = int(at_end and precision == "bfloat16" and (layout == "bsf" or "o" not in ways))
             launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
             assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
+    for (patterns, precision, ways, lanes, pairs), layout, batch, at_end in product(TURNS[2:4], LAYOUTS, (1, 37), (False, True)):
+        kernel = turning(patterns, precision, layout, Epilogue())
+        arrays = arrays_of(kernel, batch)
+        places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
+        launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
+        assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
     print("all within their arrays")
 
 
@@ -404,6 +457,17 @@ def test_rules() -> None:
     for tiles in ("", "batch 8 2 1", "batch eight 2 1 1, batch 8 2 1 1", "batch 8 2 1 1,outputs 8 3 2 1"):
         with pytest.raises(ConstantsError, match="is not along, lanes, height, width and panel"):
             check(FAMILY, kernel, replace(GOOD, tiles=tiles))
+
+
+def test_the_factor_that_turns_has_lanes_along_the_batch() -> None:
+    kernel = turning(WIDE, "float32", "bsf", ALL)
+    check(FAMILY, kernel, constants_of(kernel, "obo"))
+    with pytest.raises(ConstantsError, match="tiles has lanes along the batch in the factor that turns one layout into the other; got"):
+        check(FAMILY, kernel, constants_of(kernel, "ooo"))
+    for layout, batch, patterns in product(LAYOUTS, (1, 100, 1568), (TWO, THREE, WIDE, WIDE[:1])):
+        kernel = turning(patterns, "bfloat16", layout, ALL)
+        for limits in (CPU, replace(CPU, dots=("bf16",)), replace(CPU, vector_bytes=32)):
+            check(FAMILY, kernel, FAMILY.default(kernel, limits, batch), limits)
 
 
 def test_rules_of_the_job() -> None:

@@ -1,7 +1,9 @@
 """Chain launchers: their factors one after another, and what they refuse before the first of them is launched."""
 
+import pickle
 import re
 
+import numpy as np
 import pytest
 
 from ksgen import reference
@@ -10,7 +12,7 @@ from ksgen.launch import chain, launcher, streams
 from ksgen.launch.arrays import view
 from ksgen.launch.weights import storage_of
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from tests.support.fake_gpu import FakeGpu, FakeTensor
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import PATTERN, SHAPE, check, draw, inputs, needs_opencl
 
 
@@ -82,6 +84,89 @@ def test_a_layer_is_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, asked: str
     gpu.synchronize()
     assert [entry.startswith(name) for entry, _ in gpu.launches] == [True, True]
     check(call.out.data.content, middle, weights[1], precision=precision)
+
+
+@pytest.mark.parametrize(("precision", "batch"), [("float16", 40), ("float16", 2)])
+def test_an_activation_between_factors_in_one_launch_and_in_several(gpu: FakeGpu, precision: str, batch: int) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER), between="relu")
+    x, weights = draw(batch, 128, precision=precision), [draw(*shape, precision=precision) for shape in LAYER]
+    y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights], activation="relu")
+    gpu.synchronize()
+    middle = reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf", activation="relu")
+    check(y.data.content, middle, weights[1], precision=precision, activation="relu")
+    assert "relu" in gpu.launches[-1][0]
+
+
+@needs_opencl
+def test_an_activation_between_factors_of_host_arrays() -> None:
+    layer = ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="silu")
+    x, weights = inputs()
+    more = draw(1, 4, 18, 3)
+    check(layer(x, [weights, more]), reference.multiply(PATTERN, x, weights, "bsf", activation="silu"), more)
+    assert repr(layer) == "ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between='silu')"
+    assert layer.explain(3).startswith("2,9,5,3 then 1,4,18,3 with silu between factors: a launch for each factor; below ")
+    assert "_silu at batch 3" in layer.explain(3)
+    copied = pickle.loads(pickle.dumps(layer))
+    assert copied.between == "silu"
+
+
+def test_what_is_no_activation_between_factors() -> None:
+    with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: between='tanh'; accepted: none, relu, gelu, gelu_tanh, silu"):
+        ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between="tanh")
+    with pytest.raises(LaunchError, match="2,9,5,3: between='relu'; accepted: none, where there is one factor"):
+        ChainLauncher(Launcher(2, 9, 5, 3), between="relu")
+
+
+@needs_opencl
+@pytest.mark.parametrize("batch", [3, 300])
+@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
+def test_x_in_one_layout_and_y_in_the_other(batch: int, layouts: tuple[str, str]) -> None:
+    """Of host arrays, in one launch and in several; of one factor and of three."""
+    for shapes in (((2, 9, 5, 3),), ((2, 9, 5, 3), (1, 4, 18, 3), (1, 7, 12, 1))):
+        layer = ChainLauncher(*(Launcher(*shape) for shape in shapes))
+        x, weights, residual = draw(batch, 30), [draw(*shape) for shape in shapes], draw(batch, layer.chain.out_features)
+        rows = x.astype(np.float64)
+        for factor, each in zip(layer.factors, weights, strict=True):
+            rows = reference.multiply(factor.pattern, rows, each, "bsf")
+        rows = rows + residual
+        given = [np.ascontiguousarray(array if layout == "bsf" else array.T) for array, layout in zip((x, residual), layouts, strict=True)]
+        y = layer(given[0], weights, layout=layouts[0], out_layout=layouts[1], residual=given[1])
+        np.testing.assert_allclose(y if layouts[1] == "bsf" else y.T, rows, rtol=1e-4, atol=1e-4)
+        call = layer.prepare(given[0], weights, layout=layouts[0], out_layout=layouts[1], residual=given[1])
+        assert call is None or (call() == y).all()
+        told = layer.explain(batch, layout=layouts[0], out_layout=layouts[1]).splitlines()[0]
+        assert told.startswith(f"{layer.chain} from {layouts[0]} to {layouts[1]}")
+        once = f"a launch for each factor, and what factor {len(shapes)} takes is turned by a copy"
+        assert ("one launch, by vector_chain" in told) if call else (once in told)
+
+
+@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
+def test_x_in_one_layout_and_y_in_the_other_on_a_gpu(gpu: FakeGpu, layouts: tuple[str, str]) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    x, weights = draw(40, 128, precision="float16"), [draw(*shape, precision="float16") for shape in LAYER]
+    given = FakeTensor(gpu, np.ascontiguousarray(x if layouts[0] == "bsf" else x.T))
+    y = layer(given, [FakeTensor(gpu, each) for each in weights], layout=layouts[0], out_layout=layouts[1])
+    gpu.synchronize()
+    assert f"float16_{layouts[0]}_to_{layouts[1]}" in gpu.launches[-1][0]
+    got = y.data.content if layouts[1] == "bsf" else y.data.content.T
+    check(got, reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf"), weights[1], precision="float16")
+
+
+def test_what_is_no_layout_of_y(gpu: FakeGpu) -> None:
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
+    weights = [FakeTensor(gpu, draw(*shape)) for shape in LAYER]
+    with pytest.raises(LaunchError, match="out_layout 'nhwc' is unknown; accepted: bsf, bsl"):
+        layer(FakeTensor(gpu, draw(4, 128)), weights, out_layout="nhwc")
+    with pytest.raises(LaunchError, match=r"got residual of shape \(4, 128\); \(128, 4\) is needed"):
+        layer(FakeTensor(gpu, draw(4, 128)), weights, out_layout="bsl", residual=FakeTensor(gpu, draw(4, 128)))
+    alone = ChainLauncher(layer.factors[0])
+    with pytest.raises(LaunchError, match=r"got x of shape \(128, 4\); layout bsf wants \(batch, 128\)"):
+        alone(FakeTensor(gpu, draw(128, 4)), weights[:1], out_layout="bsl")
+    with pytest.raises(
+        LaunchError, match=r"nothing turns a FakeArray from one layout into the other; accepted: arrays of NumPy, PyTorch or"
+    ):
+        alone(FakeArray(gpu, draw(4, 128)), weights[:1], out_layout="bsl")
+    assert gpu.launches == []
 
 
 def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """One kernel: its name, digest, counts, and what it refuses."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,14 @@ def test_a_kernel_is_named_by_everything_that_is_set() -> None:
     full = KernelSpec(SMALL, "bfloat16", "bsl", Epilogue(True, "gelu_tanh", True), 25088)
     assert full.name == "ks_6x64x64x1_bfloat16_bsl_bias_gelu_tanh_residual_batch25088"
     assert full.epilogue.words == ("bias", "gelu_tanh", "residual")
+
+
+def test_the_layout_of_y_goes_without_saying_where_it_is_that_of_x() -> None:
+    chain = KernelSpec(SMALL, job="chain", before=(SMALL,))
+    assert replace(chain, out_layout="bsf") == chain
+    turned = replace(chain, out_layout="bsl")
+    assert (turned.name, turned.y_layout) == ("ks_6x64x64x1_6x64x64x1_float32_bsf_to_bsl", "bsl")
+    assert replace(turned, layout="bsl") == replace(chain, layout="bsl")
 
 
 def test_different_kernels_have_different_names_and_digests() -> None:
@@ -52,6 +61,14 @@ def test_flops_and_bytes() -> None:
         ),
         ({"epilogue": "gelu"}, "epilogue='gelu'; accepted: an Epilogue"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up, or None for any"),
+        ({"job": "chain", "before": (SMALL,), "between": "reul"}, "between='reul'; did you mean relu?"),
+        ({"between": "relu"}, "between=relu where there is one factor; accepted: none, or two factors or more"),
+        (
+            {"job": "chain", "before": (SMALL,), "between": "relu", "precision": "complex64"},
+            "between=relu of complex numbers, complex64; accepted: none",
+        ),
+        ({"out_layout": "nhwc"}, "out_layout='nhwc'; accepted: bsf, bsl"),
+        ({"out_layout": "bsl"}, "job='multiply'; accepted: chain"),
         ({"batch": True}, "batch=True; accepted: a whole number from 1 up"),
         ({"batch": 2**64}, "batch=a number of 65 bits; accepted: a whole number from 1 up"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STRIDES, Epilogue, KernelSpec, load, paper_patterns, parse, reader
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STRIDES, Epilogue, KernelSpec, LayerOptions, load, paper_patterns, parse, reader
 from ksgen.spec.kernel import activations_of
 
 SMALL = Pattern(6, 64, 64, 1)
@@ -88,6 +88,33 @@ def test_the_epilogue_of_a_layer_belongs_to_its_last_factor() -> None:
     ]
     assert spec.layers == {"up": Chain((SMALL, Pattern(1, 768, 192, 2)))}
     assert spec.layers["up"].name == "up"
+
+
+def test_the_activation_between_factors_is_that_of_all_but_a_layers_last() -> None:
+    spec = parse(
+        """
+        layers:
+          up: {chain: [[6,64,64,1], [1,768,192,2], [1,4,1536,1]], between: relu, activation: gelu}
+          pair: {group: [[[6,64,64,1], [1,768,192,2]], [[6,64,64,1]]], between: silu}
+          plain: [[6,64,64,1]]
+        """
+    )
+    first, second, third = spec.layers["up"]
+    expected = [(first, "relu"), (second, "relu"), (third, "gelu"), (first, "silu"), (second, "none"), (first, "none")]
+    assert [(each.pattern, each.epilogue.activation) for each in spec.kernels] == expected
+    assert {name: options.told for name, options in spec.options.items()} == {
+        "up": {"between": "relu"}, "pair": {"between": "silu"}, "plain": {},
+    }  # fmt: skip
+    assert spec.options_of("none of these") == LayerOptions()
+
+
+def test_what_gives_another_layout_has_the_kernels_of_both() -> None:
+    """Factors before the one that turns have that of x, others that of y."""
+    spec = parse("layers: {up: {chain: [[6,64,64,1], [1,768,192,2], [1,4,1536,1]], layout: [bsf, bsl], out_layout: bsl}}")
+    first, second, third = spec.layers["up"]
+    expected = [(first, "bsf"), (first, "bsl"), (second, "bsl"), (third, "bsl")]
+    assert [(each.pattern, each.layout) for each in spec.kernels] == expected
+    assert spec.options_of("up").told == {"out_layout": "bsl"}
 
 
 def test_layers_kernels_and_pattern_sets_share_kernels() -> None:
@@ -364,12 +391,21 @@ WRONG = [
         "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
     ),
     ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
-    ("layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}", "2: layers.q: unknown key 'chain'; accepted: group, precision"),
+    (
+        "layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}",
+        "2: layers.q: unknown key 'chain'; accepted: group, between, out_layout, precision",
+    ),
     (
         "layers:\n  q:\n    group:\n    - [[1,2,3,4]]\n    - [[1,2,4,4]]",
         "5: layers.q.group[1]: takes 16 features, and the first chain 12; accepted: chains that take the same x",
     ),
-    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, precision"),
+    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, precision"),
+    ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
+    ("layers:\n  q: {chain: [[1,2,3,4]], between: relu}", "2: layers.q.between: got relu where there is one factor; accepted: none"),
+    (
+        "layers:\n  q: {chain: [[1,2,3,4], [1,2,2,4]], between: rely}",
+        "2: layers.q.between: got 'rely'; did you mean relu? accepted: none, relu, gelu, gelu_tanh, silu",
+    ),
     (
         "layers:\n  q:\n    chain:\n    - 1,192,48,2\n    - 2,48,192,2",
         "3: layers.q.chain: 1,192,48,2 gives 384 features and 2,48,192,2, next in the chain, takes 768",

@@ -18,14 +18,13 @@ from tests.support.kernels import pack as packed_by
 EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
 RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
 PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
+NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))  # 240 -> 36 -> 66 -> 20: the second factor turns
 GAPS = {"x": 5, "y": 3, "residual": 3}
 BAD = np.array([np.nan, np.inf, -np.inf])
 
 
-def chain_of(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
-) -> KernelSpec:
-    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], stride=stride)
+def chain_of(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any) -> KernelSpec:
+    return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
@@ -74,6 +73,7 @@ def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: li
     chosen = constants or source.constants.parsed
     for number, (kernel, own) in enumerate(zip(factor_kernels(source.kernel), chosen, strict=True)):
         each = render(kernel, own, family=alone.name)
+        x = x if x.shape[0 if kernel.layout == "bsf" else 1] == batch else np.ascontiguousarray(x.T)
         problem = replace(make_problem(kernel, batch), x=x, weights=arrays[f"weights {number}"])
         packed = packed_by(problem, each, run)
         y = np.full((batch, kernel.pattern.out_features)[:: 1 if kernel.layout == "bsf" else -1], np.nan, x.dtype)

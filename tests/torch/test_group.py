@@ -128,6 +128,7 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
     [
         lambda own: own[1].register_forward_hook(lambda *given: None),
         lambda own: setattr(own[1], "activation", "relu"),
+        lambda own: setattr(own[1], "between", "relu"),
         lambda own: setattr(own[1], "backend", "bmm"),
         lambda own: own[1].double(),
         lambda own: setattr(own[1], "bias", None),

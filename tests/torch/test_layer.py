@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
+from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -104,6 +105,44 @@ def test_activation_and_residual() -> None:
     torch.testing.assert_close(layer(x, residual=residual), expected)
     with torch.no_grad():
         torch.testing.assert_close(layer(x, residual=residual), expected)
+
+
+def between_by_pytorch(layer: KSLinear, x: Any, activation: Any) -> Any:
+    """The layer's factors one after the other, by dense products."""
+    first, last = (to_dense(each) for each in layer.weights)
+    return functional.linear(activation(functional.linear(x, first)), last, layer.bias)
+
+
+@pytest.mark.parametrize("backend", ["auto", "ksgen", "bmm"])
+def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, in several launches, in one and prepared; and derivatives, twice."""
+    use_kernels(monkeypatch)
+    layer, x = make(backend=backend, between="gelu", activation="relu", dtype=torch.float64), x_of("bsf", 80).double()
+    expected = between_by_pytorch(layer, x, functional.gelu).relu()
+    with torch.no_grad():
+        for own in (layer, copy.deepcopy(layer).eval().freeze()):
+            for _ in range(3):
+                torch.testing.assert_close(own(x), expected)
+    layer = make(backend=backend, between="silu", dtype=torch.float64)
+    given = (x[:3, :].detach().requires_grad_(), *layer.weights)
+    found = []
+    for y in (layer(given[0]), between_by_pytorch(layer, given[0], functional.silu)):
+        first = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(each.square().sum() for each in first), given)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_with_an_activation_between_a_layer_has_no_matrix() -> None:
+    layer = make(between="relu")
+    assert "between=relu" in repr(layer)
+    for ask in (layer.to_dense, layer.to_linear, lambda: layer.weight + 0):
+        with pytest.raises(LaunchError, match="with between='relu' it has no matrix; accepted: a layer without it"):
+            ask()
+    with pytest.raises(LaunchError, match="between='relu', with which no layer is near a matrix"):
+        KSLinear.from_linear(nn.Linear(24, 24), CHAIN, between="relu")
+    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x_of())
+    torch.testing.assert_close(y, layer(x_of()))
 
 
 def test_from_a_linear_layer_and_back() -> None:
@@ -378,6 +417,9 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         (CHAIN, {"backend": "einsums"}, SpecError, "backend='einsums'; did you mean einsum"),
         (CHAIN, {"precision": "tf32x"}, SpecError, "precision='tf32x'; did you mean tf32"),
         (CHAIN, {"activation": "geluu"}, SpecError, "activation='geluu'; did you mean gelu"),
+        (CHAIN, {"between": "geluu"}, SpecError, "between='geluu'; did you mean gelu"),
+        (CHAIN[:1], {"between": "relu"}, LaunchError, "between='relu' where there is one factor; accepted: 'none', or two or more"),
+        (CHAIN, {"between": "relu", "dtype": torch.complex64}, SpecError, "between=relu of complex numbers, complex64; accepted: none"),
         (CHAIN, {"bias": "yes"}, SpecError, "bias='yes'; accepted: True or False"),
         (CHAIN, {"dtype": torch.int64}, LaunchError, "tensors of int64; accepted: float32, float64, float16, bfloat16"),
         (CHAIN, {"precision": "tf32", "dtype": torch.float16}, LaunchError, "precision='tf32' for tensors of float16; accepted: float16"),

@@ -287,6 +287,7 @@ def refusals() -> list[str]:
         lambda: split.freeze(),
         lambda: parallel.parallelize_module(KSLinear.group([KSLinear(LAST), KSLinear(LAST)]), line, KSColwise())(torch.zeros(3, 12)),
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
+        lambda: parallel.parallelize_module(KSLinear(FIRST, between="relu"), line, KSRowwise()),
     ]
     told = []
     for mistake in mistakes:
@@ -317,6 +318,7 @@ def test_mistakes_are_told(four: Processes) -> None:
         "weights.0 is a DTensor; only layers of plain tensors can be frozen",
         "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()",
         "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
+        "between='relu' comes before the sum over processes; accepted: KSBlockwise or KSColwise, or a layer without it",
     ]
     for told in four.run(refusals):
         for words, message in zip(expected, told, strict=True):

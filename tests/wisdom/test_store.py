@@ -96,7 +96,12 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
     (again,) = parse(text, "file")
     assert again == found
     assert Wisdom([again]).lookup(chain, 1000) == found
-    assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu")), 1000) == found
+    assert Wisdom([again]).lookup(replace(chain, epilogue=Epilogue(True, "relu"), between="gelu"), 1000) == found
+    for more in ({"between": "relu"}, {"out_layout": "bsl"}):
+        other = replace(chain, **more)
+        entry = Entry(other, 1000, "vector_chain", FAMILIES["vector_chain"].default(other, processor, 1000), {"median_us": 1.5})
+        assert Entry.from_json(json.loads(json.dumps(entry.as_json()))) == entry
+        assert Wisdom([entry]).lookup(chain, 1000) is None
     assert Wisdom([again]).lookup(KERNEL, 1000) is None
 
 

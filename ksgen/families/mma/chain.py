@@ -111,7 +111,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job != CHAIN or kernel.beside or not limits.tensor_cores or kernel.arithmetic.operand is None:
+        if kernel.job != CHAIN or kernel.beside or len(kernel.factors) == 1 or not limits.tensor_cores or kernel.arithmetic.operand is None:
             return False
         return all(map(is_precise, factor_kernels(kernel))) and any(self.space(kernel, limits))
 
@@ -160,7 +160,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
         return tile_picture(own, heading)
 
     def variants(self, own: Within) -> tuple[str, ...]:
-        return variants_of(own)
+        return (own.kernel.layout, *variants_of(own))
 
     def constexprs_of(self, shape: ChainShape, at: int) -> list[Constexpr]:
         own = shape.factors[at]

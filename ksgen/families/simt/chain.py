@@ -136,7 +136,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job != CHAIN or kernel.beside or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
             return False
-        if kernel.arithmetic.is_complex:
+        if kernel.arithmetic.is_complex or len(kernel.factors) == 1:
             return False
         return any(self.space(kernel, limits))
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of
+from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles, tiles_of, turns
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
-from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike
+from ksgen.families.vector.defaults import MANY, MOST_ROWS, alike, along_batch
 from ksgen.families.vector.defaults import default as factor_default
 from ksgen.families.vector.family import (
     GROUPS_AT_ONCE,
@@ -29,6 +29,7 @@ from ksgen.families.vector.family import (
     factor_words,
     out_of_block,
     output_reads,
+    variants_of,
     x_of_block,
 )
 from ksgen.families.vector.planes import round_up, tile_picture
@@ -75,7 +76,8 @@ class ChainShape:
 
     @cached_property
     def factors(self) -> list[Shape]:
-        return [Shape(kernel, constants) for kernel, constants in zip(factor_kernels(self.kernel), self.constants.parsed, strict=True)]
+        own = zip(places(self.kernel), factor_kernels(self.kernel), self.constants.parsed, strict=True)
+        return [Shape(kernel, constants, self.kernel.layout if turns(self.kernel, at) else "") for at, kernel, constants in own]
 
     @property
     def unit(self) -> int:
@@ -89,10 +91,11 @@ class ChainShape:
     @property
     def between(self) -> int:
         """What lies between two factors."""
-        rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
-        features = [each.pattern.out_features for each in places(self.kernel) if not each.is_last]
-        reals = divide_up(max(features, default=0) * rows, 2 if self.constants.pairs else 1)
-        return round_up(reals + LINE_BYTES, LINE_BYTES) if features else 0
+        rows = {"bsf": self.constants.block, "bsl": self.pitch}
+        own = zip(places(self.kernel), factor_kernels(self.kernel), strict=True)
+        sizes = [each.pattern.out_features * rows[factor.layout] for each, factor in own if not each.is_last]
+        reals = divide_up(max(sizes, default=0), 2 if self.constants.pairs else 1)
+        return round_up(reals + LINE_BYTES, LINE_BYTES) if sizes else 0
 
     @property
     def places(self) -> int:
@@ -120,11 +123,19 @@ def _block(kernel: KernelSpec, shapes: list[Shape], most: int) -> int:
     """Batch entries of a block, at most so many: what it has before and behind a factor stays in the cache, but in batch-size-last, where
     shorter pieces of rows cost more. Whole tiles of every factor: one that ends within a block costs as much as a whole one."""
     features = max(each.pattern.in_features + each.pattern.out_features for each in places(kernel))
-    held = MOST_ROWS if kernel.layout == "bsl" else min(MOST_ROWS, BLOCK_BYTES // (4 * features))
+    held = MOST_ROWS if "bsf" not in (kernel.layout, kernel.y_layout) else min(MOST_ROWS, BLOCK_BYTES // (4 * features))
     whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
     if whole <= min(2 * MOST_ROWS, most):
         return max(1, min(held, most) // whole) * whole
     return max(unit, min(held, most) // unit * unit)
+
+
+def _alone(kernel: KernelSpec, at: Place, factor: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
+    """Of a factor by itself; of the one that turns one layout into the other, with lanes along the batch."""
+    found = factor_default(factor, limits, batch)
+    if not turns(kernel, at) or found.along == "batch":
+        return found
+    return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
 
 
 def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec, VectorConstants]]:
@@ -141,6 +152,10 @@ _RULES: tuple[Rule[ChainConstants], ...] = (
         ),
     ),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
+    Rule(
+        "tiles has lanes along the batch in the factor that turns one layout into the other",
+        lambda k, c: all(own.along == "batch" for at, own in zip(places(k), c.parsed, strict=True) if turns(k, at)),
+    ),
 )
 
 
@@ -163,15 +178,16 @@ class VectorChain(Shaped[ChainConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
         batch = kernel.batch or alike(batch or MANY)
-        alone = [factor_default(each, limits, batch) for each in factor_kernels(kernel)]
+        factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
+        alone = [_alone(kernel, at, factor, limits, batch) for at, factor in factors]
         are_able = any(each.pairs for each in alone)
-        pairs = int(are_able and all(kernel.layout == "bsf" or each.along == "batch" for each in alone))
+        pairs = int(are_able and all(each.layout == "bsf" or own.along == "batch" for (_, each), own in zip(factors, alone, strict=True)))
         if are_able and not pairs:
-            alone = [factor_default(each, replace(limits, dots=()), batch) for each in factor_kernels(kernel)]
+            alone = [_alone(kernel, at, factor, replace(limits, dots=()), batch) for at, factor in factors]
         alone = [replace(each, parts=1, pairs=pairs) for each in alone]
-        copied = [kernel.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at in places(kernel)]
+        copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
         alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
-        shapes = [Shape(factor, own) for factor, own in zip(factor_kernels(kernel), alone, strict=True)]
+        shapes = [Shape(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
         block = _block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors))
         return ChainConstants(block, tiles_of(kernel, _words_of(alone)), alone[-1].past, pairs)
 
@@ -205,9 +221,11 @@ class VectorChain(Shaped[ChainConstants]):
     def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
         shape = ChainShape(kernel, constants)
         words = factor_words(shape.factors[-1])  # of which the activation is that of last factors
+        between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
         tiles = [tile_picture(f"A tile of factor {n}", each.constants, OF_ROWS, OF_LANES) for n, each in enumerate(shape.factors, 1)]
         return {
             **words,
+            "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
             "picture": "//\n".join(tiles),
             "results": each_chains(kernel, "y"),
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
@@ -215,13 +233,14 @@ class VectorChain(Shaped[ChainConstants]):
 
     def _factor(self, shape: ChainShape, number: int, at: Place) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
-        own, is_bsf = shape.factors[number], shape.kernel.layout == "bsf"
+        own = shape.factors[number]
         is_first, is_last = at.at == 0, at.is_last
         between, is_kept, widen = ("between", "outputs", "widen") if shape.constants.pairs else ("real", "lanes", "")
         place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
         if shape.constants.pairs:
             place = f"(GLOBAL between*)({place})"
-        pitch_in, pitch_out = (own.kernel.pattern.in_features, own.kernel.pattern.out_features) if is_bsf else (shape.pitch, shape.pitch)
+        pitch_in = own.kernel.pattern.in_features if own.x_layout == "bsf" else shape.pitch
+        pitch_out = own.kernel.pattern.out_features if own.kernel.layout == "bsf" else shape.pitch
         return factor_words(own) | {
             "number": number + 1,
             "n": f"_{number + 1}",

@@ -129,5 +129,5 @@ def _moved(shape: Shape, block: int) -> float:
         return ELEMENT * (inputs + outputs)
     vector = constants.lanes
     if not shape.is_along_outputs:
-        return (TURN * (inputs + outputs) if kernel.layout == "bsf" else COPY * inputs) / vector
+        return (inputs * (TURN if shape.x_layout == "bsf" else COPY) + (outputs * TURN if kernel.layout == "bsf" else 0)) / vector
     return COPY * inputs / vector if constants.panel else 0.0

@@ -50,7 +50,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
     along_outputs = are_few(kernel, limits, lanes, batch) or (
         prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
     )
-    found = (_along_outputs if along_outputs else _along_batch)(kernel, limits, lanes, batch)
+    found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
     is_in_rows = kernel.layout == "bsf" or found.along == "batch"
     if not (is_in_rows and multiplies_pairs(kernel, limits)):
         return found
@@ -148,7 +148,7 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float 
     return (padded * max(1.0, 0.75 + loads, most / (height * width) / 2), loads)
 
 
-def _along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
+def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, c, _ = kernel.pattern.shape
     most = 24 if limits.vector_registers == 32 else 12
     vectors = divide_up(batch, lanes)

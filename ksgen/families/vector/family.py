@@ -10,7 +10,7 @@ from typing import Any
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
-from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, tile_sizes
@@ -149,16 +149,20 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
-    activation = shape.kernel.epilogue.activation
-    variants = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
     return (
         shape.words
         | {
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
-            "variants": (*variants.get(activation, ()), *(("pairs",) if shape.constants.pairs else ())),
+            "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
         }
         | (_words_of_pairs(shape) if shape.constants.pairs else {})
     )
+
+
+def variants_of(shape: Shape, activation: str) -> tuple[str, ...]:
+    """How vectors have the activation of their own, if they do."""
+    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}  # whose erf is vectors' own
+    return own.get(activation, ())
 
 
 def _words_of_pairs(shape: Shape) -> dict[str, str]:
@@ -186,12 +190,12 @@ def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
 
 
 def _from_first(kernel: KernelSpec, array: str) -> str:
-    return f"{array} + first * {array}_pitch" if kernel.layout == "bsf" else f"{array} + first"
+    return f"{array} + first * {array}_pitch" if layout_of(kernel, "x" if array == "x" else "y") == "bsf" else f"{array} + first"
 
 
 def factor_constexprs(shape: Shape) -> list[Constexpr]:
     """The constants of a factor, alone or in a chain."""
-    kernel, constants, is_bsf = shape.kernel, shape.constants, shape.kernel.layout == "bsf"
+    kernel, constants = shape.kernel, shape.constants
     pattern, ahead = kernel.pattern, shape.ahead
     always = [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
@@ -226,9 +230,9 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
     return [
         *always,
         Constexpr("CHUNK", shape.tile_lanes, "batch entries whose inputs lie together"),
-        Constexpr("SCOPE", shape.scope if is_bsf else 1, "blocks on the diagonal of a plane"),
+        Constexpr("SCOPE", shape.scope if shape.turns else 1, "blocks on the diagonal of a plane"),
         Constexpr("PLANE_COLUMNS", shape.plane_columns, "tiles of a plane"),
         Constexpr("COLUMN_UNIT", shape.column_unit, "tiles that one work group takes together"),
         Constexpr("IS_SPLIT", shape.is_split, "whether work groups take parts of a plane, and store outputs one by one"),
-        Constexpr("TURNED", shape.turned if is_bsf else 0, "where a chunk's outputs begin in what a work group keeps"),
+        Constexpr("TURNED", shape.turned if kernel.layout == "bsf" else 0, "where a chunk's outputs begin in what a work group keeps"),
     ]

@@ -73,6 +73,11 @@ class Planes:
         wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
         return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
 
+    @property
+    def columns_from(self) -> str:
+        """How inputs become columns of neighbouring batch entries, where lanes lie along the batch."""
+        return self.kernel.layout
+
     # ---- what the templates ask for
 
     @property
@@ -89,6 +94,7 @@ class Planes:
             "reals": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
+            "columns_from": self.columns_from,
             "spread": spread(self.run, lanes, self.mask, precision)[: self.period] if self.is_along_outputs else [],
             "mask": self.mask,
             "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in _turns(lanes)],

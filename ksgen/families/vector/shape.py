@@ -54,13 +54,22 @@ class Shape(Planes):
 
     kernel: KernelSpec
     constants: VectorConstants
+    reads: str = ""  # the layout of inputs, where the kernel's is that of outputs alone: lanes lie along the batch then
+
+    @property
+    def x_layout(self) -> str:
+        return self.reads or self.kernel.layout
+
+    @property
+    def columns_from(self) -> str:
+        return "bsl_planes" if self.x_layout == "bsl" and self.turns else self.x_layout
 
     @property
     def planes(self) -> int:
         a, _, _, d = self.kernel.pattern.shape
         if self.is_along_outputs:
             return a * self.planes_j
-        return a // self.scope if self.kernel.layout == "bsf" else a * d
+        return a // self.scope if self.turns else a * d
 
     @property
     def inputs(self) -> int:
@@ -100,8 +109,8 @@ class Shape(Planes):
 
     @property
     def turns(self) -> bool:
-        """Whether inputs, and outputs of whole planes, are turned."""
-        return not self.is_along_outputs and self.kernel.layout == "bsf"
+        """Whether inputs of whole planes are turned, or their outputs."""
+        return not self.is_along_outputs and "bsf" in (self.x_layout, self.kernel.layout)
 
     @property
     def is_split(self) -> bool:
@@ -143,7 +152,7 @@ class Shape(Planes):
         d = self.kernel.pattern.d
         if self.is_along_outputs:
             return self.constants.lanes if self.constants.panel and not self.is_short else d
-        return self.tile_lanes * (d if self.kernel.layout == "bsf" else 1)
+        return self.tile_lanes * (d if self.x_layout == "bsf" else 1)
 
     @property
     def unit(self) -> int:
@@ -170,7 +179,9 @@ class Shape(Planes):
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
             rows = self.constants.height if self.kernel.layout == "bsf" else 0  # else few entries, far apart: nothing is fetched
             return Ahead(rows, divide_up(lines, self.tiles), apart, self.inputs)
-        if self.kernel.layout == "bsl":
+        if self.columns_from == "bsl_planes":
+            return Ahead(0, 0, line, self.inputs)
+        if self.x_layout == "bsl":
             chunks = divide_up(self.constants.block, self.tile_lanes)
             return Ahead(divide_up(c, self.tiles * chunks), divide_up(self.constants.block, line), line, self.inputs)
         return Ahead(self.tile_lanes, divide_up(divide_up(self.scope * c * d, line), self.plane_columns), line, self.inputs)
@@ -213,8 +224,9 @@ class Shape(Planes):
         if self.is_along_outputs:
             rows = max(self.constants.block, self.constants.height) if self.constants.panel else self.constants.height
             used = rows * self.x_row + self.constants.lanes
-        elif self.kernel.layout == "bsf":
-            used = self.turned + round_up(self.scope * b * d, self.constants.lanes) * self.tile_lanes
+        elif self.turns:
+            outputs = round_up(self.scope * b * d, self.constants.lanes) if self.kernel.layout == "bsf" else 0
+            used = self.turned + outputs * self.tile_lanes
         else:
             used = self.inputs * self.tile_lanes
         return round_up(used, LINE_BYTES) + (self.kept if self.waits and self.kernel.epilogue.words else 0)
