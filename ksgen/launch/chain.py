@@ -31,11 +31,17 @@ from ksgen.words import counted
 class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one."""
 
+    parts = "factor"  # that a launch serves, where one for all cannot be had
+
     def __init__(self, *factors: Launcher) -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
         self.factors = factors
+
+    @property
+    def title(self) -> str:
+        return str(self.chain)
 
     def __repr__(self) -> str:
         return f"ChainLauncher({', '.join(map(repr, self.factors))})"

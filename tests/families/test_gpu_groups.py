@@ -116,7 +116,8 @@ def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
 @pytest.mark.parametrize(("family", "precision"), [("mma_chain", "float16"), ("simt_chain", "float32")])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: str, layout: str) -> None:
-    """Bytes exactly, but where two i of an output share a sector. `simt_chain` reads X for the second chain again, of which the emulator counts a block's first reading alone."""
+    """Bytes exactly, but where two i of an output share a sector. `simt_chain` reads X for the second chain again, of which the
+    emulator counts a block's first reading alone."""
     kernel = group_of(PAIR, precision, layout)
     source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
     run_group(source, arrays_of(kernel, batch), run, behind=0)

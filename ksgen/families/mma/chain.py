@@ -19,7 +19,7 @@ from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
 from ksgen.families.operands import CHUNK, is_precise
-from ksgen.families.tiles import MOST_THREADS
+from ksgen.families.tiles import MOST_THREADS, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -74,6 +74,14 @@ class Within(Shape):
     def held_bytes(self) -> int:
         """Of shared memory, for its inputs."""
         return (self.constants.tile_batch if self.is_bsf else self.slots) * self.x_pitch
+
+    @property
+    def registers(self) -> int:
+        """With what is read of the residual before the first of it is needed."""
+        if not self.kernel.epilogue.residual:
+            return super().registers
+        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.vector)
+        return super().registers + runs * divide_up(self.y_vector * self.kernel.item_bytes, 4)
 
     @property
     def written_bytes(self) -> int:
@@ -147,7 +155,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     alone = Mma()
     packed_by = alone.name
     listed = rules_of(RULES, ChainShape)
-    why = "all factors of a layer, or of several on one X, in one launch, what lies between them in shared memory: tensor cores, from sm_80 on"
+    why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: tensor cores, from sm_80 on"
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
@@ -262,7 +270,7 @@ def _best_of_all(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int
     orders: tuple[tuple[int, ...], ...] = ()
     for factor, where in zip(factor_kernels(kernel), places(kernel), strict=True):
         known = orders if where.at == 0 else ()
-        own = (known and best_of_factor(factor, tile_batch, warps, stretches, known)) or best_of_factor(factor, tile_batch, warps, stretches)
+        own = best_of_factor(factor, tile_batch, warps, stretches, known) or best_of_factor(factor, tile_batch, warps, stretches)
         if not own:
             return []
         best.append(own)

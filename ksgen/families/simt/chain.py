@@ -137,7 +137,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     alone = Simt()
     packed_by = alone.name
     listed = (*rules_of(RULES, ChainShape), _DIVIDE)
-    why = "all factors of a layer, or of several on one X, in one launch, what lies between them in shared memory: float32 and float64, from sm_80 on"
+    why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: float32 and float64, sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job != CHAIN or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
