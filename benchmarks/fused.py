@@ -1,4 +1,5 @@
-"""Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused`.
+"""Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused`; with
+`--side-by-side 3`, three layers on one X, such as q, k and v, in one launch beside the layers one by one.
 
 The 24 chains of `benchmarks.layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual
 card. Nothing is measured here, and no GPU is needed.
@@ -16,20 +17,23 @@ from ksgen.families import cuda_limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import default_us
 from ksgen.families.gpus import gpu_of
-from ksgen.launch.fused import chain_kernel, each_us, family_of_chain
+from ksgen.launch.fused import apart_us, chain_kernel, family_of_chain
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue
 
 _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 
 
-def row(chain: Chain, precision: str, layout: str, target: str, batch: int) -> dict[str, Any]:
-    """Megabytes and microseconds of each factor's launch together, and of one launch, if there is one."""
-    kernel, limits = chain_kernel((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
+def row(chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1) -> dict[str, Any]:
+    """Megabytes and microseconds of each factor's launch together, and of one launch, if there is one. Of a group: of a launch for each
+    layer, the least there is; and of the layers as each is expected to be the fastest."""
+    alone, limits = chain_kernel((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
+    kernel = chain_kernel((chain.factors,) * side_by_side, precision, layout, Epilogue())
+    each = [alone] * side_by_side if side_by_side > 1 else factor_kernels(kernel)
     found: dict[str, Any] = {
-        "each_mb": sum(factor.bytes(batch) for factor in factor_kernels(kernel)) / 1e6,
+        "each_mb": sum(launch.bytes(batch) for launch in each) / 1e6,
         "one_mb": kernel.bytes(batch) / 1e6,
-        "each_us": each_us(kernel, limits, batch),
+        "each_us": apart_us(kernel, limits, batch),
     }
     whole = family_of_chain(kernel, limits, batch)
     if whole is None:
@@ -66,13 +70,14 @@ def _fewer(found: dict[str, Any]) -> float:
 @click.option("--precision", "precisions", default=("bfloat16", "float32"), multiple=True, show_default=True)
 @click.option("--layout", "layouts", default=("bsf", "bsl"), multiple=True, show_default=True)
 @click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
+@click.option("--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X.")
 @click.option("--json", "as_json", is_flag=True)
-def main(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], as_json: bool) -> None:
+def main(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int, as_json: bool) -> None:
     """What the model and the counts say of every chain."""
     for target in targets:
         for precision in precisions:
             for layout in layouts:
-                rows = {name: row(chain, precision, layout, target, batch) for name, chain in chains().items()}
+                rows = {name: row(chain, precision, layout, target, batch, side_by_side) for name, chain in chains().items()}
                 told = {"target": target, "precision": precision, "layout": layout, "batch": batch}
                 if as_json:
                     click.echo(json.dumps(told | {"chains": rows}))

@@ -27,6 +27,7 @@ from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
+from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, stratified
 from ksgen.spec.kernel import CHAIN
 
@@ -59,7 +60,8 @@ PROMISES = {
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
     "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
-    "mma_chain": Promise(("sm_80", "sm_90a"), register_error=64, precisions=MULTIPLIED),
+    # by up to 66 in a group of three layers of two factors, in bsl
+    "mma_chain": Promise(("sm_80", "sm_90a"), register_error=72, precisions=MULTIPLIED),
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
     # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
@@ -104,13 +106,18 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
 
 
 def chains(precisions: Iterable[str]) -> list[KernelSpec]:
-    """The layers of both models, plain; and one with an epilogue, on slices."""
+    """The layers of both models, plain; one with an epilogue, on slices; and groups of the first, as q, k and v."""
     layers = dict.fromkeys(chain.factors for name in ("vit", "gpt2") for chain in load(resource("specs") / f"{name}.yaml").layers.values())
     found = []
     for (*before, last), precision, layout in product(layers, precisions, LAYOUTS):
         found.append(KernelSpec(last, precision, layout, job=CHAIN, before=tuple(before)))
-    more = Epilogue(bias=True, activation="gelu", residual=True)
-    return [*found, *(replace(each, epilogue=more, stride="any") for each in found[: len(tuple(precisions)) * len(LAYOUTS)])]
+    more, first = Epilogue(bias=True, activation="gelu", residual=True), found[: len(tuple(precisions)) * len(LAYOUTS)]
+    beside = [((*each.before, each.pattern), (each.before[0],)) for each in first]  # and its first factor alone
+    return [*found, *(replace(each, epilogue=more, stride="any") for each in first), *map(_group, first, beside)]
+
+
+def _group(kernel: KernelSpec, beside: tuple[tuple[Pattern, ...], ...]) -> KernelSpec:
+    return replace(kernel, beside=beside, epilogue=Epilogue(bias=True), stride="any")
 
 
 def sources(family: str, target: str, everything: bool = False, every: int = 1) -> list[Source]:

@@ -1,5 +1,5 @@
-"""What families of GPUs share that take a tile of the batch through all factors of a layer in one launch, with what lies between in shared
-memory: constants of each factor, rules, a ring of weights' stages, what their texts state.
+"""What families of GPUs share that take a tile of the batch through all factors of a layer, or of several on one X, in one launch, with
+what lies between in shared memory: constants of each factor, rules, a ring of weights' stages, what their texts state.
 
 Never decides a tile. Weights are packed as for each factor alone.
 """
@@ -13,10 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits
-from ksgen.families.chains import factor_kernels, listed, rule_of_tiles
+from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing, Shaped
+from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -88,10 +89,20 @@ class GpuChainShape(Generic[FactorT]):
     @abstractmethod
     def factors(self) -> list[FactorT]: ...
 
+    @cached_property
+    def places(self) -> list[Place]:
+        """Where each factor stands."""
+        return places(self.kernel)
+
     @property
     @abstractmethod
-    def held(self) -> list[int]:
-        """What lies in shared memory one after the other, each while the one before it is read."""
+    def held(self) -> list[list[int]]:
+        """Of each chain, what lies in shared memory one after the other, each while the one before it is read."""
+
+    @property
+    def stays(self) -> int:
+        """What lies there in front of that until all chains are done."""
+        return 0
 
     @property
     @abstractmethod
@@ -99,17 +110,23 @@ class GpuChainShape(Generic[FactorT]):
 
     @cached_property
     def halves(self) -> tuple[int, int]:
-        """What a factor reads lies in one half, and what it writes in the other."""
-        return max(self.held[0::2]), max(self.held[1::2], default=0)
+        """What a factor reads lies in one half, and what it writes in the other. A chain begins when the one before it has been read."""
+        one, other = ([size for each in self.held for size in each[first::2]] for first in (0, 1))
+        return max(one, default=0), max(other, default=0)
 
     @property
     def ring(self) -> int:
         """Where the stages begin."""
-        return sum(self.halves)
+        return self.stays + sum(self.halves)
 
     def place(self, number: int) -> int:
-        """Where one of those begins."""
-        return number % 2 * self.halves[0]
+        """Where one of those that a chain holds begins."""
+        return self.stays + number % 2 * self.halves[0]
+
+    def of_ends(self, factors: Sequence[FactorT]) -> tuple[list[FactorT], list[FactorT]]:
+        """Those that read X, and those that write an output."""
+        ends = list(zip(factors, self.places, strict=True))
+        return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
 
     @property
     def threads(self) -> int:
@@ -136,7 +153,7 @@ class GpuChainShape(Generic[FactorT]):
 
     def memory_bytes(self, batch: int) -> int:
         """X, packed weights and Y, each once."""
-        weights = sum(pattern.weight_count for pattern in self.kernel.factors) * self.kernel.item_bytes
+        weights = sum(chain.weight_count for chain in self.kernel.chains) * self.kernel.item_bytes
         return self.kernel.bytes(batch) - weights + self.packed_bytes
 
 
@@ -204,21 +221,29 @@ class GpuChain(Shaped[ConstantsT]):
         return {
             "picture": "//\n".join(pictures),
             "weights_of_all": ", ".join(f"weights_{number}" for number in range(1, len(shape.factors) + 1)),
+            "results": each_chains(kernel, "y"),
+            "layers": _layers(kernel),
             "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
         }
 
     def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
         """What the template spells of one factor: its constants, what it copies itself and where its outputs go."""
-        own, is_last = shape.factors[at], at + 1 == len(shape.factors)
+        own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
+        copies = self.copies_x(shape, at)
         return {
             "number": at + 1,
+            "layer": _layers(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
             "constexprs": [*self.constexprs_of(shape, at), *self._places_of(shape, at)],
             "variants": self.variants(own),
-            "copied": () if at else ("x",),
-            "read": ("x",) if at else (),
+            "copied": ("x",) if copies else (),
+            "read": () if copies else ("x",),
             "kept": () if is_last else (at + 2,),  # by the next factor's number
+<<<<<<< HEAD
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
+=======
+            "then": () if at + 1 == len(shape.factors) else (at + 2,),  # the same, of whichever chain it is
+>>>>>>> groups
             "stored": ("y",) if is_last else (),
         }
 
@@ -227,6 +252,10 @@ class GpuChain(Shaped[ConstantsT]):
             Constexpr("PASSES", shape.factors[at].tiles_of_batch, "tiles of outputs, one after the other"),
             Constexpr("FIRST_STAGE", shape.first_stages[at], "of its weights, among the stages of all factors"),
         ]
+
+    def copies_x(self, shape: Any, at: int) -> bool:
+        """Whether a factor copies X from memory itself."""
+        return bool(shape.places[at].at == 0)
 
     def picture(self, own: Any, heading: str) -> str:
         """Of a factor's tile."""
@@ -249,3 +278,14 @@ class GpuChain(Shaped[ConstantsT]):
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("THREADS", self.shape(kernel, constants).threads, "threads per block"),
         ]
+
+
+def _layers(kernel: KernelSpec) -> list[dict[str, str]]:
+    """What the template calls what a chain's factors are told, and of it where the outputs go and what is added to them."""
+    names = each_chains(kernel, "layer")
+    given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]
+    return [
+        {"name": name, "outputs": f"{y}, {y}_pitch, {bias}, {residual}, {f'{residual}_pitch' if kernel.epilogue.residual else 0}"}
+        for name, y, bias, residual in zip(names, each_chains(kernel, "y"), *added, strict=True)
+    ]

@@ -33,7 +33,13 @@ class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
     factor but the last."""
 
+<<<<<<< HEAD
     def __init__(self, *factors: Launcher, between: str = "none") -> None:
+=======
+    parts = "factor"  # that a launch serves, where one for all cannot be had
+
+    def __init__(self, *factors: Launcher) -> None:
+>>>>>>> groups
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
@@ -41,6 +47,10 @@ class ChainLauncher:
             accepted = ", ".join(ACTIVATIONS) if len(factors) > 1 else "none, where there is one factor"
             raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
         self.factors, self.between = factors, between
+
+    @property
+    def title(self) -> str:
+        return str(self.chain)
 
     def __repr__(self) -> str:
         between = "" if self.between == "none" else f", between={self.between!r}"

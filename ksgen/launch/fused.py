@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
@@ -138,16 +139,30 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     return own + LAUNCH_US + 2 * features * batch * kernel.item_bytes / (rates.memory_gb_s * 1e3)
 
 
+def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
+    """The same of a group's layers one by one, each as it is expected to be the fastest; of a layer, of its factors."""
+    if not kernel.beside:
+        return each_us(kernel, limits, batch)
+    found = 0.0
+    for chain in kernel.chains:
+        *before, last = chain
+        layer = replace(kernel, pattern=last, before=tuple(before), beside=(), job=CHAIN if before else "multiply")
+        whole = family_of_chain(layer, limits, batch) if before else None
+        found += min(each_us(layer, limits, batch), default_us(whole, layer, limits, batch) if whole else inf)
+    return found
+
+
 @lru_cache(REMEMBERED)
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     whole = family_of_chain(kernel, limits, batch)
     if whole is None:
         return Verdict(False, "no family has room for all factors in one launch, in this precision")
-    one_us, apart_us = default_us(whole, kernel, limits, batch), each_us(kernel, limits, batch)
+    one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"nobody knows how fast {limits.target} is")
-    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {apart_us:.3g} us of one for each factor"
-    return Verdict(one_us < apart_us, told)
+    others = "of the layers one by one" if kernel.beside else "of one for each factor"
+    told = f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
+    return Verdict(one_us < others_us, told)
 
 
 @lru_cache(REMEMBERED)

@@ -6,19 +6,23 @@ Refuses what any layer would refuse before the first one is launched.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
-from ksgen.launch.arrays import ArrayView, view
+from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of
 from ksgen.launch.checks import check_memory, group_shape
-from ksgen.launch.fused import FusedPlan, fused_plan
-from ksgen.launch.memory import is_whole, new_array
-from ksgen.launch.places import on_shared_group
-from ksgen.launch.streams import device_and_stream
+from ksgen.launch.fused import FusedPlan, Verdict, chain_kernel, fused_plan, verdict
+from ksgen.launch.memory import is_whole
+from ksgen.launch.places import new_outs, on_device_group, on_shared_group
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in
-from ksgen.spec import Epilogue
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import checked_batch
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -28,6 +32,8 @@ ADDED = ("bias", "residual")
 class GroupLauncher:
     """Layers on one x. Each is a `ChainLauncher`, or the `Launcher` of its only factor."""
 
+    parts = "layer"
+
     def __init__(self, *layers: Any) -> None:
         self.layers = tuple(found for each in layers if (found := layer_of(each)))
         if not layers or len(self.layers) < len(layers):
@@ -36,6 +42,10 @@ class GroupLauncher:
         if len({chain.in_features for chain in self.chains}) > 1:
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in self.chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
+
+    @property
+    def title(self) -> str:
+        return ", beside ".join(map(str, self.chains))
 
     def __repr__(self) -> str:
         return f"GroupLauncher({', '.join(map(repr, self.layers))})"
@@ -60,15 +70,37 @@ class GroupLauncher:
         """
         options = CallOptions(layout, activation, stream, precision)
         own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
-        outs, views = self._outs(out, options), self._views(x, added, options)
+        outs, arrays = self._outs(out, options), self._arrays(x, added)
+        views = views_of(arrays, options.stream)
         batch = self._check(views, own, outs, options)
-        if fused := self._fused(views, own, outs, batch, options):
+        if fused := self._fused(arrays, views, own, outs, batch, options):
             return list(fused())
         ys = []
         for layer, each, to, *both in zip(self.layers, own, outs or [None] * len(own), *added.values(), strict=True):
             given = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
             ys.append(layer(x, each, layout=layout, activation=activation, stream=stream, precision=precision, **given))
         return ys
+
+    def explain(
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
+    ) -> str:
+        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them."""
+        batch, where, own = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
+        name, found = self.title, self.verdict(where, precision, layout, own, batch)
+        if found.is_one:
+            choice = PLANNER.choice(where, self._kernel(precision, layout, own), batch)
+            return f"{name} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
+        each = [layer.explain(batch, precision=precision, layout=layout, epilogue=own, device=device) for layer in self.layers]
+        return "\n".join([f"{name}: layer by layer; {found.why}", *each])
+
+    def verdict(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+        """Whether a call is one launch on a device, and why."""
+        if sum(map(len, self.chains)) == 1:
+            return Verdict(False, "there is one")
+        return verdict(device, self._kernel(precision, layout, epilogue), batch)
+
+    def _kernel(self, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
+        return chain_kernel(tuple(chain.factors for chain in self.chains), precision, layout, epilogue)
 
     # ---- what was given
 
@@ -87,10 +119,10 @@ class GroupLauncher:
             raise LaunchError(f"{self!r}: {name}: got {got}; {len(self.layers)} are needed, one a layer, in a list")
         return list(given)
 
-    def _views(self, x: Any, added: Mapping[str, Sequence[Any]], options: CallOptions) -> dict[str, ArrayView]:
-        """Of x and what is added, by the names of a group's operands."""
+    def _arrays(self, x: Any, added: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """x and what is added, by the names of a group's operands."""
         named = {f"{name}_{number}": array for name in ADDED for number, array in enumerate(added[name], 1) if array is not None}
-        return views_of({"x": x, **named}, options.stream)
+        return {"x": x, **named}
 
     def _outs(self, out: Any, options: CallOptions) -> list[Any]:
         """An array for each layer; none where none was given."""
@@ -120,30 +152,48 @@ class GroupLauncher:
     # ---- one launch
 
     def _fused(
-        self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], batch: int, options: CallOptions
-    ) -> Call | None:
-        """All layers in one launch, on arrays of the host where they lie; None where that is not to be had."""
+        self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], batch: int,
+        options: CallOptions,
+    ) -> Call | None:  # fmt: skip
+        """All layers in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
         own_views = [found for layer, each in zip(self.layers, own, strict=True) for found in layer.views_of_weights(each)]
-        every = [*views.values(), *map(view, outs), *filter(None, own_views)]
+        flat = [each for weights in own for each in weights]
+        given: dict[str, Any] = {f"weights of factor {at}": each for at, each in enumerate(flat, 1) if not isinstance(each, Weights)}
+        given |= {**{f"y_{number}": out for number, out in enumerate(outs, 1)}, **arrays}
+        every = views | {name: found for name, found in zip(_numbered("weights of factor", own_views), own_views, strict=True) if found}
+        every |= {name: view(given[name]) for name in given if name not in every}
         counts = [sum(f"{name}_{number}" in views for number in range(1, len(own) + 1)) for name in ADDED]
-        if any(found.device != "host" or not is_whole(found) for found in every) or not set(counts) <= {0, len(own)}:
+        if not set(counts) <= {0, len(own)}:
             return None
-        device, stream = device_and_stream(self, "host", options.stream)
-        if not device.shares_host:
+        place = common_device(every)
+        if place == "host" and not all(map(is_whole, every.values())):
+            return None
+        device, stream, every = where_to_work(self, place, given, every, options.stream)
+        if place == "host" and not device.shares_host:
             return None
         dtype = views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
+<<<<<<< HEAD
         between = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
         if len(between) > 1:
             return None
         fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any", between=between.pop())
+=======
+        are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
+        rows = [found for name, found in every.items() if not name.startswith("weights")]
+        stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
+        fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, stride, stream)
+>>>>>>> groups
         if fused is None:
             return None
         if not outs:
-            outs = self._outs(new_array(views["x"], group_shape(self.chains, options.layout, batch)), options)
-        results = {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
-        packed = self._packed(fused, own, own_views, dtype, stream)
-        return on_shared_group(fused.whole, views | results, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), outs, stream)
+            shape = group_shape(self.chains, options.layout, batch)
+            outs = self._outs(new_outs(every["x"], shape, device, stream), options)
+            every |= {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
+        at = [every.get(name) for name in _numbered("weights of factor", own_views)]
+        packed = dict(zip(weights_of(fused.whole.kernel), self._packed(fused, own, at, dtype, stream), strict=True))
+        operands = {name: found for name, found in every.items() if not name.startswith("weights")}
+        return (on_shared_group if place == "host" else on_device_group)(fused.whole, operands, packed, outs, stream)
 
     def _packed(
         self, fused: FusedPlan, own: Sequence[Sequence[Any]], own_views: Sequence[ArrayView | None], dtype: str, stream: Any
@@ -155,3 +205,7 @@ class GroupLauncher:
                 check_packed(self, each, factor.pattern, plan.device, dtype)
             packed.append(packed_in(plan, each, found, factor.rooms, stream))
         return packed
+
+
+def _numbered(name: str, of: Sequence[Any]) -> list[str]:
+    return [f"{name} {number}" for number in range(1, len(of) + 1)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ksgen.devices.base import Stream
+from ksgen.devices.base import Device, Stream
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import operand_of
@@ -47,8 +47,16 @@ def on_shared(plan: Plan, views: dict[str, ArrayView], weights: Mapping[str, Pac
     return Call(plan, arguments, stream, out, before, partial(device.synchronize, stream), (views, weights))
 
 
+def on_device_group(plan: Plan, views: Mapping[str, ArrayView], weights: Mapping[str, Packed], outs: Any, stream: Stream) -> Call:
+    """On arrays of the device, of layers on one x, with an output each: `views` are named as the operands are."""
+    operands: dict[str, Any] = {name: found.pointer for name, found in views.items()}
+    operands |= {pitch: pitch_of(views[array]) for array, pitch in pitches_of(plan.kernel).items()}
+    arguments, before = _packed_into(plan, operands, weights)
+    return Call(plan, arguments, stream, outs, before, None, (views, weights))
+
+
 def on_shared_group(plan: Plan, views: Mapping[str, ArrayView], weights: Mapping[str, Packed], outs: Any, stream: Stream) -> Call:
-    """The same of layers on one x, with an output each: `views` are named as the operands are."""
+    """The same on arrays of the host where they lie; a call waits until it is done."""
     device = plan.device
     operands = {name: device.shared(found.pointer) for name, found in views.items()}
     operands["workspace"] = plan.workspace(stream)
@@ -107,6 +115,15 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
     if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
         largest = ", ".join(f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights"))
         raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
+
+
+def new_outs(like: ArrayView, shape: tuple[int, ...], device: Device, stream: Stream) -> Any:
+    """A new array like x, for the outputs of layers beside each other."""
+    if like.device == "host":
+        return new_array(like, shape)
+    if like.kind != "torch":  # which keeps memory for graphs
+        refuse_capture(device, stream, "allocates its outputs", "give out=")
+    return new_array(like, shape, None if device.kind == "opencl" else stream_handle(stream))
 
 
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:

@@ -20,7 +20,7 @@ from ksgen.families.expected import default_us, library_us
 from ksgen.launch.choice import limits_of
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.checks import dtype_name
@@ -196,8 +196,8 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
     return by_heuristic(kernel)
 
 
-def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
-    """Whether a layer's factors are one launch on a tensor's GPU, and why; never again once one could not be had."""
+def is_one_launch(own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+    """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""
     if own in _not_one:
         return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
     try:
@@ -206,10 +206,10 @@ def is_one_launch(own: ChainLauncher, device: Any, precision: str, layout: str, 
         return Verdict(False, str(error))
 
 
-def never_one_launch(own: ChainLauncher, error: ToolchainError) -> None:
+def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """From now on. It is said once."""
     _not_one[own] = str(error)
-    warnings.warn(f"{own.chain} takes a launch for each factor, as one for all cannot be had: {error}", stacklevel=2)
+    warnings.warn(f"{own.title} takes a launch for each {own.parts}, as one for all cannot be had: {error}", stacklevel=2)
 
 
 def by_heuristic(kernel: KernelSpec) -> Choice:

@@ -1,4 +1,4 @@
-"""Layers beside each other on one x, such as q, k and v: on a processor in one launch, if only the values are needed."""
+"""Layers beside each other on one x, such as q, k and v: in one launch where that is faster, if only the values are needed."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -7,12 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError
-from ksgen.launch.fused import LEAST_ENTRIES
+from ksgen.errors import LaunchError, ToolchainError
+from ksgen.launch.fused import LEAST_ENTRIES, Verdict
 from ksgen.launcher import GroupLauncher
+from ksgen.spec import Epilogue
 from ksgen.torch import frozen
 from ksgen.torch.checks import dtype_name
-from ksgen.torch.choice import REMEMBERED, chain_launcher, faster, has_kernels, job_of, size_of, told_of
+from ksgen.torch.choice import (
+    KERNEL_DEVICES,
+    REMEMBERED,
+    chain_launcher,
+    faster,
+    has_kernels,
+    is_one_launch,
+    job_of,
+    never_one_launch,
+    size_of,
+    told_of,
+)
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import contiguous, is_plain, rows_of
@@ -24,26 +36,26 @@ class KSLinears(nn.ModuleList):
     """Layers side by side. They take the same x, and their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if (ways := self._ways(x)) is None:
-            return self._each(x)
-        return ways[self._fastest(x, ways)]()
+        whole = self._whole(x)
+        return self._each(x) if whole is None else whole
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:
         """Their outputs apart: slices of one tensor where one launch made them all."""
-        ways = self._ways(x)
-        if ways is None or self._fastest(x, ways) == "each":
+        if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0
-        whole: Tensor = ways["ksgen"]()
         parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
         return parts
 
     def explain(self, batch: int = 1024) -> str:
-        """What each layer says of itself, and how long one launch of all took."""
+        """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
         lines, layer = (
             [f"{number}. {line}" for number, each in enumerate(self._linears(), 1) for line in each.explain(batch).splitlines()],
             self._first,
         )
+        if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
+            found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
+            lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
         shapes = [tuple(weights.shape) for each in self._linears() for weights in each.weights]
         told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
         return "\n".join([*lines, *told])
@@ -67,51 +79,80 @@ class KSLinears(nn.ModuleList):
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
         return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self._first.layout == "bsf" else 0)
 
+    def _whole(self, x: Tensor) -> Tensor | None:
+        """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""
+        if not self._is_served(x):
+            return None
+        if _place_of(x) == "cuda":
+            return self._on_gpu(x)
+        ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
+        return ways["ksgen"]() if self._fastest(x, ways) == "ksgen" else None
+
+    def _on_gpu(self, x: Tensor) -> Tensor | None:
+        layer = self._first
+        wanted = layer.precision or dtype_name(x.dtype)
+        if not self._verdict(x.device, wanted, x.numel() // layer.in_features).is_one:
+            return None
+        try:
+            return self._in_one_launch(x)
+        except ToolchainError as error:
+            never_one_launch(self._own_launcher(), error)
+            return None
+
+    def _verdict(self, device: Any, precision: str, batch: int) -> Verdict:
+        layer = self._first
+        epilogue = Epilogue(layer.bias is not None, layer.activation)
+        return is_one_launch(self._own_launcher(), device, precision, layer.layout, epilogue, batch)
+
+    def _own_launcher(self) -> GroupLauncher:
+        return _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears()))
+
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
         job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *ways), ways)
 
-    def _ways(self, x: Tensor) -> Any:
-        """To multiply by all of them, where there is more than one."""
-        if not self._is_served(x):
-            return None
-        return {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
-
     def _is_served(self, x: Tensor) -> bool:
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor):
             return False
-        if (
-            x.device.type != "cpu"
-            or x.layout is not torch.strided
-            or x.numel() < LEAST_ENTRIES * torch.get_num_threads() * self._first.in_features
-        ):
+        place, least = _place_of(x), LEAST_ENTRIES * torch.get_num_threads() * self._first.in_features
+        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < (least if place == "cpu" else 1):
             return False
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
             return False
         kinds = {(each.layout, each.precision, each.activation, each.between, each.backend, each.bias is None) for each in layers}
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
-        if len(kinds) > 1 or not is_plain(x, *tensors) or torch.is_autocast_enabled("cpu") or not has_kernels(x.device):
+        if len(kinds) > 1 or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
-        is_usual = layer.backend in ("auto", "ksgen") and layer.precision in (None, dtype_name(x.dtype)) and features == layer.in_features
+        is_usual = layer.backend in ("auto", "ksgen") and features == layer.in_features
+        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # another one needs its own on a processor
         return x.dim() > 1 and is_usual and all(tensor is None or tensor.dtype == x.dtype for tensor in tensors)
 
     def _in_one_launch(self, x: Tensor) -> Tensor:
         layers, layer = list(self._linears()), self._first
         for one in layers:
             frozen.look_after(one, one._own_weights)
+<<<<<<< HEAD
         own = _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in layers), layer.between)
+=======
+>>>>>>> groups
         weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
         bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
         is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)
         rows = layer._as_matrix(x)
         out = rows.new_empty((rows.shape[0], features) if is_bsf else (features, rows.shape[1]))
-        own(rows_of(rows), weights, layout=layer.layout, bias=bias, activation=layer.activation, out=out)
+        options: dict[str, Any] = {"layout": layer.layout, "activation": layer.activation, "precision": layer.precision}
+        self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
+
+
+def _place_of(tensor: Tensor) -> str:
+    kind: str = tensor.device.type
+    return kind
 
 
 @lru_cache(REMEMBERED)

@@ -11,7 +11,7 @@ from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.gpu_chain import GpuChain, GpuChainShape, own_of, stages_of
 from ksgen.families.rules import first_broken
-from tests.support.gpu_chains import EVEN, chain_of
+from tests.support.gpu_chains import EVEN, chain_of, group_of
 
 LIMITS = cuda_limits("sm_80")
 CHAINS = [("mma_chain", "bfloat16"), ("simt_chain", "float32")]
@@ -19,17 +19,22 @@ CHAINS = [("mma_chain", "bfloat16"), ("simt_chain", "float32")]
 
 @dataclass(frozen=True)
 class Holding(GpuChainShape[Any]):
-    """A chain that holds so much, one after the other."""
+    """A chain that holds so much, one after the other; or several."""
 
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+    first: int = 0
 
     @property
     def factors(self) -> list[Any]:
         return []
 
     @property
-    def held(self) -> list[int]:
-        return list(self.sizes)
+    def held(self) -> list[list[int]]:
+        return list(map(list, self.sizes))
+
+    @property
+    def stays(self) -> int:
+        return self.first
 
     @property
     def shared_bytes(self) -> int:
@@ -39,13 +44,20 @@ class Holding(GpuChainShape[Any]):
 @pytest.mark.parametrize(("sizes", "halves"), [((5,), (5, 0)), ((5, 7), (5, 7)), ((5, 7, 9), (9, 7)), ((9, 2, 3, 8), (9, 8))])
 def test_what_is_held_lies_in_two_halves_in_turns(sizes: tuple[int, ...], halves: tuple[int, int]) -> None:
     """Each as large as the largest that it holds; none is written over while it is read."""
-    shape = Holding(chain_of(EVEN, "float32", "bsf"), None, sizes)
+    shape = Holding(chain_of(EVEN, "float32", "bsf"), None, (sizes,))
     assert shape.halves == halves
     assert shape.ring == sum(halves)
     places = [(shape.place(at), shape.place(at) + size) for at, size in enumerate(sizes)]
     assert all(end <= shape.ring for _, end in places)
     for one, other in pairwise(places):
         assert one[1] <= other[0] or other[1] <= one[0]
+
+
+def test_chains_of_a_group_share_the_halves() -> None:
+    """Each begins in the first, behind what stays for all of them."""
+    shape = Holding(group_of((EVEN, EVEN[:1]), "float32", "bsf"), None, ((5, 7, 9), (), (11, 2)), 100)
+    assert (shape.halves, shape.ring) == ((11, 7), 118)
+    assert [shape.place(at) for at in range(3)] == [100, 111, 100]
 
 
 @pytest.mark.parametrize(("name", "precision"), CHAINS)

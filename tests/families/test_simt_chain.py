@@ -162,7 +162,7 @@ GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
         ({"tiles": "48 8 1 4 3, 64 8 1 4"}, "'64 8 1 4' is not tile_out, tile_in, tile_d, thread_batch, thread_out"),
         ({"tiles": "48 8 1 4 3, 60 8 1 4 4"}, r"of factor 2, tile_out=60 must be a multiple of 4 \* thread_out = 16"),
         ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has as many warps for all factors"),
-        ({"tiles": "48 8 1 4 3, 64 9 1 4 4"}, "tiles has a tile_in that divides c and a tile_d that divides d, from factor 2 on"),
+        ({"tiles": "48 8 1 4 3, 64 9 1 4 4"}, "tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on"),
         ({"stages": 1}, "stages=1 must be at least 2; try 2"),
         ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
         ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664"),
@@ -183,7 +183,7 @@ def test_what_it_serves() -> None:
     assert not serves("float16")
     assert not serves("complex64")
     assert not serves("float32", target="sm_75")
-    assert not serves("float32", beside=(EVEN,))
+    assert serves("float32", beside=(EVEN,))
     assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float32"), LIMITS)
     assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
@@ -207,7 +207,8 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
     kernel = chain_of((*EVEN, *EVEN), "float32", "bsf")
     shape = ChainShape(kernel, FAMILY.default(kernel, LIMITS))
     between, tile = [96, 128, 96], shape.constants.tile_batch
-    assert shape.held[:3] == [features * tile for features in between]
+    [held] = shape.held
+    assert held[:3] == [features * tile for features in between]
     assert shape.halves == (96 * tile, max(128 * tile, shape.factors[-1].turned_reals))
     assert [shape.place(at) for at in range(3)] == [0, 96 * tile, 0]
     assert shape.shared_reals == sum(shape.halves) + shape.constants.stages * max(each.stage for each in shape.factors)

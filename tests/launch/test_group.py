@@ -1,5 +1,6 @@
-"""Layers beside each other on one x: right, in one launch where a processor has one, each output where it is wanted; what is refused."""
+"""Layers beside each other on one x: right, in one launch where a device has one, each output where it is wanted; what is refused."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,16 @@ import pytest
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
+from ksgen.launch import chain as chain_module
+from ksgen.launch import group as group_module
+from ksgen.launch import launcher as launcher_module
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.host_memory import processor
 from tests.support.launching import torch_or_skip
 
@@ -181,3 +186,84 @@ def test_outputs_that_meet_are_refused() -> None:
     refused("out shares memory with x", x=whole[:, 90:114], out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]])
     residuals = [rows(21, "bsf"), whole[:, 100:154], rows(10, "bsf")]
     refused("out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals)
+
+
+# ---- on a GPU
+
+LAYERS = (((2, 48, 64, 1), (1, 64, 48, 2)), ((2, 24, 64, 1),), ((2, 48, 64, 1), (1, 64, 48, 2)))  # 128 -> 128, 48, 128
+
+
+def of_gpu() -> GroupLauncher:
+    return GroupLauncher(*(ChainLauncher(*(Launcher(*shape) for shape in layer)) for layer in LAYERS))
+
+
+def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[str, Array], dict[str, Any], list[Any]]:
+    """x, and a bias and an output for each layer: NumPy's, and on the GPU; and the weights there."""
+    own: dict[str, Any] = {"x": rows(128, layout, batch, precision), "weights": [], "bias": [], "out": []}
+    for at, layer in enumerate(LAYERS):
+        features = Pattern(*layer[-1]).out_features
+        own["weights"].append([draw(*shape, precision=precision, seed=at) / np.sqrt(shape[2]).astype(precision) for shape in layer])
+        own["bias"].append(draw(features, precision=precision, seed=at))
+        own["out"].append(rows(features, layout, batch, precision, seed=5))
+    there = {name: [FakeTensor(gpu, each) for each in own[name]] for name in ("bias", "out")}
+    return own, there | {"x": FakeTensor(gpu, own["x"])}, [[FakeTensor(gpu, each) for each in layer] for layer in own["weights"]]
+
+
+@pytest.mark.parametrize(("precision", "layout", "batch"), [("float16", "bsf", 40), ("float32", "bsl", 3000)])
+def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, layout: str, batch: int) -> None:
+    """Packed before it, or once; a graph that records it replays it; each output where it is wanted."""
+    own, given, weights = on_gpu(gpu, layout, precision, batch)
+    group_of_layers = of_gpu()
+
+    def is_right_there() -> None:
+        for at, layer in enumerate(LAYERS):
+            y: Array = own["x"].astype(np.float64)
+            for shape, each in zip(layer[:-1], own["weights"][at], strict=False):
+                y = reference.multiply(Pattern(*shape), y, each, layout)
+            last = {"bias": own["bias"][at], "activation": "relu"}
+            truth = reference.multiply(Pattern(*layer[-1]), y, own["weights"][at][-1], layout, **last)
+            assert is_right(given["out"][at].data.content, truth, precision), at
+
+    options: dict[str, Any] = {"layout": layout, "bias": given["bias"], "activation": "relu", "out": given["out"]}
+    ys = group_of_layers(given["x"], weights, **options)
+    gpu.synchronize()
+    assert all(y is wanted for y, wanted in zip(ys, given["out"], strict=True))
+    assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True] * 5 + [False]
+    assert gpu.launches[-1][0].startswith("ks_2x48x64x1_1x64x48x2_and_2x24x64x1_and_2x48x64x1_1x64x48x2")
+    is_right_there()
+    packed = [
+        [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]
+        for layer, listed in zip(group_of_layers.layers, weights, strict=True)
+    ]
+    for _ in range(2):
+        group_of_layers(given["x"], packed, **options)
+    gpu.synchronize()
+    gpu.launches.clear()
+    gpu.begin_capture()
+    group_of_layers(given["x"], packed, **options)
+    replay = gpu.end_capture()
+    assert len(gpu.launches) == 1
+    for out in given["out"]:
+        out.write(np.nan)
+    replay()
+    is_right_there()
+
+
+def test_inside_a_capture_no_group_is_built(gpu: FakeGpu) -> None:
+    _, given, weights = on_gpu(gpu, "bsf", "float16", 40)
+    gpu.begin_capture()
+    with pytest.raises(LaunchError, match=r"builds and loads its kernel.*cannot record; call it once before the capture"):
+        of_gpu()(given["x"], weights, out=given["out"])
+
+
+def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chain_module, group_module, launcher_module):
+        monkeypatch.setattr(module, "find_device", lambda _: gpu)
+    told = of_gpu().explain(25088, precision="float16")
+    assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma_chain, ", told)
+    assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
+    wide = GroupLauncher(*(Launcher(1, 16, 8192, 1) for _ in range(2)))
+    first, *each = wide.explain(25088, precision="float16").splitlines()
+    assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
+    assert [line.partition(";")[0] for line in each[::2]] == ["1,16,8192,1: a launch for each factor"] * 2
+    assert GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0] == "1,16,64,1: layer by layer; there is one"

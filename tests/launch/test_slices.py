@@ -9,6 +9,7 @@ from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, LaunchError
+from ksgen.launch.plan import Plan
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -126,7 +127,7 @@ class Slice:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One factor, and three layers whose outputs lie beside each other, one by one."""
+    """One factor, and layers whose outputs lie beside each other, in one launch."""
     monkeypatch.setenv("KSGEN_DEVICE", runtime)
     try:
         device = find_device(runtime)
@@ -145,7 +146,11 @@ def test_slices_of_arrays_on_a_gpu(runtime: str, layout: str, monkeypatch: pytes
     if layout == "bsf":
         larger = CudaArray(device, np.full((BATCH, 2 * count + 1), 7, np.float32))
         outs = [Slice(larger, 0, count), Slice(larger, count + 1, count)]
+        families: list[str] = []
+        launch = Plan.launch
+        monkeypatch.setattr(Plan, "launch", lambda plan, *given: (families.append(plan.choice.family), launch(plan, *given))[1])
         GroupLauncher(Launcher(*SHAPE), Launcher(*SHAPE))(on_device, [own, own], out=outs)
+        assert families == ["simt_chain"]
         device.synchronize()
         found = larger.content()
         assert all(is_right(found[:, begin : begin + count], reference.multiply(PATTERN, x, weights, layout)) for begin in (0, count + 1))

@@ -1,4 +1,4 @@
-"""Chains of GPUs in the emulator: one launch of all factors, and a launch for each of them, on the same arrays."""
+"""Chains of GPUs in the emulator, and groups of them: one launch of all factors, and a launch for each of them, on the same arrays."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,8 @@ import numpy as np
 from ksgen.emit.render import Source, render
 from ksgen.families import family_named
 from ksgen.families.chains import factor_kernels
-from ksgen.families.signature import operands_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, operands_of, pitches_of
+from ksgen.launch.fused import chain_kernel
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -19,7 +20,7 @@ EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothi
 RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))  # 210 -> 120 -> 74 -> 19: every size with a rest
 PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))  # 960 -> 576 -> 198 -> 30: j in several tiles
 NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))  # 240 -> 36 -> 66 -> 20: the second factor turns
-GAPS = {"x": 5, "y": 3, "residual": 3}
+GAP_OF_X, GAP = 5, 3  # elements between rows: of X, and of others
 BAD = np.array([np.nan, np.inf, -np.inf])
 
 
@@ -27,9 +28,15 @@ def chain_of(patterns: tuple[Pattern, ...], precision: str, layout: str, epilogu
     return KernelSpec(patterns[-1], precision, layout, epilogue or Epilogue(), job="chain", before=patterns[:-1], **more)
 
 
-def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
+def group_of(
+    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue | None = None, stride: str = "dense"
+) -> KernelSpec:
+    return chain_kernel(chains, precision, layout, epilogue or Epilogue(), stride)
+
+
+def is_right(kernel: KernelSpec, got: Array, truth: Array, chain: int = 0) -> bool:
     """Each factor rounds what it gives."""
-    accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.factors)
+    accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.chains[chain])
     return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
 
 
@@ -42,28 +49,37 @@ def factor_sources(source: Source) -> list[Source]:
 
 def run_chain(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> Array:
     """Y of one launch, NaN before. Inf and NaN lie behind X and between its rows; what lies behind Y and between its rows must stay."""
+    [y] = run_group(source, arrays, run, behind=behind)
+    return y
+
+
+def run_group(source: Source, arrays: dict[str, Array], run: Run, *, behind: int = 64) -> list[Array]:
+    """The same of several chains on one X: the outputs of all."""
     kernel, family = source.kernel, family_named(source.family)
-    gaps = GAPS if kernel.is_strided else dict.fromkeys(GAPS, 0)
-    rows = {name: arrays[name] for name in ("x", "y", "residual") if name in arrays}
+    results = each_chains(kernel, "y")
+    rows = {name: arrays[name] for name in features_of(kernel)}
+    gaps = {name: (GAP_OF_X if name == "x" else GAP) * kernel.is_strided for name in rows}
     pitches = {name: array.shape[1] + gaps[name] for name, array in rows.items()}
     given: dict[str, Any] = {}
     for name, array in rows.items():
-        fill = np.full_like(array[:1].reshape(-1)[:1], np.nan) if name == "y" else BAD
-        laid = spaced(array if name != "y" else np.full_like(array, np.nan), gaps[name], fill)
+        fill = np.full_like(array[:1].reshape(-1)[:1], np.nan) if name in results else BAD
+        laid = spaced(array if name not in results else np.full_like(array, np.nan), gaps[name], fill)
         given[name] = as_bits(shifted(np.concatenate([laid, np.resize(fill, behind).astype(array.dtype)])))
     for number, packing in enumerate(factor_sources(source)):
         problem = replace(make_problem(packing.kernel, 1), weights=arrays[f"weights {number}"])
         given[f"weights_{number + 1}"] = packed_by(problem, packing, run)
-    given |= {"bias": as_bits(shifted(arrays["bias"]))} if "bias" in arrays else {}
+    given |= {name: as_bits(shifted(arrays[name])) for name in each_chains(kernel, "bias") if name in arrays}
     given |= {pitch: pitches[name] for name, pitch in pitches_of(kernel).items()}
-    before, batch = given["y"].copy(), arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
+    before, batch = {name: given[name].copy() for name in results}, arrays["x"].shape[0 if kernel.layout == "bsf" else 1]
     order = operands_of(family.signature, kernel)
     run(source, source.entry, family.geometry(kernel, source.constants, batch), [*(given[name] for name in order), batch])
-    y = in_rows(given["y"].view(rows["y"].dtype), rows["y"].shape, pitches["y"])
-    got = y.copy()
-    in_rows(given["y"], rows["y"].shape, pitches["y"])[...] = in_rows(before, rows["y"].shape, pitches["y"])
-    np.testing.assert_array_equal(given["y"], before, err_msg="the kernel wrote behind Y, or between its rows")
-    return got
+    found = []
+    for name in results:
+        place = rows[name].shape, pitches[name]
+        found.append(in_rows(given[name].view(rows[name].dtype), *place).copy())
+        in_rows(given[name], *place)[...] = in_rows(before[name], *place)
+        np.testing.assert_array_equal(given[name], before[name], err_msg=f"the kernel wrote behind {name}, or between its rows")
+    return found
 
 
 def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: list[Any] | None = None) -> Array:

@@ -7,8 +7,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from torch import nn  # noqa: E402  (after the skip)
 
-from ksgen.errors import LaunchError  # noqa: E402
+from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
+from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.launch.group import GroupLauncher  # noqa: E402
+from ksgen.spec import Epilogue  # noqa: E402
 from ksgen.torch import KSLinear, choice, freeze, group  # noqa: E402
 from ksgen.torch.group import KSLinears  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
@@ -121,6 +123,36 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
             together(x)
             together.parts(x)
             assert len(launched) == 2 * expected
+
+
+def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And explain says what it said. Where one launch cannot be built, layers go one by one from then on."""
+    own, x, asked = layers(activation="relu"), rows(MANY), []
+    together = KSLinear.group(own)
+    verdicts = [Verdict(True, "it is faster"), Verdict(False, "it is slower")]
+
+    def expected(_own: GroupLauncher, _device: Any, *job: Any) -> Verdict:
+        asked.append(job)
+        return verdicts[0]
+
+    monkeypatch.setattr(group, "_place_of", lambda _: "cuda")
+    monkeypatch.setattr(group, "is_one_launch", expected)
+    monkeypatch.setattr(group, "never_one_launch", lambda _own, error: verdicts.pop(0))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
+    with torch.no_grad():
+        wanted = torch.cat([layer(x) for layer in own], -1)
+        torch.testing.assert_close(together(x), wanted)
+        assert together.explain(MANY).startswith("one launch: it is faster\n1. ")
+        assert (launched, set(asked)) == ([MANY], {("float32", "bsf", Epilogue(True, "relu"), MANY)})
+
+        def unbuilt(*_: Any, **__: Any) -> None:
+            raise ToolchainError("no compiler")
+
+        monkeypatch.setattr(GroupLauncher, "__call__", unbuilt)
+        for _ in range(2):
+            torch.testing.assert_close(torch.cat(list(together.parts(x)), -1), wanted)
+    assert len(verdicts) == 1
+    assert together.explain(MANY).startswith("layer by layer: it is slower\n")
 
 
 @pytest.mark.parametrize(

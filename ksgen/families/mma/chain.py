@@ -1,5 +1,5 @@
-"""The tensor-core family's chains: a block of threads takes a tile of the batch through all factors of a layer, and what lies between
-them stays in its shared memory.
+"""The tensor-core family's chains: a block of threads takes a tile of the batch through all factors of a layer, or of several on one X,
+and what lies between them stays in its shared memory.
 
 Decides the tiles of `mma_chain.cu.j2`; its design is docs/kernels/mma.md. Never renders, compiles or runs. Weights are packed as for
 each factor alone.
@@ -12,14 +12,14 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, tiles_of
+from ksgen.families.chains import factor_kernels, places, tiles_of
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
 from ksgen.families.operands import CHUNK, is_precise
-from ksgen.families.tiles import MOST_THREADS
+from ksgen.families.tiles import MOST_THREADS, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -75,6 +75,27 @@ class Within(Shape):
         """Of shared memory, for its inputs."""
         return (self.constants.tile_batch if self.is_bsf else self.slots) * self.x_pitch
 
+    @property
+    def registers(self) -> int:
+        """With what is read of the residual before the first of it is needed."""
+        if not self.kernel.epilogue.residual:
+            return super().registers
+        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.vector)
+        return super().registers + runs * divide_up(self.y_vector * self.kernel.item_bytes, 4)
+
+    @property
+    def written_bytes(self) -> int:
+        """The same without what keeps lines apart."""
+        return self.constants.tile_batch * self.slots * self.kernel.item_bytes
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Where each input lies there: equal for factors that can read the same X."""
+        _, _, c, d = self.kernel.pattern.shape
+        inputs = self.steps * self.constants.tile_in
+        others = () if (inputs, self.constants.tile_d) == (c, d) else (c, d, inputs, self.constants.tile_d)
+        return (self.x_pitch, *others)  # features as they are numbered, where there is nothing else to say
+
 
 @dataclass(frozen=True)
 class ChainShape(GpuChainShape[Within]):
@@ -85,8 +106,35 @@ class ChainShape(GpuChainShape[Within]):
         return [Within(*own) for own in own_of(self.kernel, self.constants)]
 
     @property
-    def held(self) -> list[int]:
-        return [factor.held_bytes for factor in self.factors]
+    def held(self) -> list[list[int]]:
+        """What factors read: of a group, without X."""
+        found: list[list[int]] = [[] for _ in self.kernel.chains]
+        for factor, where in zip(self.factors, self.places, strict=True):
+            if where.at or not self.kernel.beside:
+                found[where.chain].append(factor.held_bytes)
+        return found
+
+    @cached_property
+    def orders(self) -> dict[tuple[int, ...], tuple[int, int]]:
+        """Of a group's X: where each order begins, and which factor copies it. It stays there until all chains are done."""
+        found: dict[tuple[int, ...], tuple[int, int]] = {}
+        begin = 0
+        for at, (factor, where) in enumerate(zip(self.factors, self.places, strict=True)):
+            if where.at == 0 and factor.order not in found:
+                found[factor.order] = begin, at
+                begin += factor.held_bytes
+        return found
+
+    @property
+    def stays(self) -> int:
+        return sum(self.factors[at].held_bytes for _, at in self.orders.values()) if self.kernel.beside else 0
+
+    def x_place(self, at: int) -> int:
+        """Where a factor's inputs begin."""
+        number = self.places[at].at
+        if not self.kernel.beside:
+            return self.place(number)
+        return self.place(number - 1) if number else self.orders[self.factors[at].order][0]
 
     @property
     def slot(self) -> int:
@@ -107,11 +155,15 @@ class MmaChain(GpuChain[MmaChainConstants]):
     alone = Mma()
     packed_by = alone.name
     listed = rules_of(RULES, ChainShape)
-    why = "all factors of a layer in one launch, what lies between them in shared memory: tensor cores, from sm_80 on"
+    why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: tensor cores, from sm_80 on"
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+<<<<<<< HEAD
         if kernel.job != CHAIN or kernel.beside or len(kernel.factors) == 1 or not limits.tensor_cores or kernel.arithmetic.operand is None:
+=======
+        if kernel.job != CHAIN or not limits.tensor_cores or kernel.arithmetic.operand is None:
+>>>>>>> groups
             return False
         return all(map(is_precise, factor_kernels(kernel))) and any(self.space(kernel, limits))
 
@@ -126,10 +178,9 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
         """For every tile of the batch and as many warps: the best tiles of the factors, and what stages and blocks there is room for."""
         for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
-            best = [best_of_factor(factor, tile_batch, warps, stretches) for factor in factor_kernels(kernel)]
-            if None in best:
+            if not (best := _best_of_all(kernel, tile_batch, warps, stretches)):
                 continue
-            tiles = tiles_of(kernel, (_words_of(own) for own in best if own))
+            tiles = tiles_of(kernel, map(_words_of, best))
             for stages, blocks in product(STAGES, BLOCKS):
                 constants = MmaChainConstants(tile_batch, tiles, stages, blocks)
                 if self.fits(kernel, constants, limits):
@@ -140,11 +191,15 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def work(self, kernel: KernelSpec, constants: MmaChainConstants, batch: int) -> Work:
         shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
         read = sum(stages_of(factor) * _read_bytes(factor) for factor in shape.factors)
+        copying, (_, last) = [shape.factors[at] for _, at in shape.orders.values()], shape.of_ends(shape.factors)
+        later = [factor for factor, where in zip(shape.factors, shape.places, strict=True) if where.at]
+        written = [*copying, *later]  # whose inputs are written to shared memory, once
+        moved = sum(each.x_bytes_moved(batch) for each in copying) + sum(each.y_bytes_moved(batch) for each in last)
         return Work(
             blocks,
             shape.memory_bytes(batch),
-            round(shape.factors[0].x_bytes_moved(batch) + shape.factors[-1].y_bytes_moved(batch)) + blocks * shape.packed_bytes,
-            blocks * (sum(shape.held) + shape.packed_bytes + read),  # what is held is written once
+            round(moved) + blocks * shape.packed_bytes,
+            blocks * (sum(each.written_bytes for each in written) + shape.packed_bytes + read),
             blocks * sum(map(_multiply_adds, shape.factors)) * kernel.arithmetic.products,
             blocks * (1 + shape.waits),
         )
@@ -155,6 +210,9 @@ class MmaChain(GpuChain[MmaChainConstants]):
         first = ChainShape(kernel, constants).factors[0]
         variants = ("mma", *variants_of(first))
         return {**super().words(kernel, constants), "operand": first.operand, "variants": variants, "wide_bytes": wide_bytes(first)}
+
+    def copies_x(self, shape: ChainShape, at: int) -> bool:
+        return at in [copying for _, copying in shape.orders.values()]
 
     def picture(self, own: Within, heading: str) -> str:
         return tile_picture(own, heading)
@@ -167,11 +225,11 @@ class MmaChain(GpuChain[MmaChainConstants]):
         known = {each.name: each for each in Mma().constexprs(own.kernel, own.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
         found += [
-            Constexpr("X_PLACE", shape.place(at), "where the inputs begin in shared memory, in bytes"),
+            Constexpr("X_PLACE", shape.x_place(at), "where the inputs begin in shared memory, in bytes"),
             Constexpr("X_PITCH", own.x_pitch, "bytes from one line of them to the next, free of bank conflicts"),
             Constexpr("X_STAGE", own.x_stage, "bytes from the inputs of one stage to the next"),
         ]
-        if at + 1 == len(shape.factors):
+        if shape.places[at].is_last:
             return found
         after = shape.factors[at + 1]
         a, _, c, d = after.kernel.pattern.shape
@@ -185,7 +243,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
             Constexpr("NEXT_TILES_D", after.tiles_d, "tiles along j"),
             Constexpr("NEXT_INPUTS", after.steps * after.constants.tile_in, "inputs l of its tiles, those beyond its c included"),
             Constexpr("NEXT_SLOTS", after.slots, "inputs of all its tiles"),
-            Constexpr("NEXT_PLACE", shape.place(at + 1), "where they begin in shared memory, in bytes"),
+            Constexpr("NEXT_PLACE", shape.x_place(at + 1), "where they begin in shared memory, in bytes"),
             Constexpr("NEXT_PITCH", after.x_pitch, "bytes from one line of them to the next"),
         ]
 
@@ -210,17 +268,34 @@ def _multiply_adds(factor: Within) -> int:
     return stages_of(factor) * own.tile_in * own.tile_batch * own.tile_out * own.tile_d
 
 
+def _best_of_all(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int) -> list[MmaConstants]:
+    """The best tile of each factor; none where one has none. Chains of a group read the X of those before them, if they can."""
+    best: list[MmaConstants] = []
+    orders: tuple[tuple[int, ...], ...] = ()
+    for factor, where in zip(factor_kernels(kernel), places(kernel), strict=True):
+        known = orders if where.at == 0 else ()
+        own = best_of_factor(factor, tile_batch, warps, stretches, known) or best_of_factor(factor, tile_batch, warps, stretches)
+        if not own:
+            return []
+        best.append(own)
+        orders += (Within(factor, own).order,) if where.at == 0 else ()
+    return best
+
+
 @lru_cache(REMEMBERED)
-def best_of_factor(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int) -> MmaConstants | None:
-    """The tile of a factor with the least padding and the most products for each fragment read, of so many batch entries and warps, and of
-    at most so many stretches of inputs a stage; None where there is none."""
+def best_of_factor(
+    kernel: KernelSpec, tile_batch: int, warps: int, stretches: int, orders: tuple[tuple[int, ...], ...] = ()
+) -> MmaConstants | None:
+    """The tile of a factor with the least padding and the most products for each fragment read, of so many batch entries and warps, of
+    at most so many stretches of inputs a stage, and, if any are given, that reads X in one of the orders; None where there is none."""
 
     def cost(own: MmaConstants) -> tuple[float, ...]:
         shape = Within(kernel, own)
         padding = _multiply_adds(shape) / (kernel.pattern.weight_count * tile_batch)
         return (padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles), stages_of(shape), -shape.sums)
 
-    return min(_tiles_of_factor(kernel, tile_batch, warps, stretches), key=cost, default=None)
+    found = _tiles_of_factor(kernel, tile_batch, warps, stretches)
+    return min((own for own in found if not orders or Within(kernel, own).order in orders), key=cost, default=None)
 
 
 def _tiles_of_factor(kernel: KernelSpec, tile_batch: int, warps: int, stretches: int) -> Iterator[MmaConstants]:

@@ -1,5 +1,5 @@
-"""The SIMT family's chains: a block of threads takes a tile of the batch through all factors of a layer, and what lies between them stays
-in its shared memory.
+"""The SIMT family's chains: a block of threads takes a tile of the batch through all factors of a layer, or of several on one X, and what
+lies between them stays in its shared memory.
 
 Decides the tiles of `simt_chain.cu.j2`; its design is docs/kernels/simt.md. Never renders, compiles or runs.
 """
@@ -11,7 +11,7 @@ from itertools import product
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, tiles_of
+from ksgen.families.chains import factor_kernels, places, tiles_of
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.rules import Rule
@@ -93,12 +93,16 @@ class ChainShape(GpuChainShape[Within]):
 
     @cached_property
     def factors(self) -> list[Within]:
-        return [Within(*own, is_first=at == 0) for at, own in enumerate(own_of(self.kernel, self.constants))]
+        each = zip(own_of(self.kernel, self.constants), self.places, strict=True)
+        return [Within(*own, is_first=where.at == 0) for own, where in each]
 
     @property
-    def held(self) -> list[int]:
-        """What each factor writes: of the last one, a slice of sums that become rows of Y."""
-        return [*(factor.kept_reals for factor in self.factors[:-1]), self.factors[-1].turned_reals]
+    def held(self) -> list[list[int]]:
+        """What each factor writes: of a chain's last one, a slice of sums that become rows of Y."""
+        found: list[list[int]] = [[] for _ in self.kernel.chains]
+        for factor, where in zip(self.factors, self.places, strict=True):
+            found[where.chain].append(factor.turned_reals if where.is_last else factor.kept_reals)
+        return found
 
     @property
     def slot(self) -> int:
@@ -116,11 +120,13 @@ class ChainShape(GpuChainShape[Within]):
 
 
 def _divide(kernel: KernelSpec, constants: SimtChainConstants) -> bool:
-    later = own_of(kernel, constants)[1:]
+    later = [own for own, where in zip(own_of(kernel, constants), places(kernel), strict=True) if where.at]
     return all(each.pattern.c % own.tile_in == 0 and each.pattern.d % own.tile_d == 0 for each, own in later)
 
 
-_DIVIDE: Rule[SimtChainConstants] = Rule("tiles has a tile_in that divides c and a tile_d that divides d, from factor 2 on", _divide)
+_DIVIDE: Rule[SimtChainConstants] = Rule(
+    "tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on", _divide
+)
 
 
 class SimtChain(GpuChain[SimtChainConstants]):
@@ -131,10 +137,10 @@ class SimtChain(GpuChain[SimtChainConstants]):
     alone = Simt()
     packed_by = alone.name
     listed = (*rules_of(RULES, ChainShape), _DIVIDE)
-    why = "all factors of a layer in one launch, what lies between them in shared memory: float32 and float64, from sm_80 on"
+    why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: float32 and float64, sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job != CHAIN or kernel.beside or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
+        if kernel.job != CHAIN or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
             return False
         if kernel.arithmetic.is_complex or len(kernel.factors) == 1:
             return False
@@ -153,7 +159,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
         is room for."""
         least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
         for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
-            best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(len(factors)), strict=True)]
+            best = [best_of_factor(each, ends, times * least, warps, most) for each, ends in zip(factors, _ends(kernel), strict=True)]
             if None in best:
                 continue
             tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
@@ -166,15 +172,17 @@ class SimtChain(GpuChain[SimtChainConstants]):
 
     def work(self, kernel: KernelSpec, constants: SimtChainConstants, batch: int) -> Work:
         shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
-        first, last = shape.factors[0], shape.factors[-1]
+        first, last = shape.of_ends(shape.factors)
+        between = [factor for factor, where in zip(shape.factors, shape.places, strict=True) if not where.is_last]
         inside = [factor.inside(blocks * stages_of(factor)) for factor in shape.factors]
-        inside += [(blocks * size, blocks * cycles) for size, cycles in (factor.kept for factor in shape.factors[:-1])]
-        inside.append(last.turned(blocks * last.tiles_of_batch, batch * last.kernel.pattern.out_features))
+        inside += [(blocks * size, blocks * cycles) for size, cycles in (factor.kept for factor in between)]
+        inside += [each.turned(blocks * each.tiles_of_batch, batch * each.kernel.pattern.out_features) for each in last]
+        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(each.y_bytes_moved(batch) for each in last)
         shared, cycles = map(sum, zip(*inside, strict=True))
         return Work(
             blocks,
             shape.memory_bytes(batch),
-            round(first.tiles_out * first.x_bytes_moved(batch) + last.y_bytes_moved(batch)) + blocks * shape.packed_bytes,
+            round(moved) + blocks * shape.packed_bytes,
             shared,
             blocks * sum(stages_of(factor) * factor.multiply_adds for factor in shape.factors),
             blocks * shape.waits,
@@ -192,9 +200,9 @@ class SimtChain(GpuChain[SimtChainConstants]):
         found = [known[name] for name in _OF_FACTOR if name in known]
         found.append(Constexpr("X_PITCH", own.x_pitch, "reals of shared memory from one l to the next"))
         found.append(Constexpr("W_BASE", own.w_base, "where a stage's weights begin"))
-        if at:
-            found.append(Constexpr("X_PLACE", shape.place(at - 1), "where the inputs begin in shared memory, in reals"))
-        return [*found, Constexpr("OUT_PLACE", shape.place(at), "where what it writes there begins")]
+        if number := shape.places[at].at:
+            found.append(Constexpr("X_PLACE", shape.place(number - 1), "where the inputs begin in shared memory, in reals"))
+        return [*found, Constexpr("OUT_PLACE", shape.place(number), "where what it writes there begins")]
 
     def constexprs(self, kernel: KernelSpec, constants: SimtChainConstants) -> list[Constexpr]:
         shape = ChainShape(kernel, constants)
@@ -207,9 +215,9 @@ class SimtChain(GpuChain[SimtChainConstants]):
         ]
 
 
-def _ends(count: int) -> list[tuple[bool, bool]]:
-    """Of each factor, whether it is the first and whether the last."""
-    return [(at == 0, at + 1 == count) for at in range(count)]
+def _ends(kernel: KernelSpec) -> list[tuple[bool, bool]]:
+    """Of each factor, whether it is its chain's first and whether the last."""
+    return [(where.at == 0, where.is_last) for where in places(kernel)]
 
 
 @lru_cache(REMEMBERED)

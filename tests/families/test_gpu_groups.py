@@ -1,0 +1,139 @@
+"""Layers on one X in one launch on a GPU: right, the same as each layer by itself, within their arrays; how often X is read."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.emit.render import Source, render
+from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families.gpu_chain import GpuChain
+from ksgen.families.mma import MmaChain
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from tests.emulator import Counts, is_installed
+from tests.families.test_vector_chain import ALL, arrays_of, truth_of
+from tests.support.counting import Counting, compared
+from tests.support.gpu_chains import EVEN, PLANES, group_of, is_right, run_chain, run_group
+from tests.support.kernels import in_emulator
+
+LIMITS = cuda_limits("sm_80")
+ALONE = Pattern(2, 24, 64, 1), Pattern(2, 40, 64, 1)  # of one factor, on the X of EVEN
+PAIR, QKV = (EVEN, ALONE[:1]), (EVEN, EVEN[:1], EVEN)
+SMALL = (Pattern(2, 16, 17, 1), Pattern(1, 17, 16, 2), Pattern(1, 9, 34, 1))  # 34 -> 32 -> 34 -> 9: rests everywhere
+APART = (SMALL, (Pattern(1, 3, 2, 17),), SMALL[:1])  # whose first factors take X in two ways
+LONG = (SMALL, SMALL[:1])  # the second chain needs X after the first one's third factor
+
+
+def source_of(kernel: KernelSpec, family: str) -> Source:
+    own = FAMILIES[family]
+    constants = own.default(kernel, LIMITS)
+    check(own, kernel, constants, LIMITS)
+    return render(kernel, constants, family=family)
+
+
+def alone(source: Source, number: int) -> tuple[Source, list[str]]:
+    """The launch of one of the chains, under its own constants of the group; and the numbers of its weights there."""
+    kernel, constants = source.kernel, source.constants
+    chain, tiles = kernel.chains[number].factors, constants.tiles.split("; ")[number]
+    first = sum(map(len, kernel.chains[:number]))
+    one = replace(kernel, pattern=chain[-1], before=chain[:-1], beside=())
+    return render(one, replace(constants, tiles=tiles), family=source.family), [f"weights {first + at}" for at in range(len(chain))]
+
+
+CASES = [
+    ("mma_chain", QKV, "float16", "bsf", ALL),
+    ("mma_chain", PAIR, "bfloat16", "bsl", Epilogue(bias=True)),
+    ("mma_chain", (ALONE[:1], ALONE[1:], EVEN[:1]), "tf32x3", "bsf", ALL),
+    ("mma_chain", APART, "float16", "bsl", ALL),
+    ("mma_chain", LONG, "bfloat16", "bsf", Epilogue(residual=True)),
+    ("mma_chain", (PLANES[1:], PLANES[1:2]), "float16", "bsf", ALL),
+    ("simt_chain", PAIR, "float32", "bsf", ALL),
+    ("simt_chain", (ALONE[:1], ALONE[1:], EVEN[:1]), "float32", "bsl", ALL),
+    ("simt_chain", APART, "float64", "bsf", Epilogue(residual=True)),
+    ("simt_chain", LONG, "float32", "bsl", Epilogue(activation="gelu")),
+]
+
+
+@pytest.mark.parametrize(("family", "chains", "precision", "layout", "epilogue"), CASES)
+def test_agrees_with_float64_and_with_a_launch_for_each_layer(
+    family: str, chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue
+) -> None:
+    kernel, run = group_of(chains, precision, layout, epilogue), in_emulator()
+    source = source_of(kernel, family)
+    for batch in (1, source.constants.tile_batch + 3):
+        arrays = arrays_of(kernel, batch)
+        for number, got in enumerate(run_group(source, arrays, run)):
+            assert is_right(kernel, got, truth_of(kernel, arrays, number), number), (number, source.constants, batch)
+            if len(chains[number]) > 1:
+                one, weights = alone(source, number)
+                own = {name: arrays[f"{name}_{number + 1}"] for name in ("y", "bias", "residual") if f"{name}_{number + 1}" in arrays}
+                own |= {"x": arrays["x"]} | {f"weights {at}": arrays[name] for at, name in enumerate(weights)}
+                np.testing.assert_array_equal(got, run_chain(one, own, run))
+
+
+@pytest.mark.parametrize(("family", "precision"), [("mma_chain", "bfloat16"), ("simt_chain", "float32")])
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_slices(family: str, precision: str, layout: str) -> None:
+    """Outputs that lie beside each other in one array have rows apart."""
+    kernel = group_of(PAIR, precision, layout, ALL, stride="any")
+    source, arrays = source_of(kernel, family), arrays_of(kernel, 5)
+    for number, got in enumerate(run_group(source, arrays, in_emulator())):
+        assert is_right(kernel, got, truth_of(kernel, arrays, number), number)
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "chains", "layout"),
+    [("mma_chain", "float16", LONG, "bsf"), ("mma_chain", "float16", APART, "bsl"), ("simt_chain", "float32", APART, "bsf")],
+)
+def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(
+    family: str, precision: str, chains: tuple[tuple[Pattern, ...], ...], layout: str
+) -> None:
+    source = source_of(group_of(chains, precision, layout, ALL), family)
+    arrays = arrays_of(source.kernel, 5)
+    expected = run_group(source, arrays, in_emulator())
+    for sanitize in ("address", "race"):
+        for got, y in zip(run_group(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected, strict=True):
+            np.testing.assert_array_equal(got, y)
+
+
+def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
+    def copying(chains: tuple[tuple[Pattern, ...], ...], layout: str) -> int:
+        kernel = group_of(chains, "float16", layout)
+        source = source_of(kernel, "mma_chain")
+        shape = MmaChain().shape(kernel, source.constants)
+        assert shape.stays == sum(shape.factors[at].held_bytes for _, at in shape.orders.values())
+        assert source.text.count("::load_whole_x(x, x_pitch") == len(shape.orders)
+        return len(shape.orders)
+
+    assert [copying(QKV, layout) for layout in ("bsf", "bsl")] == [1, 1]
+    assert copying((ALONE[:1], ALONE[1:], EVEN[:1]), "bsf") == 1
+    assert [copying(APART, layout) for layout in ("bsf", "bsl")] == [2, 2]
+
+
+@pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
+@pytest.mark.parametrize(("family", "precision"), [("mma_chain", "float16"), ("simt_chain", "float32")])
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: str, layout: str) -> None:
+    """Bytes exactly, but where two i of an output share a sector. `simt_chain` reads X for the second chain again, of which the
+    emulator counts a block's first reading alone."""
+    kernel = group_of(PAIR, precision, layout)
+    source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
+    run_group(source, arrays_of(kernel, batch), run, behind=0)
+    rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    again = 4 * batch * kernel.in_features if family == "simt_chain" else 0
+    for name, (expected, counted) in rows.items():
+        within = {"cycles of shared memory": 0.15, "bytes of the cache": 0.02}.get(name, 0)
+        found = counted + (again if name == "bytes of the cache" else 0)
+        assert expected == pytest.approx(found, rel=within), (name, source.constants, rows)
+
+
+def test_the_model_counts_x_once_and_every_output() -> None:
+    for name, precision, item in (("mma_chain", "float16", 2), ("simt_chain", "float32", 4)):
+        family: Any = FAMILIES[name]
+        assert isinstance(family, GpuChain)
+        kernel = group_of(QKV, precision, "bsf")
+        work = family.work(kernel, family.default(kernel, LIMITS), 6400)
+        packed = sum(each.packed_bytes for each in family.shape(kernel, family.default(kernel, LIMITS)).factors)
+        assert work.memory_bytes == item * 6400 * (128 + 128 + 96 + 128) + packed
