@@ -110,7 +110,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     numbers = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
-    variants = (*words["variants"], *numbers, chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
+    variants = (*words["variants"], *numbers, chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 

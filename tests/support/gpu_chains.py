@@ -11,6 +11,7 @@ from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import operands_of, pitches_of
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
+from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
 from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
@@ -31,7 +32,7 @@ def chain_of(
 def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
     """Each factor rounds what it gives."""
     accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.factors)
-    return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
+    return bool(np.linalg.norm(got.astype(wide_type(got)) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
 
 
 def factor_sources(source: Source) -> list[Source]:
