@@ -29,7 +29,7 @@ from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, stratified
-from ksgen.spec.kernel import CHAIN
+from ksgen.spec.kernel import CHAIN, activations_of
 
 FEW, MANY, SLICED = 6, 40, 2
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
@@ -52,7 +52,7 @@ class Promise:
 
 
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
-MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 PROMISES = {
     "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
@@ -66,7 +66,9 @@ PROMISES = {
     "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
     # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
     "few": Promise(("sm_80", "sm_90a"), register_error=80, precisions=STORED, batches=(1, 8, None)),
-    "gradient_mma": Promise(("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3"), is_broad=False),
+    "gradient_mma": Promise(
+        ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
+    ),
     "gradient": Promise(("sm_75", "sm_80", "sm_90a"), register_error=32, precisions=STORED, is_broad=False),
 }
 TARGETS = sorted({target for promise in PROMISES.values() for target in promise.targets}, key=lambda target: (len(target), target))
@@ -111,9 +113,11 @@ def chains(precisions: Iterable[str]) -> list[KernelSpec]:
     found = []
     for (*before, last), precision, layout in product(layers, precisions, LAYOUTS):
         found.append(KernelSpec(last, precision, layout, job=CHAIN, before=tuple(before)))
-    more, first = Epilogue(bias=True, activation="gelu", residual=True), found[: len(tuple(precisions)) * len(LAYOUTS)]
+    first = found[: len(tuple(precisions)) * len(LAYOUTS)]
+    more = [Epilogue(True, "gelu" if "gelu" in activations_of(each.precision) else "none", True) for each in first]
     beside = [((*each.before, each.pattern), (each.before[0],)) for each in first]  # and its first factor alone
-    return [*found, *(replace(each, epilogue=more, stride="any") for each in first), *map(_group, first, beside)]
+    ended = [replace(each, epilogue=epilogue, stride="any") for each, epilogue in zip(first, more, strict=True)]
+    return [*found, *ended, *map(_group, first, beside)]
 
 
 def _group(kernel: KernelSpec, beside: tuple[tuple[Pattern, ...], ...]) -> KernelSpec:

@@ -111,7 +111,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     numbers = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
-    of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, kernel.precision, kernel.dtype)
+    kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
+    of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
     text = fill(template, words, dictionaries(chosen.name, dialect), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)

@@ -63,6 +63,11 @@ class TensorTile(Moved, Tiled):
         return self.kernel.arithmetic.parts
 
     @property
+    def halves(self) -> int:
+        """Real numbers that an element is."""
+        return self.kernel.arithmetic.halves
+
+    @property
     def k_step(self) -> int:
         """Inputs of one instruction."""
         return tensor_operand(self.kernel).k_step
@@ -71,6 +76,11 @@ class TensorTile(Moved, Tiled):
     def lane_inputs(self) -> int:
         """Inputs of one instruction that a lane holds of each of its columns."""
         return self.k_step // 4
+
+    @property
+    def word_inputs(self) -> int:
+        """Inputs in a word of a lane's operand; 1 too where the word is half of one."""
+        return self.lane_inputs * self.halves // 2
 
     @property
     def word_bytes(self) -> int:

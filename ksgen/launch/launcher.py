@@ -67,7 +67,8 @@ class Launcher:
         `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` gave.
         Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
         arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores (what overflows float16 in
-        the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles.
+        the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
+        for "c64_tf32x3", on tensor cores.
         """
         return self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))()
 

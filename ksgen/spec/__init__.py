@@ -1,7 +1,7 @@
 """What to generate: a YAML spec, and the kernels and layers that it stands for.
 
     defaults:                            # any of the eight options; these are the values without one
-      precision: float32                 # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6
+      precision: float32  # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
       bias: false                        # then, in this order: + bias,

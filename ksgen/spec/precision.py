@@ -21,6 +21,7 @@ class Operand:
 
 
 F16, BF16, TF32 = Operand("f16", 2), Operand("bf16", 2), Operand("tf32", 4)
+TF32_PAIR = Operand("tf32", 8)  # a complex number
 OPERANDS = {each.name: each for each in (F16, BF16, TF32)}
 
 
@@ -51,6 +52,7 @@ class Precision:
     tiles: TileProducts | None = None  # of a processor; None: they have no such products
     families: tuple[str, ...] = ()  # of kernels that it asks for, where they serve it, whether measured or not
     is_complex: bool = False  # whether a number is two real ones beside each other
+    of_parts: str = ""  # how tensor cores multiply these two: a precision of real numbers
     range_note: str = ""  # which numbers it takes, where they are fewer than what is stored can hold
     aliases: tuple[str, ...] = ()  # what other libraries call it
 
@@ -82,7 +84,7 @@ class Precision:
     def promotion(self, inputs: int) -> int:
         """Inputs after which tensor-core sums of so many in all are added to plain ones; 0: never."""
         few, many = self.promote
-        most = few if inputs <= FEW_IN else many
+        most = few if self.halves * inputs <= FEW_IN else many
         return most if inputs > most else 0
 
 
@@ -106,6 +108,10 @@ PRECISIONS = {
             range_note="|x| up to 65504 and |weights| up to 63.9",
         ),
         Precision("complex64", "complex64", 8, 2.0**-24, is_complex=True, aliases=("c64", "cfloat", "csingle")),
+        Precision(  # four products of tf32x3 for one of complex64
+            "c64_tf32x3", "complex64", 8, 2.0**-24, TF32_PAIR, parts=2, products=3, least_in=9, promote=(8, 16), promote_batch=16,
+            is_complex=True, of_parts="tf32x3",
+        ),
         Precision("complex128", "complex128", 16, 2.0**-53, is_complex=True, aliases=("c128", "cdouble", "complex")),
         Precision("bf16x6", "float32", 4, 2.0**-24, tiles=SIX_PRODUCTS, families=BY_TILES),  # six products of a processor's tiles
     )

@@ -11,12 +11,13 @@ Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is
 import numpy as np
 
 from ksgen.pattern import Chain, Pattern
-from ksgen.transforms import factors
+from ksgen.transforms import factors, wavelets
 from ksgen.transforms.radices import butterfly, checked_radix, checked_size, radices
 from ksgen.transforms.real import of_cosines, of_hartley, of_real, to_real
 from ksgen.transforms.transform import Transform, made_again
+from ksgen.transforms.windowed import of_windows, to_windows
 
-__all__ = ["RADIX", "Transform", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
+__all__ = ["RADIX", "Transform", "daubechies", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
 RADIX = 32  # the largest that is made of several primes, where none is asked for
 
@@ -68,3 +69,17 @@ def haar(n: int) -> Transform:
     steps = [np.arange(1 << level, n, 2 << level) for level in reversed(range(levels))]
     order = np.concatenate([np.zeros(1, np.int64), *steps]).astype(np.int64)
     return Transform(f"haar({n})", Chain(tuple(patterns), "haar"), factors.haar(levels) or (np.ones((1, 1, 1, 1)),), places=order)
+
+
+@made_again
+def daubechies(n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX) -> Transform:
+    """`pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined: the means, then each level from the coarsest on; or
+    `pywt.waverec`. The chain is the factor of the finest levels, with windows of up to `radix` entries; the others are further ones."""
+    taps = wavelets.checked_taps(taps)
+    size, levels = wavelets.checked_levels(n, taps, levels)
+    own = wavelets.within(taps, levels, checked_radix(radix))
+    rest = None
+    if own < levels:
+        rest = daubechies(size >> own, taps=taps, levels=levels - own, inverse=inverse, radix=radix)
+    make, name = (to_windows, "idaubechies") if inverse else (of_windows, "daubechies")
+    return make(f"{name}({size}, taps={taps}, levels={levels})", size, taps, own, rest)

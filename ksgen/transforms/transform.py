@@ -54,7 +54,7 @@ class Transform:
         if self.is_real and library.is_complex(x):
             raise LaunchError(f"{self.name}: got x of {library.dtype_of(x)}; accepted: real numbers")
         rows = x if layout == "bsf" else library.moved(x)
-        y = self._of_rows(library, rows.reshape(-1, wanted))
+        y = self.of_rows(library, rows.reshape(-1, wanted))
         y = y.reshape(*rows.shape[:-1], y.shape[-1])
         return y if layout == "bsf" else library.moved_back(y)
 
@@ -66,7 +66,8 @@ class Transform:
         features = np.arange(self.chain.out_features)
         return features.reshape(self.digits).transpose().ravel() if self.digits else features
 
-    def _of_rows(self, library: Library, rows: Any) -> Any:
+    def of_rows(self, library: Library, rows: Any) -> Any:
+        """The same of (batch, features)."""
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
         y = self._multiply(library, rows) if rows.shape[0] else rows

@@ -47,6 +47,7 @@ def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
     with pytest.raises(ConstantsError, match="job=multiply must be gradient"):
         check(TENSOR_CORES, replace(spec, job="multiply"), GOOD_MMA)
     with pytest.raises(
-        ConstantsError, match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3"
+        ConstantsError,
+        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, c64_tf32x3",
     ):
         check(TENSOR_CORES, kernel(), GOOD_MMA)

@@ -1,6 +1,7 @@
 """What is special to the tensor-core family. What holds of every family's kernels is in test_families.py."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_name
 from ksgen.families.mma import MmaConstants
 from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
+from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import check as check_result
@@ -19,7 +21,7 @@ from tests.support.mma_kernels import kernel
 
 MMA = family_named("mma")
 GPU = cuda_limits("sm_90a")
-PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
 
 
@@ -58,7 +60,8 @@ def test_rules_of_a_layout_and_a_precision() -> None:
         check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1))
     check(MMA, kernel(layout="bsl"), replace(GOOD, tile_d=1, tile_batch=128))
     with pytest.raises(
-        ConstantsError, match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3"
+        ConstantsError,
+        match="precision=float32 must be one that tensor cores multiply: float16, bfloat16, tf32, tf32x3, fp16x3, c64_tf32x3",
     ):
         check(MMA, kernel("float32"), GOOD)
     with pytest.raises(ConstantsError, match=r"needs .* bytes of shared memory"):
@@ -127,7 +130,7 @@ def test_weights_are_packed_in_parts_only_where_these_take_no_more_bytes() -> No
     for precision in PRECISIONS:
         each = kernel(precision, pattern=Pattern(1, 64, 64, 4))
         sizes[precision] = MMA.packed_bytes(each, replace(GOOD, promote=0)) // each.pattern.weight_count
-    assert sizes == {"float16": 2, "bfloat16": 2, "tf32": 4, "tf32x3": 4, "fp16x3": 4}
+    assert sizes == {"float16": 2, "bfloat16": 2, "tf32": 4, "tf32x3": 4, "fp16x3": 4, "c64_tf32x3": 8}
 
 
 # ---- results
@@ -197,6 +200,7 @@ ERRORS = {  # relative, Frobenius, against float64, by c: what the precision may
     "tf32": {48: 3.2e-4, 192: 3.2e-4, 1024: 3.2e-4},
     "tf32x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},  # twice a sequential float32 sum
     "fp16x3": {48: 2.5e-7, 192: 4.7e-7, 1024: 1.1e-6},
+    "c64_tf32x3": {48: 3.6e-7, 192: 6.9e-7, 1024: 1.6e-6},  # of sums of twice as many products
 }
 
 
@@ -208,8 +212,8 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
     problem = make_problem(each, 64)
     y = multiply(problem, source_of("mma", each), in_emulator())
     axis = "sc,kc->sk" if layout == "bsf" else "cs,kc->ks"
-    exact = np.einsum(axis, problem.x.astype(np.float64), problem.weights[0, :, :, 0].astype(np.float64))
-    error = np.linalg.norm(y.astype(np.float64) - exact) / np.linalg.norm(exact)
+    exact = np.einsum(axis, *(array.astype(wide_type(y)) for array in (problem.x, problem.weights[0, :, :, 0])))
+    error = np.linalg.norm(y.astype(exact.dtype) - exact) / np.linalg.norm(exact)
     print(f"{precision} {layout} c={c}: {error:.2e}")
     assert error < ERRORS[precision][c]
     if precision in ("float16", "bfloat16"):  # as good as the exact sum rounded once
@@ -219,7 +223,7 @@ def test_error_of_each_precision(precision: str, c: int, layout: str) -> None:
 
 @pytest.mark.parametrize("family", ["mma", pytest.param("wgmma_registers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("layout", "d"), [("bsl", 1), ("bsf", 1), ("bsf", 4)])
-@pytest.mark.parametrize("precision", ["tf32x3", "fp16x3"])
+@pytest.mark.parametrize("precision", ["tf32x3", "fp16x3", "c64_tf32x3"])
 def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precision: str, layout: str, d: int, family: str) -> None:
     for c in (2, 4, 9, 17, 24, 33, 48, 65):
         each = kernel(precision, layout, Pattern(1, 32, c, d))
@@ -228,17 +232,20 @@ def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(precisi
             continue
         problem = make_problem(each, 64)
         y = multiply(problem, source_of(family, each), in_emulator())
-        x, y = (array.astype(np.float64) if layout == "bsf" else array.T.astype(np.float64) for array in (problem.x, y))
-        x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(np.float64)
-        sequential, exact = np.zeros(y.shape, np.float32), np.einsum("scj,kcj->skj", x, w)
-        for term in range(c):
-            sequential = (sequential + x[:, None, term] * w[None, :, term]).astype(np.float32)
+        stored, wide = y.dtype, wide_type(y)
+        x, y = (array.astype(wide) if layout == "bsf" else array.T.astype(wide) for array in (problem.x, y))
+        x, y, w = x.reshape(64, c, d), y.reshape(64, 32, d), problem.weights[0].astype(wide)
+        sequential, exact = np.zeros(y.shape, stored), np.einsum("scj,kcj->skj", x, w)
+        halves = [1, 1j] if stored.kind == "c" else [1]
+        for term, half in product(range(c), halves):  # of complex numbers, the real part's products, then the imaginary one's
+            own = (x[:, None, term] / half).real * half
+            sequential = (sequential + own * w[None, :, term]).astype(stored)
         ratio = np.linalg.norm(y - exact) / np.linalg.norm(sequential - exact)
         assert ratio < 2, (c, ratio)
 
 
 def test_few_inputs_are_multiplied_in_plain_float32() -> None:
-    for precision, least in (("tf32x3", 17), ("fp16x3", 4)):
+    for precision, least in (("tf32x3", 17), ("fp16x3", 4), ("c64_tf32x3", 9)):
         for target in ("sm_80", "sm_90a"):
             few, enough = (kernel(precision, pattern=Pattern(1, 64, c, 4)) for c in (least - 1, least))
             assert family_for(few, cuda_limits(target)).name == "simt"

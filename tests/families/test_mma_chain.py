@@ -41,6 +41,8 @@ CASES = [
     (RAGGED, "fp16x3", "bsf", Epilogue(activation="relu")),
     (PLANES, "bfloat16", "bsf", ALL),
     (PLANES[1:], "tf32x3", "bsf", Epilogue()),
+    (EVEN, "c64_tf32x3", "bsf", Epilogue(residual=True)),
+    (RAGGED, "c64_tf32x3", "bsl", Epilogue(bias=True)),
     (PLANES[1:], "float16", "bsl", Epilogue(bias=True)),
     ((*EVEN, *EVEN, Pattern(1, 65, 64, 2)), "float16", "bsf", Epilogue(activation="gelu")),
 ]
@@ -175,7 +177,7 @@ def test_what_it_serves() -> None:
     def serves(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
         return FAMILY.serves(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
 
-    assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")))
+    assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")))
     assert not serves("float32")
     assert not serves("float16", target="sm_75")
 <<<<<<< HEAD

@@ -9,7 +9,7 @@ from tests.support.mma_kernels import kernel
 
 MMA = family_named("mma")
 GPU = cuda_limits("sm_90a")
-PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+PRECISIONS = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 TARGETS = ("sm_80", "sm_86", "sm_90a")
 
 

@@ -27,6 +27,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
+from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
@@ -61,7 +62,8 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
     random, dtype = np.random.default_rng(batch), numpy_dtype(kernel.dtype)
 
     def normal(*shape: int) -> Array:
-        return random.standard_normal(shape).astype(dtype)
+        drawn = random.standard_normal(shape)
+        return (drawn + 1j * random.standard_normal(shape) if dtype.kind == "c" else drawn).astype(dtype)
 
     def rows(features: int, layout: str = kernel.y_layout) -> Array:
         return normal(batch, features) if layout == "bsf" else normal(features, batch)
@@ -79,7 +81,7 @@ def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
 
 def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Array:
     """Of one of a group's chains, or of the only one."""
-    y, first, patterns = arrays["x"].astype(np.float64), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
+    y, first, patterns = arrays["x"].astype(wide_type(arrays["x"])), sum(map(len, kernel.chains[:chain])), kernel.chains[chain].factors
     weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
     for pattern, each in zip(patterns[:-1], weights, strict=False):
         y = reference.multiply(pattern, y, each, kernel.layout, activation=kernel.between)

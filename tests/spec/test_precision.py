@@ -63,7 +63,7 @@ def test_every_record_is_found_by_its_own_name() -> None:
     assert all(name == each.name for name, each in PRECISIONS.items())
     assert all(name == each.name for name, each in OPERANDS.items())
     assert stored_types() == ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
-    assert on_tensor_cores() == ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
+    assert on_tensor_cores() == ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
     assert on_tiles() == ("float16", "bfloat16", "tf32x3", "bf16x6")
 
 
@@ -74,6 +74,10 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert PRECISIONS[gradient_of(precision.name)].dtype == precision.dtype
     assert (precision.parts > 1) == (precision.products > 1) == any(precision.promote)
     assert precision.operand or precision.parts == 1
+    assert bool(precision.of_parts) == (precision.is_complex and precision.operand is not None)
+    if of_parts := PRECISIONS.get(precision.of_parts):  # an instruction takes half as many complex numbers
+        assert (of_parts.parts, of_parts.products) == (precision.parts, precision.products)
+        assert of_parts.promote == tuple(2 * each for each in precision.promote)
     assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
         precision.item_bytes > precision.tiles.operand.item_bytes
     )

@@ -48,4 +48,6 @@ def compared(source: Source, batch: int, own: Counts, around: Counts) -> dict[st
         "bytes of shared memory": (work.shared_bytes, own.shared_bytes),
         "cycles of shared memory": ((work.shared_bytes + work.returned_bytes) / CYCLE_BYTES, own.shared_cycles),
     }
-    return rows | ({"multiply-adds": (work.multiply_adds, own.multiply_adds)} if own.multiply_adds else {})
+    return rows | (
+        {"multiply-adds": (work.multiply_adds * source.kernel.arithmetic.multiply_adds, own.multiply_adds)} if own.multiply_adds else {}
+    )

@@ -12,6 +12,7 @@ from ksgen.families.signature import each_chains, features_of, operands_of, pitc
 from ksgen.launch.fused import chain_kernel
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
+from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
 from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
@@ -37,7 +38,7 @@ def group_of(
 def is_right(kernel: KernelSpec, got: Array, truth: Array, chain: int = 0) -> bool:
     """Each factor rounds what it gives."""
     accepted = sum(tolerance(kernel.precision, each.c) for each in kernel.chains[chain])
-    return bool(np.linalg.norm(got.astype(np.float64) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
+    return bool(np.linalg.norm(got.astype(wide_type(got)) - truth) <= accepted * np.linalg.norm(truth))  # a NaN is not
 
 
 def factor_sources(source: Source) -> list[Source]:

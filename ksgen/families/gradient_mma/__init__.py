@@ -102,7 +102,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
         ):
             tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
-            if max(tile_out, tile_in) > MOST_TILE or 4 * row_tiles * column_tiles > MOST_SUMS:
+            if max(tile_out, tile_in) > MOST_TILE or 4 * kernel.arithmetic.halves * row_tiles * column_tiles > MOST_SUMS:
                 continue
             tile_batch = STRETCH // kernel.item_bytes * stretches
             constants = GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)
@@ -115,9 +115,14 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
         shape = Shape(kernel, constants)
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(shape.operand, shape.operand)
         load = "gradient_mma/load_registers" if shape.copy == "registers" else "gradient/load_async"
-        variants = (shape.operand, *(["split"] if shape.components == 2 else []), *(["spread"] if shape.is_spread else []))
+        split = {"complex_split": kernel.arithmetic.is_complex, "split": True} if shape.components == 2 else {}
+        variants = (shape.operand, *(name for name, is_so in split.items() if is_so), *(["spread"] if shape.is_spread else []))
         own = "tf32" if shape.components == 2 else operand
-        return {"copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants, "picture": _picture(shape)}
+        conjugated = ", conjugated" if kernel.arithmetic.is_complex else ""
+        return {
+            "copy": shape.copy, "load": load, "sides": SIDES, "operand": own, "variants": variants, "picture": _picture(shape),
+            "conjugated": conjugated,
+        }  # fmt: skip
 
     def constexprs(self, kernel: KernelSpec, constants: GradientMmaConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)
@@ -134,6 +139,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             Constexpr("PARTS", constants.parts, "parts of the batch, at most"),
             Constexpr("MIN_BLOCKS", constants.min_blocks, "thread blocks that must fit a multiprocessor"),
             Constexpr("GROUP", shape.group, "elements of a 16-byte chunk"),
+            Constexpr("HALVES", kernel.arithmetic.halves, "real numbers that an element is"),
             Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),
             Constexpr("COLUMN_TILES", shape.column_tiles, "matrix instructions of a warp along its inputs, 8 each"),
@@ -141,7 +147,7 @@ class GradientMma(GradientFamily[GradientMmaConstants]):
             Constexpr("TOGETHER", shape.x.together, "neighbouring lines that a thread copies at once"),
             Constexpr("DY_BASE", shape.dy_base, "where a stage's dY begins"),
             Constexpr("STAGE", shape.stage, "elements per stage"),
-            Constexpr("SHARED_REALS", shape.shared_bytes // 4, "floats of shared memory per block"),
+            Constexpr("SHARED_REALS", shape.shared_bytes // shape.real_bytes, "sums that a block's shared memory has room for"),
             *shape.tile_constexprs(),
             *shape.x.constexprs(shape.copy),
             *shape.dy.constexprs(shape.copy),

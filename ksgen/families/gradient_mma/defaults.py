@@ -48,7 +48,7 @@ def _choices(kernel: KernelSpec, tile_d: int) -> Iterator[GradientMmaConstants]:
     goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
     for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
         tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in
-        if 4 * rows * columns > MOST_SUMS or max(tile_out, tile_in) > 128:
+        if 4 * kernel.arithmetic.halves * rows * columns > MOST_SUMS or max(tile_out, tile_in) > 128:
             continue
         for stages in (2,) if goes_through_registers else (4, 3, 2):
             yield GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1)

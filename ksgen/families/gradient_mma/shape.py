@@ -10,7 +10,7 @@ from functools import cache
 from itertools import product
 from math import gcd
 
-from ksgen.families.banks import CYCLE_BYTES
+from ksgen.families.banks import CYCLE_BYTES, write_cycles
 from ksgen.families.gradient.parts import Parts, Side, SideImage, lane_runs
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
@@ -18,8 +18,6 @@ from ksgen.families.tiles import WARP, Constants, CopyPlan, divide_up, power_of_
 from ksgen.spec import KernelSpec
 
 STRETCH = 64  # bytes of a line that four lanes read at once
-BANKS = CYCLE_BYTES // 4
-WORDS = CHUNK // 4  # of a chunk
 FEW_PLANES = 2
 
 
@@ -42,18 +40,20 @@ class GradientMmaConstants(Constants):
 @cache
 def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> SideImage:
     """The image of a batch-size-first tile whose copies meet the fewest bank conflicts; then the least memory, and the longest
-    runs of lanes. All in words: one holds one batch entry, or two."""
+    runs of lanes. All in units of what is copied at once: a word holds one batch entry, or two, and a complex number is two words."""
+    unit = max(4, item_bytes)
+    of_chunk = CHUNK // unit
 
     def turns(plane: int, lane_run: int) -> int:
-        count = [0] * BANKS
+        addresses = []
         for lane in range(WARP):
             line, at = lane // lane_run, lane % lane_run * vector
             feature = at // tile_d
-            word = line ^ (feature // 2 % 4 * WORDS if is_spread else 0)
-            count[(at % tile_d * plane + feature * pitch + word) % BANKS] += 1
-        return max(count)
+            along = line ^ (feature // 2 % 4 * of_chunk if is_spread else 0)
+            addresses.append((at % tile_d * plane + feature * pitch + along) * unit)
+        return write_cycles(addresses, unit)
 
-    planes = [tile * pitch + pad for pad in (range(0, BANKS, 4) if tile_d > 1 else (0,))]
+    planes = [tile * pitch + pad for pad in (range(0, CYCLE_BYTES // unit, of_chunk) if tile_d > 1 else (0,))]
     choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
     plane, lane_run = min(choices, key=lambda choice: (turns(*choice), choice[0], -choice[1]))
     return SideImage(1, pitch, plane, lane_run)
@@ -116,7 +116,7 @@ class Shape(Parts):
     @property
     def sums(self) -> int:
         """Accumulators a thread, without the plain ones that they are promoted to."""
-        return 4 * self.row_tiles * self.column_tiles
+        return 4 * self.kernel.arithmetic.halves * self.row_tiles * self.column_tiles
 
     # ---- the two operands
 
@@ -185,6 +185,8 @@ class Shape(Parts):
         operands = 8 * self.row_tiles + 8
         if self.components == 2:
             operands += operands // 2  # not all are split at once
+        if self.kernel.arithmetic.is_complex:
+            operands += 16  # rows as they are multiplied, with halves in other places
         if self.copy == "registers":
             held = self.x.held + self.dy.held
             return 2 * self.sums + operands + held + (80 if self.kernel.pattern.d > 1 else 52)

@@ -32,7 +32,8 @@ REMEMBERED = 4096  # tiles of factors
 _WORDS = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")  # of a factor, in `tiles`
 _OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes as they are
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR", "K_STEP",
-    "LANE_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT",
+    "LANE_INPUTS", "HALVES", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES", "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT",
+    "STEPS", "TILES_OUT",
     "TILES_D", "X_LINES", "X_RUN", "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
 )  # fmt: skip
 

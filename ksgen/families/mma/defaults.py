@@ -15,6 +15,7 @@ from ksgen.spec import KernelSpec
 MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 236  # by the estimate, of 255
 MANY_PLANES, MOST_OF_MANY = 8, 212  # of so many planes a cost model is asked about fewer registers: 228 spilled on sm_90a
+STAGE_BYTES = 64  # of a row's inputs in a stage, about
 WARP_TILES = 8  # that a cost model is asked about
 WARPS = [  # of a block, along the batch, along the outputs and along j: the same
     (along_batch, along_out, along_d)
@@ -30,10 +31,11 @@ def planes(kernel: KernelSpec) -> int:
         return 1
     is_promoted = any(kernel.arithmetic.promote)  # so that sums take twice the registers
     most_flat = 6 if is_promoted else 8 if kernel.item_bytes == 4 else 12
-    if d <= most_flat:
+    halves = kernel.arithmetic.halves
+    if d <= most_flat // halves:
         return d
     if is_promoted:
-        return 4
+        return 4 // halves
     runs = [8] if kernel.item_bytes == 2 else [8, 4]
     return min(runs, key=lambda run: divide_up(d, run) * run)
 
@@ -122,7 +124,7 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         shape = Shape(kernel, constants)
-        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, 32 if kernel.item_bytes == 2 else 16))
+        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.item_bytes))
         if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
             yield constants
 

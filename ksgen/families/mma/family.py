@@ -113,6 +113,7 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
     """What the words of its text are for."""
     has = {
         "unsplit": shape.packed_parts < shape.components,
+        "complex_split": shape.components == 2 and shape.halves == 2,
         "split": shape.components == 2,
         "mma_promoted": shape.constants.promote,
         "resident": shape.constants.resident,
@@ -216,6 +217,8 @@ class Mma(Packing[MmaConstants]):
             Constexpr("Y_VECTOR", shape.y_vector, "neighbours that one store of Y moves"),
             Constexpr("K_STEP", shape.k_step, "inputs of one matrix instruction"),
             Constexpr("LANE_INPUTS", shape.lane_inputs, "of them, those that one lane holds of a batch entry"),
+            Constexpr("HALVES", shape.halves, "real numbers that an element is"),
+            Constexpr("WORD_INPUTS", shape.word_inputs, "inputs in a word of an operand; of complex numbers a word is half of one"),
             Constexpr("COMPONENTS", shape.components, "parts that an operand is split into"),
             Constexpr("PACKED_PARTS", shape.packed_parts, "of them, those that weights are packed in; 1 of 2: lanes split them"),
             Constexpr("ROW_TILES", shape.row_tiles, "matrix instructions of a warp along its outputs, 16 each"),

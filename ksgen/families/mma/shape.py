@@ -91,7 +91,7 @@ class Shape(TensorTile):
     @property
     def sums(self) -> int:
         """Accumulators a thread, without the plain ones that they are promoted to."""
-        return 4 * self.warp_d * self.row_tiles * self.column_tiles
+        return 4 * self.halves * self.warp_d * self.row_tiles * self.column_tiles
 
     @property
     def promoted_sums(self) -> int:
@@ -205,7 +205,7 @@ class Shape(TensorTile):
     def registers(self) -> int:
         """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
-        chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 2 * self.lane_inputs
+        chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
         copies = self.components + is_halved  # whose halves are widened again
         return self.promoted_sums + fragments + chunks * copies + 4 * self.components + (48 if self.is_bsf else 36)

@@ -1,0 +1,146 @@
+"""Daubechies' orthonormal wavelets: their filters, and one factor for several levels, of overlapping windows.
+
+A level's filters are longer than its step, so that windows overlap: inputs are first gathered, each as often as windows have it. A factor
+then has the windows side by side. Whole numbers and float64; knows no devices.
+"""
+
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ksgen.errors import PatternError
+from ksgen.transforms.radices import MOST_FEATURES
+from ksgen.values import excerpt, whole_number
+
+MOST_TAPS = 20
+CORRECTIONS = 4  # of filters, which are as exact as float64 by then
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+def checked_taps(taps: object) -> int:
+    count = whole_number(taps)
+    if count is None or count % 2 or not 2 <= count <= MOST_TAPS:
+        raise PatternError(f"taps={excerpt(taps)}; accepted: an even number from 2 to {MOST_TAPS}")
+    return count
+
+
+def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
+    """The size, and how many levels: where nobody says, as many as have a window within the size, each of an even number of entries."""
+    size = whole_number(n)
+    if size is None or size % 2 or not 2 <= size <= MOST_FEATURES:
+        raise PatternError(f"n={excerpt(n)}; accepted: an even number up to {MOST_FEATURES}")
+    halvings = (size & -size).bit_length() - 1
+    if levels is None:
+        within = (size // (taps - 1)).bit_length() - 1
+        return size, max(1, min(halvings, within))
+    count = whole_number(levels)
+    if count is None or not 1 <= count <= halvings:
+        raise PatternError(f"levels={excerpt(levels)} of n={size}; accepted: from 1 to {halvings}, as often as 2 divides n")
+    return size, count
+
+
+@cache
+def lowpass(taps: int) -> tuple[float, ...]:
+    """The filter of the means, of the least phase: as PyWavelets' `rec_lo`, each number the nearest of float64."""
+    half = taps // 2
+    roots = np.roots([comb(half - 1 + power, power) for power in reversed(range(half))])
+    halves = 1 - 2 * roots
+    inner = halves - np.sqrt(halves * halves - 1 + 0j)
+    inner = np.where(np.abs(inner) > 1, 1 / inner, inner)
+    start = np.real(np.poly([*[-1.0] * half, *inner]))
+    return _corrected([Fraction(float(each)) for each in start * (np.sqrt(2) / start.sum())])
+
+
+def _corrected(found: list[Fraction]) -> tuple[float, ...]:
+    """Newton's steps towards what defines the filter, from its exact residuals: it is orthogonal to itself, two entries apart and more,
+    and the alternating one has as many moments that vanish."""
+    taps, half = len(found), len(found) // 2
+    moments = [[(-1) ** at * Fraction(2 * at - taps + 1, taps) ** power for at in range(taps)] for power in range(half)]
+    for _ in range(CORRECTIONS):
+        apart = [sum(found[at] * found[at + 2 * by] for at in range(taps - 2 * by)) - (by == 0) for by in range(half)]
+        vanishing = [sum(weight * each for weight, each in zip(row, found, strict=True)) for row in moments]
+        padded = [Fraction(0)] * taps + found + [Fraction(0)] * taps
+        slopes = [[padded[taps + at + 2 * by] + padded[taps + at - 2 * by] for at in range(taps)] for by in range(half)]
+        step = np.linalg.solve(np.array([*slopes, *moments], float), -np.array([*apart, *vanishing], float))
+        found = [each + Fraction(float(by)) for each, by in zip(found, step, strict=True)]
+    return tuple(map(float, found))
+
+
+def window_of(taps: int, levels: int) -> int:
+    """Entries that the coarsest of so many levels takes at a time."""
+    return (taps - 1) * ((1 << levels) - 1) + 1
+
+
+def within(taps: int, levels: int, most: int) -> int:
+    """Levels of the finest factor: as many as have windows of at most so many entries, but one."""
+    return max([1, *(each for each in range(2, levels + 1) if max(window_of(taps, each), 2**each * len(_back(taps, each))) <= most)])
+
+
+def analysis(taps: int, levels: int) -> Array:
+    """From a window to its coefficients: the mean's, then each level's from the coarsest on; (2^levels, window)."""
+    low = np.array(lowpass(taps))
+    high = low[::-1] * (-1.0) ** np.arange(taps)
+    mean, details = np.ones(1), []
+    for level in range(levels):
+        apart = np.zeros((2, (taps - 1) * 2**level + 1))
+        apart[:, :: 2**level] = low, high
+        details.append(np.convolve(apart[1], mean))
+        mean = np.convolve(apart[0], mean)
+    found, centre = np.zeros((2**levels, window_of(taps, levels))), taps // 2 - 1
+    found[0] = mean
+    for level, detail in enumerate(details, 1):
+        for at in range(2 ** (levels - level)):
+            first = 2**level * at + centre * (2**levels - 2**level)
+            found[2 ** (levels - level) + at, first : first + detail.size] = detail
+    return found
+
+
+def windows(n: int, taps: int, levels: int) -> Numbers:
+    """Which entries each window has, one after the other; the ends are each other's neighbours."""
+    starts = np.arange(0, n, 2**levels) - _before(taps, levels)
+    return np.asarray((starts[:, None] + np.arange(window_of(taps, levels))) % n).ravel()
+
+
+def places(n: int, levels: int) -> Numbers:
+    """Where each coefficient lies among those of the windows: all means, then each level's from the coarsest on."""
+    block = np.arange(n).reshape(-1, 2**levels)
+    bounds = [0, *(2**level for level in range(levels + 1))]
+    return np.concatenate([block[:, first:last].ravel() for first, last in pairwise(bounds)])
+
+
+def synthesis(taps: int, levels: int) -> Array:
+    """From the coefficients of neighbouring windows back to the entries of one step; (2^levels, windows x 2^levels)."""
+    block, step = analysis(taps, levels), 2**levels
+    found = np.zeros((step, len(_back(taps, levels)), step))
+    for number, by in enumerate(_back(taps, levels)):
+        for entry in range(step):
+            at = entry - step * by + _before(taps, levels)
+            if 0 <= at < block.shape[1]:
+                found[entry, number] = block[:, at]
+    return found.reshape(step, -1)
+
+
+def neighbours(n: int, taps: int, levels: int) -> Numbers:
+    """Which coefficients, of those in order, each step takes on the way back."""
+    of_window = np.empty(n, np.int64)
+    of_window[places(n, levels)] = np.arange(n)
+    blocks = of_window.reshape(-1, 2**levels)
+    shifted = (np.arange(blocks.shape[0])[:, None] + np.array(_back(taps, levels))) % blocks.shape[0]
+    return np.asarray(blocks[shifted]).ravel()
+
+
+def _before(taps: int, levels: int) -> int:
+    """Entries of a window before its step."""
+    return (taps // 2 - 1) * ((1 << levels) - 1)
+
+
+def _back(taps: int, levels: int) -> range:
+    """Windows, counted from a step's own, that have any of its entries."""
+    step, before = 2**levels, _before(taps, levels)
+    return range(-((window_of(taps, levels) - 1 - before) // step), (before + step - 1) // step + 1)
