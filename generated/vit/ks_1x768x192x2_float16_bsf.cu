@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 314c499c, spec 9ac13b92
+// ks_1x768x192x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 2bc0d6a1, spec 9ac13b92
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -50,6 +50,8 @@ constexpr int X_VECTOR         =        8;  // neighbours that one copy of X mov
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
+constexpr int HALVES           =        1;  // real numbers that an element is
+constexpr int WORD_INPUTS      =        2;  // inputs in a word of an operand; of complex numbers a word is half of one
 constexpr int COMPONENTS       =        1;  // parts that an operand is split into
 constexpr int PACKED_PARTS     =        1;  // of them, those that weights are packed in; 1 of 2: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
@@ -117,12 +119,13 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbour
     return tile;
 }
 
-typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
+                UNROLL for (int half = 0; half < HALVES; ++half)
+                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
 }
 struct Totals {
     Sums current;
@@ -251,6 +254,9 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
     return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
 }
 DEVICE float unscaled(const float sum) { return sum; }
+DEVICE float half_of(const stored value, const int) { return widen(value); }
+// One of a lane's sums: of row g or g + 8, and column 2t or 2t + 1.
+DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
 // One word of a lane's operand: two of its inputs, which lie at these places of the chunks it has read.
 template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
@@ -263,8 +269,8 @@ DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
         UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
     }
 }
-DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
-    mma_f16(sums, w[0], x[0][0], x[0][1]);
+DEVICE void multiply_add_tile(float (&sums)[HALVES][4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
+    mma_f16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
@@ -300,7 +306,7 @@ DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
 }
 // A column is one batch entry; a lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs, each with its warp's j.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
-    constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS, HALF = LANE_INPUTS / 2;
+    constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS;
     const int run = first * TILE_D + warp_plane();
     const unsigned char* const lines = stage + (warp_batch() + lane_g()) * X_PITCH + run * static_cast<int>(sizeof(stored));
     UNROLL for (int n = 0; n < COLUMN_TILES; ++n) {
@@ -313,7 +319,7 @@ DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMP
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
             UNROLL for (int j = 0; j < WARP_D; ++j)
                 UNROLL for (int half = 0; half < 2; ++half) {
-                    const int one = s * LANE_INPUTS + half * HALF, other = one + HALF - 1;  // of the lane's inputs
+                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / HALVES, other = one + WORD_INPUTS - 1;  // of the lane's inputs
                     keep_operand(x[s][j][n], half, words, one * WARP_D + j, other * WARP_D + j);
                 }
     }
@@ -415,7 +421,7 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                     stored values[Y_VECTOR];
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / WARP_D;
-                        const float sum = unscaled(sums[(first + e) % WARP_D][q / 2][n][q % 2 * 2 + column]);
+                        const real sum = sum_of(sums[(first + e) % WARP_D][q / 2][n], q % 2, column);
                         values[e] = narrow(finish(sum, own_bias.at[e], own_residual[n][column].at[e]));
                     }
                     if (wide) write_wide(to, values);
@@ -425,13 +431,13 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges
-DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j) {
-    return k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : 0.0f;
+DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j, const int half) {
+    return k < B && l < C && j < D ? half_of(w[((i * B + k) * C + l) * D + j], half) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x768x192x2_float16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
+    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k (of complex numbers: real, imaginary)
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
@@ -445,9 +451,9 @@ void ks_1x768x192x2_float16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRIC
                   out_of(lane / 4, row_tile % ROW_TILES, word % 2);
     const int j = static_cast<int>(tile / TILES_OUT % TILES_D) * TILE_D + plane;
     const int first = static_cast<int>(stage % STEPS) * TILE_IN;
-    float values[LANE_INPUTS / 2];
-    UNROLL for (int e = 0; e < LANE_INPUTS / 2; ++e) {
-        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * (LANE_INPUTS / 2) + e), j);
+    float values[WORD_INPUTS];
+    UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
+        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / HALVES + e), j, word / 2);
     }
     packed[at] = pack_weights(values, part);
 }

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 314c499c, spec 23ff3fd7
+// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 2bc0d6a1, spec 23ff3fd7
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -49,7 +49,8 @@ constexpr int THREADS          =      128;  // threads per block
 constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
-constexpr int LANE_INPUTS      =        4;  // of them, those that one lane holds of a batch entry
+constexpr int HALVES           =        1;  // real numbers that an element is
+constexpr int WORD_INPUTS      =        2;  // inputs in a word of an operand; of complex numbers a word is half of one
 constexpr int COMPONENTS       =        1;  // parts that an operand is split into
 constexpr int PACKED_PARTS     =        1;  // of them, those that weights are packed in; 1 of 2: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
@@ -114,12 +115,13 @@ DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // outputs f
     return tile;
 }
 
-typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
+typedef float Sums[WARP_D][ROW_TILES][COLUMN_TILES][HALVES][4];  // of a matrix instruction: (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1)
 DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][q] = 0;
+                UNROLL for (int half = 0; half < HALVES; ++half)
+                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
 }
 struct Totals {
     Sums current;
@@ -248,6 +250,9 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
     return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
 }
 DEVICE float unscaled(const float sum) { return sum; }
+DEVICE float half_of(const stored value, const int) { return widen(value); }
+// One of a lane's sums: of row g or g + 8, and column 2t or 2t + 1.
+DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
 // One word of a lane's operand: two of its inputs, which lie at these places of the chunks it has read.
 template <int WORDS>
 DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first, const int second) {
@@ -260,8 +265,8 @@ DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
         UNROLL for (int r = 0; r < 4; ++r) w[part][r] = chunk.word[r];
     }
 }
-DEVICE void multiply_add_tile(float (&sums)[4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
-    mma_f16(sums, w[0], x[0][0], x[0][1]);
+DEVICE void multiply_add_tile(float (&sums)[HALVES][4], const unsigned (&w)[COMPONENTS][4], const unsigned (&x)[COMPONENTS][2]) {
+    mma_f16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
@@ -293,17 +298,18 @@ DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { re
 // A chunk is one input of VECTOR neighbouring batch entries: one column of each of VECTOR matrix instructions. Column 2t of
 // them is chunk t and column 2t + 1 chunk 4 + t, so that four lanes store neighbours.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage, const int first) {
-    constexpr int HALF = LANE_INPUTS / 2;
     const unsigned char* const own = stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
-        UNROLL for (int half = 0; half < 2; ++half) {
-            unsigned words[HALF * 4];
-            UNROLL for (int e = 0; e < HALF; ++e) {
-                const int line = input_of(first, lane_t(), half * HALF + e);
+        UNROLL for (int half = 0; half < 2; half += HALVES) {  // a chunk of complex numbers has both
+            unsigned words[WORD_INPUTS * 4];
+            UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
+                const int line = input_of(first, lane_t(), half * WORD_INPUTS + e);
                 const Chunk chunk = *reinterpret_cast<const Chunk*>(own + line * X_PITCH + group * 8 * 16);
                 UNROLL for (int r = 0; r < 4; ++r) words[e * 4 + r] = chunk.word[r];
             }
-            UNROLL for (int v = 0; v < VECTOR; ++v) keep_operand(x[0][0][group * VECTOR + v], half, words, v, (HALF - 1) * VECTOR + v);
+            UNROLL for (int v = 0; v < VECTOR; ++v)
+                UNROLL for (int also = 0; also < HALVES; ++also)
+                    keep_operand(x[0][0][group * VECTOR + v], half + also, words, v, (WORD_INPUTS - 1) * VECTOR + v);
         }
 }
 
@@ -397,7 +403,7 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
                 if (left <= 0) continue;
                 stored values[VECTOR];
                 UNROLL for (int e = 0; e < VECTOR; ++e) {
-                    const float sum = unscaled(sums[0][q / 2][group * VECTOR + e][q % 2 * 2 + column]);
+                    const real sum = sum_of(sums[0][q / 2][group * VECTOR + e], q % 2, column);
                     values[e] = narrow(finish(sum, own_bias, own_residual[group][column].at[e]));
                 }
                 if (wide) write_wide(y + y_offset + line, values);
@@ -408,13 +414,13 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges
-DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j) {
-    return k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : 0.0f;
+DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j, const int half) {
+    return k < B && l < C && j < D ? half_of(w[((i * B + k) * C + l) * D + j], half) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x768x192x2_float16_bsl_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k
+    const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k (of complex numbers: real, imaginary)
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));
     const int part = static_cast<int>(at / (8 * TILE_OUT) % PACKED_PARTS);
@@ -428,9 +434,9 @@ void ks_1x768x192x2_float16_bsl_pack(const stored* RESTRICT w, unsigned* RESTRIC
                   out_of(lane / 4, row_tile % ROW_TILES, word % 2);
     const int j = static_cast<int>(tile / TILES_OUT % TILES_D) * TILE_D + plane;
     const int first = static_cast<int>(stage % STEPS) * TILE_IN;
-    float values[LANE_INPUTS / 2];
-    UNROLL for (int e = 0; e < LANE_INPUTS / 2; ++e) {
-        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * (LANE_INPUTS / 2) + e), j);
+    float values[WORD_INPUTS];
+    UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
+        values[e] = weight_at(w, i, k, first + input_of(in_stage, lane % 4, word / 2 * WORD_INPUTS / HALVES + e), j, word / 2);
     }
     packed[at] = pack_weights(values, part);
 }

@@ -34,6 +34,11 @@ def turns(kernel: KernelSpec, at: Place) -> bool:
     return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
 
 
+def is_single(kernel: KernelSpec) -> bool:
+    """Whether there is one factor in all: a launch of it that turns."""
+    return not kernel.before and not kernel.beside
+
+
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each factor by itself, one chain after the other: the epilogue is that of the last one of each, and others have what is between.
     Its layout is what it writes."""

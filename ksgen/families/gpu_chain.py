@@ -239,11 +239,8 @@ class GpuChain(Shaped[ConstantsT]):
             "copied": ("x",) if copies else (),
             "read": () if copies else ("x",),
             "kept": () if is_last else (at + 2,),  # by the next factor's number
-<<<<<<< HEAD
             "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
-=======
             "then": () if at + 1 == len(shape.factors) else (at + 2,),  # the same, of whichever chain it is
->>>>>>> groups
             "stored": ("y",) if is_last else (),
         }
 

@@ -33,13 +33,9 @@ class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
     factor but the last."""
 
-<<<<<<< HEAD
-    def __init__(self, *factors: Launcher, between: str = "none") -> None:
-=======
     parts = "factor"  # that a launch serves, where one for all cannot be had
 
-    def __init__(self, *factors: Launcher) -> None:
->>>>>>> groups
+    def __init__(self, *factors: Launcher, between: str = "none") -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other

@@ -97,10 +97,19 @@ class GroupLauncher:
         """Whether a call is one launch on a device, and why."""
         if sum(map(len, self.chains)) == 1:
             return Verdict(False, "there is one")
+        if self._between is None:
+            return Verdict(False, "the activations between their factors differ")
         return verdict(device, self._kernel(precision, layout, epilogue), batch)
 
+    @property
+    def _between(self) -> str | None:
+        """The activation between the factors of each; None where they differ."""
+        found = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
+        return found.pop() if len(found) == 1 else None
+
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
-        return chain_kernel(tuple(chain.factors for chain in self.chains), precision, layout, epilogue)
+        chains = tuple(chain.factors for chain in self.chains)
+        return chain_kernel(chains, precision, layout, epilogue, between=self._between or "none")
 
     # ---- what was given
 
@@ -173,17 +182,13 @@ class GroupLauncher:
             return None
         dtype = views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
-<<<<<<< HEAD
-        between = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
-        if len(between) > 1:
+        if self._between is None:
             return None
-        fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, "any", between=between.pop())
-=======
         are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
         rows = [found for name, found in every.items() if not name.startswith("weights")]
         stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
-        fused = fused_plan(device, self.chains, options.precision or dtype, options.layout, epilogue, batch, stride, stream)
->>>>>>> groups
+        precision = options.precision or dtype
+        fused = fused_plan(device, self.chains, precision, options.layout, epilogue, batch, stride, stream, self._between)
         if fused is None:
             return None
         if not outs:

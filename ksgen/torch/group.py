@@ -105,7 +105,8 @@ class KSLinears(nn.ModuleList):
         return is_one_launch(self._own_launcher(), device, precision, layer.layout, epilogue, batch)
 
     def _own_launcher(self) -> GroupLauncher:
-        return _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears()))
+        chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
+        return _launcher(chains, self._first.between)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
@@ -136,10 +137,6 @@ class KSLinears(nn.ModuleList):
         layers, layer = list(self._linears()), self._first
         for one in layers:
             frozen.look_after(one, one._own_weights)
-<<<<<<< HEAD
-        own = _launcher(tuple(tuple(tuple(each.shape) for each in one.weights) for one in layers), layer.between)
-=======
->>>>>>> groups
         weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
         bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
         is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)

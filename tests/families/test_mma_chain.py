@@ -180,12 +180,8 @@ def test_what_it_serves() -> None:
     assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")))
     assert not serves("float32")
     assert not serves("float16", target="sm_75")
-<<<<<<< HEAD
-    assert not serves("float16", beside=(EVEN,))
-    assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
-=======
     assert serves("float16", beside=(EVEN,))
->>>>>>> groups
+    assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     assert not serves("float16", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # two tiles of 4096 features have no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)
     kernel = chain_of(EVEN, "bfloat16", "bsf")

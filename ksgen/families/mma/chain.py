@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, places, tiles_of
+from ksgen.families.chains import factor_kernels, is_single, places, tiles_of
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
@@ -160,11 +160,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-<<<<<<< HEAD
-        if kernel.job != CHAIN or kernel.beside or len(kernel.factors) == 1 or not limits.tensor_cores or kernel.arithmetic.operand is None:
-=======
-        if kernel.job != CHAIN or not limits.tensor_cores or kernel.arithmetic.operand is None:
->>>>>>> groups
+        if kernel.job != CHAIN or is_single(kernel) or not limits.tensor_cores or kernel.arithmetic.operand is None:
             return False
         return all(map(is_precise, factor_kernels(kernel))) and any(self.space(kernel, limits))
 

@@ -11,7 +11,7 @@ from itertools import product
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, places, tiles_of
+from ksgen.families.chains import factor_kernels, is_single, places, tiles_of
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
 from ksgen.families.rules import Rule
@@ -142,7 +142,7 @@ class SimtChain(GpuChain[SimtChainConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job != CHAIN or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
             return False
-        if kernel.arithmetic.is_complex or len(kernel.factors) == 1:
+        if kernel.arithmetic.is_complex or is_single(kernel):
             return False
         return any(self.space(kernel, limits))
 
