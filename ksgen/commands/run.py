@@ -42,8 +42,8 @@ from ksgen.words import counted
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, job: str, family: str | None, bias: bool,
-    activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, job: str, family: str | None,
+    bias: bool, activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 

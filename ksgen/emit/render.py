@@ -270,8 +270,9 @@ def _launcher_classes(spec: Spec) -> list[str]:
 
 
 def _layer(chain: Chain, options: LayerOptions) -> str:
-    between = "" if options.between == "none" or len(chain) == 1 else f', between="{options.between}"'
-    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{between})"
+    told = {"between": options.between if len(chain) > 1 else "none", "fuse": options.fuse}
+    more = "".join(f', {name}="{value}"' for name, value in told.items() if value != getattr(LayerOptions(), name))
+    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{more})"
 
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:

@@ -24,33 +24,37 @@ from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in, storage_of
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import checked_batch, is_word
+from ksgen.spec.kernel import FUSES, checked_batch, is_word
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 
 class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
-    factor but the last."""
+    factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which is an error where it cannot be had,
+    and "no" for a launch of each factor."""
 
     parts = "factor"  # that a launch serves, where one for all cannot be had
 
-    def __init__(self, *factors: Launcher, between: str = "none") -> None:
+    def __init__(self, *factors: Launcher, between: str = "none", fuse: str = "auto") -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
         if not is_word(between, ACTIVATIONS) or (between != "none" and len(factors) < 2):
             accepted = ", ".join(ACTIVATIONS) if len(factors) > 1 else "none, where there is one factor"
             raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
-        self.factors, self.between = factors, between
+        if not is_word(fuse, FUSES):
+            raise LaunchError(f"{self.chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
+        self.factors, self.between, self.fuse = factors, between, fuse
 
     @property
     def title(self) -> str:
         return str(self.chain)
 
     def __repr__(self) -> str:
-        between = "" if self.between == "none" else f", between={self.between!r}"
-        return f"ChainLauncher({', '.join(map(repr, self.factors))}{between})"
+        options = (("between", self.between, "none"), ("fuse", self.fuse, "auto"))
+        more = "".join(f", {name}={value!r}" for name, value, usual in options if value != usual)
+        return f"ChainLauncher({', '.join(map(repr, self.factors))}{more})"
 
     def __call__(
         self,
@@ -161,7 +165,7 @@ class ChainLauncher:
         """Whether a call is one launch on a device, and why."""
         if len(self.factors) == 1 and out_layout in (None, layout):
             return Verdict(False, "there is one")
-        return verdict(device, self._kernel(precision, layout, epilogue, out_layout), batch)
+        return verdict(device, self._kernel(precision, layout, epilogue, out_layout), batch, self.fuse)
 
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None) -> KernelSpec:
         """Of one launch."""
@@ -174,23 +178,25 @@ class ChainLauncher:
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
         batch = self.check(views, own_views, options, out_layout)
+        if self.fuse == "no":
+            return None
         names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
         given = {name: each for name, each, found in zip(names, own, own_views, strict=True) if found}
         every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
         place = common_device(every)
         if place == "host" and not all(map(is_whole, every.values())):
-            return None
+            return self._refused("an array begins within one of its elements")
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
-            return None
+            return self._refused(f"arrays of the host are copied to {device.name} for each factor")
         views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
         what = options.precision or dtype, options.layout, epilogue
-        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout)
+        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse)
         if fused is None:
-            return None
+            return self._refused(self.verdict(device, *what, batch, out_layout).why)
         check_memory(self, every)
         packed = []
         for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
@@ -199,6 +205,11 @@ class ChainLauncher:
             packed.append(packed_in(plan, each, found, factor.rooms, stream))
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
+
+    def _refused(self, why: str) -> None:
+        """One launch, where it cannot be had: `LaunchError` if it was asked for."""
+        if self.fuse == "yes":
+            raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
 
 
 def layer_of(launcher: Any) -> ChainLauncher | None:

@@ -23,6 +23,7 @@ from ksgen.words import counted
 
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
 LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
+NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 REMEMBERED = 1024  # plans: one for each layer and batch
 
 
@@ -56,11 +57,11 @@ def chain_kernel(
 
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None, between: str = "none", out_layout: str | None = None,
+    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto",
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor. While a graph is
     recorded on the stream, nothing is built or loaded for it."""
-    if (sum(map(len, chains)) < 2 and out_layout in (None, layout)) or _has_few(device, batch):
+    if (sum(map(len, chains)) < 2 and out_layout in (None, layout)) or (fuse == "auto" and _has_few(device, batch)):
         return None
     where: Any = device  # devices are hashed by their identity
     key = (
@@ -73,19 +74,26 @@ def fused_plan(
         stride,
         between,
         out_layout,
+        fuse,
         PLANNER.generation,
     )
     if device.shares_host or key in _planned:
         return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout), batch).is_one:
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout), batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(*key)
     _planned.add(key)
     return found
 
 
-def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
-    """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation."""
+def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:
+    """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation.
+    With another word for `fuse`: whether it can be had, or not at all."""
+    if fuse == "no":
+        return Verdict(False, "fuse='no'")
+    if fuse == "yes":
+        lacks = _lacks(kernel, limits_of(device), device.kind, batch_like(kernel, batch))
+        return Verdict(not lacks, lacks or "fuse='yes'")
     if _has_few(device, batch):
         least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
         return Verdict(False, f"below {least} each factor is shared out by its outputs")
@@ -93,13 +101,28 @@ def verdict(device: Device, kernel: KernelSpec, batch: int) -> Verdict:
     if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
         return measured
     if device.shares_host:
-        alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
-        if any(family_named(wanted).serves(alone, limits_of(device)) for wanted in kernel.arithmetic.families):
-            return Verdict(False, f"{' and '.join(kernel.arithmetic.families)} have no chains")
-        return Verdict(True, "what lies between factors stays in the cache")
+        has_none = _has_no_chains(kernel, limits_of(device))
+        return Verdict(not has_none, has_none or "what lies between factors stays in the cache")
     if device.kind != "cuda":
-        return Verdict(False, "no family does that on such a device")
+        return Verdict(False, NO_FAMILY)
     return _expected(kernel, limits_of(device), batch_like(kernel, batch))
+
+
+def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
+    """Which families serve its factors on a processor, and have no chains; empty where there are none."""
+    alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
+    served = any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families)
+    return f"{' and '.join(kernel.arithmetic.families)} have no chains" if served else ""
+
+
+@lru_cache(REMEMBERED)
+def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
+    """Why nothing serves all factors in one launch; empty where something does."""
+    if limits.is_cpu:
+        return _has_no_chains(kernel, limits)
+    if kind != "cuda":
+        return NO_FAMILY
+    return "" if family_of_chain(kernel, limits, batch) else NO_ROOM
 
 
 @lru_cache(REMEMBERED)
@@ -156,7 +179,7 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     whole = family_of_chain(kernel, limits, batch)
     if whole is None:
-        return Verdict(False, "no family has room for all factors in one launch, in this precision")
+        return Verdict(False, NO_ROOM)
     one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"nobody knows how fast {limits.target} is")
@@ -176,16 +199,17 @@ def _plan(
     stride: str,
     between: str,
     out_layout: str | None,
+    fuse: str,
     generation: int,
 ) -> FusedPlan | None:
     kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout)
-    if not verdict(device, kernel, batch).is_one:
+    if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:
         whole = PLANNER.plan(device, kernel, batch)
         return FusedPlan(whole, packings(device, whole))
     except ToolchainError:
-        if not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler):
+        if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise
         return None  # bundles hold each factor by itself
 

@@ -97,9 +97,15 @@ class GroupLauncher:
         """Whether a call is one launch on a device, and why."""
         if sum(map(len, self.chains)) == 1:
             return Verdict(False, "there is one")
+        if self._is_apart:
+            return Verdict(False, "fuse='no'")
         if self._between is None:
             return Verdict(False, "the activations between their factors differ")
         return verdict(device, self._kernel(precision, layout, epilogue), batch)
+
+    @property
+    def _is_apart(self) -> bool:
+        return any(layer.fuse == "no" for layer in self.layers)
 
     @property
     def _between(self) -> str | None:
@@ -182,7 +188,7 @@ class GroupLauncher:
             return None
         dtype = views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
-        if self._between is None:
+        if self._between is None or self._is_apart:
             return None
         are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
         rows = [found for name, found in every.items() if not name.startswith("weights")]

@@ -19,6 +19,7 @@
       heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x, side by side
       deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
       turned: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
+      whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # auto: one launch where that is faster; yes: always; no: one a factor
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
 An option that is a list multiplies out. Layers share kernels; under `kernels`, asking for one twice is a mistake.

@@ -16,6 +16,7 @@ LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 STRIDES = ("dense", "any")  # rows of X, Y and the residual follow each other; or lie so far apart as the call says: they are slices
 JOBS = ("multiply", "gradient")  # Y = X K^T; the gradient of its weights, from X and that of Y
+FUSES = ("auto", "yes", "no")  # whether the factors of a layer are one launch: where that is faster; always, or it is an error; never
 CHAIN = "chain"  # the job of several factors in one launch, which no spec names: launchers ask for it
 MOST_BYTES = 2**63 - 1  # of X, Y or the weights: offsets are signed and 64 bits wide
 
@@ -78,6 +79,7 @@ class LayerOptions:
 
     between: str = "none"  # the activation of each factor but the last
     out_layout: str | None = None  # of what it gives, where it is not that of X
+    fuse: str = "auto"
 
     @property
     def told(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, hint
+from ksgen.spec.kernel import ACTIVATIONS, FUSES, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, hint
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
@@ -274,4 +274,5 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
 _LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
     "between": partial(_word, accepted=ACTIVATIONS),
     "out_layout": partial(_word, accepted=LAYOUTS),
+    "fuse": partial(_word, accepted=FUSES),
 }

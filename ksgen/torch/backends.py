@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.torch import products
-from ksgen.torch.checks import check, check_activation, check_backend, dtype_name
+from ksgen.torch.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import is_kept, made_of
@@ -132,11 +132,12 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
 
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
-    between: str = "none", **options: Any,
+    between: str = "none", fuse: str = "auto", **options: Any,
 ) -> Tensor:  # fmt: skip
     """Multiply by one factor after the other. Bias, activation and residual belong to the last one, `between` to the others."""
+    check_fuse(fuse, backend)
     if backend in ("auto", "ksgen", "strided"):
-        return multiply_chain(x, weights, bias, residual, activation=activation, between=between, backend=backend, **options)
+        return multiply_chain(x, weights, bias, residual, activation=activation, between=between, fuse=fuse, backend=backend, **options)
     *first, last = weights
     for each in first:
         x = multiply_by(backend, x, each, None, None, activation=between, **options)

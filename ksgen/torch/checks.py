@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ksgen.errors import LaunchError, SpecError
 from ksgen.spec import PRECISIONS
-from ksgen.spec.kernel import activations_of, check_word, hint, is_word
+from ksgen.spec.kernel import FUSES, activations_of, check_word, hint, is_word
 from ksgen.spec.precision import stored_types
 from ksgen.values import excerpt
 
@@ -91,6 +91,13 @@ def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
     """Raise `SpecError` if the backend lacks the precision: PyTorch's products use only that of the tensors."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
         raise SpecError(f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: backend='ksgen'")
+
+
+def check_fuse(fuse: str, backend: str) -> None:
+    """Raise `SpecError` if the backend has no launch of all factors."""
+    check_words(fuse=(fuse, FUSES))
+    if fuse == "yes" and backend not in ("auto", "ksgen"):
+        raise SpecError(f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: backend='ksgen'")
 
 
 def _check_kinds(x: Tensor, others: dict[str, Tensor | None]) -> None:

@@ -55,8 +55,8 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
 
 
 @lru_cache(REMEMBERED)
-def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none") -> ChainLauncher:
-    return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none")
+def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none", fuse: str = "auto") -> ChainLauncher:
+    return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse)
 
 
 def has_kernels(device: Any) -> bool:

@@ -21,7 +21,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
     if len(chain) > 1 and first.device.type == "cuda" and layer.backend in BACKENDS:
-        found = is_one_launch(chain_launcher(patterns, layer.between), first.device, kind, layer.layout, last, batch)
+        found = is_one_launch(chain_launcher(patterns, layer.between, layer.fuse), first.device, kind, layer.layout, last, batch)
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch, layer.between)

@@ -106,7 +106,7 @@ class KSLinears(nn.ModuleList):
 
     def _own_launcher(self) -> GroupLauncher:
         chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
-        return _launcher(chains, self._first.between)
+        return _launcher(chains, self._first.between, self._first.fuse)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
@@ -124,12 +124,14 @@ class KSLinears(nn.ModuleList):
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
             return False
-        kinds = {(each.layout, each.precision, each.activation, each.between, each.backend, each.bias is None) for each in layers}
+        kinds = {
+            (each.layout, each.precision, each.activation, each.between, each.fuse, each.backend, each.bias is None) for each in layers
+        }
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
         if len(kinds) > 1 or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
-        is_usual = layer.backend in ("auto", "ksgen") and features == layer.in_features
+        is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
         is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # another one needs its own on a processor
         return x.dim() > 1 and is_usual and all(tensor is None or tensor.dtype == x.dtype for tensor in tensors)
 
@@ -153,8 +155,8 @@ def _place_of(tensor: Tensor) -> str:
 
 
 @lru_cache(REMEMBERED)
-def _launcher(chains: tuple[Shapes, ...], between: str) -> GroupLauncher:
-    return GroupLauncher(*(chain_launcher(chain, between) for chain in chains))
+def _launcher(chains: tuple[Shapes, ...], between: str, fuse: str) -> GroupLauncher:
+    return GroupLauncher(*(chain_launcher(chain, between, fuse) for chain in chains))
 
 
 def group(layers: Sequence[KSLinear]) -> KSLinears:

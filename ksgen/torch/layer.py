@@ -18,6 +18,7 @@ from ksgen.torch.checks import (
     check_backend,
     check_device,
     check_dtype,
+    check_fuse,
     check_precision,
     check_tensors,
     check_words,
@@ -55,6 +56,7 @@ class KSLinear(nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         between: str = "none",
+        fuse: str = "auto",
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
@@ -71,7 +73,9 @@ class KSLinear(nn.Linear):
         check_activation(activation, dtype)
         check_activation(between, dtype, "between")
         check_backend(backend, precision, dtype)
+        check_fuse(fuse, backend)
         self.layout, self.precision, self.backend, self.activation, self.between = layout, precision, backend, activation, between
+        self.fuse = fuse
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -184,7 +188,8 @@ class KSLinear(nn.Linear):
             shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation, "between": self.between}
+        options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
+        options |= {"between": self.between, "fuse": self.fuse}
         y = multiply_all_by(self.backend, rows, weights, bias, added, **options)
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
@@ -258,7 +263,7 @@ class KSLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
-        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none"}
+        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)

@@ -83,10 +83,10 @@ def multiply(
 
 def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
-    activation: str, backend: str, between: str = "none",
+    activation: str, backend: str, between: str = "none", fuse: str = "auto",
 ) -> Tensor:  # fmt: skip
-    """`multiply` by one factor after the other, `between` the activation of all but the last; in one launch where that is faster, if only
-    the values are needed."""
+    """`multiply` by one factor after the other, `between` the activation of all but the last; in one launch where that is faster, or where
+    `fuse` says so, if only the values are needed."""
     *first, last = weights
 
     def one_by_one() -> Tensor:
@@ -95,12 +95,16 @@ def multiply_chain(
             rows = multiply(rows, each, layout=layout, precision=precision, activation=between, backend=backend)
         return multiply(rows, last, bias, residual, layout=layout, precision=precision, activation=activation, backend=backend)
 
-    if not first or backend == "strided" or not is_plain(x, *weights, bias, residual) or not has_kernels(x.device):
+    if not first or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
+        return one_by_one()
+    if not has_kernels(x.device):
+        if fuse == "yes":
+            raise LaunchError(f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or 'no'")
         return one_by_one()
     cast_x, cast_bias, cast_residual, *cast, cast_precision = autocast(x, bias, residual, *weights, precision)
-    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast), between), cast_x.shape[0 if layout == "bsf" else 1]
+    own, batch = chain_launcher(tuple(tuple(each.shape) for each in cast), between, fuse), cast_x.shape[0 if layout == "bsf" else 1]
     wanted = cast_precision or dtype_name(cast_x.dtype)
-    if not cast_x.numel() or (x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
+    if not cast_x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
         return one_by_one()
 
     def in_one_launch() -> Tensor:
@@ -113,6 +117,8 @@ def multiply_chain(
         y: Tensor = own(rows_of(cast_x), ready, layout=layout, activation=activation, **extras)
         return y
 
+    if fuse == "yes":
+        return in_one_launch()
     if x.device.type == "cuda":
         epilogue = Epilogue(bias is not None, activation, residual is not None)
         if is_one_launch(own, x.device, wanted, layout, epilogue, batch).is_one:

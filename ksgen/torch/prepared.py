@@ -47,7 +47,7 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
         return None
     if not _begins_well(x) or not (residual is None or _begins_well(residual)):
         return None
-    options = (layer.layout, layer.activation, layer.between, layer.precision, layer.backend)
+    options = (layer.layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
     key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
     run = calls.get(key)
     if run is None:
@@ -115,7 +115,7 @@ class _Prepared:
         rows, added = layer._as_matrix(x.contiguous()), None if residual is None else layer._as_matrix(residual.contiguous())
         self._x_shape, self._added_shape = rows.shape, None if added is None else added.shape
         ways = _Ways(layer.layout, layer.backend == "ksgen", rows)
-        self._step = ways.layer(list(layer.weights), rows, bias, added, layer.activation, layer.between)
+        self._step = ways.layer(list(layer.weights), rows, bias, added, layer.activation, layer.between, layer.fuse)
 
     def run(self, layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """The layer's output; None where bias or residual are not of the kind that it was prepared for."""
@@ -136,10 +136,29 @@ class _Ways:
         self._layout, self._only_kernels, self._batch = layout, only_kernels, x.shape[0 if layout == "bsf" else 1]
 
     def layer(
-        self, weights: list[Tensor], x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, between_factors: str
+        self,
+        weights: list[Tensor],
+        x: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: str,
+        between_factors: str,
+        fuse: str,
     ) -> Step:
         """All factors: in one launch, or one by one."""
         *first, last = weights
+        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, fuse)
+        ways: dict[str, Step] = {}
+        if (
+            first
+            and fuse != "no"
+            and (call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True))
+        ):
+            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
+        if first and fuse == "yes":
+            if not ways:
+                raise UnfitError
+            return ways["ksgen"]
         steps, between = list[Step](), x
         for each in first:
             steps.append(self._factor(each, between, None, None, between_factors))
@@ -153,10 +172,6 @@ class _Ways:
                 x = step(x, None, None)
             return finishing(x, bias, residual)
 
-        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors)
-        ways: dict[str, Step] = {}
-        if call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True):
-            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
         if not ways or not self._only_kernels:
             ways["each"] = each_alone
         return self._fastest(weights, activation, ways, x, bias, residual, between_factors)

@@ -23,7 +23,7 @@ from ksgen.values import excerpt, listed, shown, whole_number
 
 METHOD = "ksgen"  # the name in config.json
 # with what KSLinear takes for granted
-_OPTIONS = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none"}
+_OPTIONS = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
 _MOST_BYTES = 2**26
 
 

@@ -184,6 +184,52 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")
 
 
+@needs_opencl
+def test_fuse_says_how_many_launches_of_host_arrays() -> None:
+    """Where the rule would say otherwise: one launch of few entries, and several of many."""
+    factors, weights = [Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)], [draw(2, 9, 5, 3), draw(1, 4, 18, 3)]
+    for fuse, batch, is_one in (("yes", 3, True), ("auto", 3, False), ("no", 3000, False), ("auto", 3000, True), ("yes", 3000, True)):
+        layer, x = ChainLauncher(*factors, fuse=fuse), draw(batch, 30)
+        assert (layer.prepare(x, weights) is not None) == is_one
+        check(layer(x, weights), reference.multiply(PATTERN, x, weights[0], "bsf"), weights[1])
+        first = layer.explain(batch).splitlines()[0]
+        assert (": one launch" in first or "one launch, by vector_chain" in first) == is_one
+        assert fuse == "auto" or first.endswith(f"fuse='{fuse}'")
+    assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
+    assert repr(layer).endswith(", fuse='yes')")
+    assert ChainLauncher(factors[0], fuse="yes")(draw(3, 30), weights[:1]).shape == (3, 54)  # of one factor there is one launch anyway
+    shifted = np.frombuffer(bytes(1) + draw(3, 30).tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 30)
+    with pytest.raises(LaunchError, match=r"fuse='yes'\): an array begins within one of its elements; accepted: fuse='auto' or 'no'"):
+        layer(shifted, weights)
+    with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: fuse='maybe'; accepted: auto, yes, no"):
+        ChainLauncher(*factors, fuse="maybe")
+    with pytest.raises(LaunchError, match=r"got bias of shape \(54,\); \(12,\) is needed"):  # before the first launch of several
+        ChainLauncher(*factors, fuse="no")(draw(3000, 30), weights, bias=draw(54))
+
+
+def test_fuse_says_how_many_launches_on_a_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one is expected to be slower for so few float32 entries."""
+    x, weights = draw(4, 128), [draw(*shape) for shape in LAYER]
+    for fuse, is_one in (("auto", False), ("yes", True), ("no", False)):
+        layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse=fuse)
+        gpu.launches.clear()
+        y = layer(FakeTensor(gpu, x), [FakeTensor(gpu, each) for each in weights])
+        gpu.synchronize()
+        check(y.data.content, reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf"), weights[1])
+        assert sum(not entry.endswith("_pack") for entry, _ in gpu.launches) == (1 if is_one else 2)
+    wide = [(1, 4096, 16, 1), (1, 16, 4096, 1)]
+    layer = ChainLauncher(*(Launcher(*shape) for shape in wide), fuse="yes")
+    gpu.launches.clear()
+    with pytest.raises(
+        LaunchError, match=r"fuse='yes'\): no family has room for all factors in one launch, in this precision; accepted: fuse="
+    ):
+        layer(FakeTensor(gpu, draw(4, 16)), [FakeTensor(gpu, draw(*shape)) for shape in wide])
+    monkeypatch.setattr(streams, "device_for", lambda place: gpu)
+    with pytest.raises(LaunchError, match="arrays of the host are copied to Fake GPU for each factor"):
+        layer(draw(4, 16), [draw(*shape) for shape in wide])
+    assert gpu.launches == []
+
+
 def test_inside_a_capture_no_layer_is_built(gpu: FakeGpu) -> None:
     layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER))
     x, weights = FakeTensor(gpu, draw(40, 128, precision="float16")), [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ksgen.devices.base import Limits
+from ksgen.families import Limits as FamilyLimits
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -60,6 +61,17 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     assert fused.verdict(device, group, 6272).why == "what lies between factors stays in the cache"
     found[PAIR.factors].batch = 6000  # at another batch than its factors
     assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
+
+
+def test_who_has_no_chains_has_none_by_order_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = fused.chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
+    limits = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=4, async_copies=False, tiles=("bf16",))
+    device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="nobody's")
+    monkeypatch.setattr(fused, "limits_of", lambda _device: limits)
+    for fuse in ("auto", "yes"):
+        found = fused.verdict(device, kernel, 6272, fuse)
+        assert (found.is_one, found.why) == (False, "amx and amx_gradient have no chains")
+    assert fused.verdict(device, kernel, 6272, "no").why == "fuse='no'"
 
 
 # ---- on a GPU

@@ -393,13 +393,14 @@ WRONG = [
     ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
     (
         "layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}",
-        "2: layers.q: unknown key 'chain'; accepted: group, between, out_layout, precision",
+        "2: layers.q: unknown key 'chain'; accepted: group, between, out_layout, fuse, precision",
     ),
     (
         "layers:\n  q:\n    group:\n    - [[1,2,3,4]]\n    - [[1,2,4,4]]",
         "5: layers.q.group[1]: takes 16 features, and the first chain 12; accepted: chains that take the same x",
     ),
-    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, precision"),
+    ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, fuse, precision"),
+    ("layers:\n  q: {chain: [[1,2,3,4]], fuse: never}", "2: layers.q.fuse: got 'never'; accepted: auto, yes, no"),
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     ("layers:\n  q: {chain: [[1,2,3,4]], between: relu}", "2: layers.q.between: got relu where there is one factor; accepted: none"),
     (

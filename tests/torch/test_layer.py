@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
 from ksgen.install import install_line  # noqa: E402
+from ksgen.launch.plan import Plan  # noqa: E402
 from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, choice  # noqa: E402
@@ -131,6 +132,32 @@ def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyP
         found.append([*first, *torch.autograd.grad(sum(each.square().sum() for each in first), given)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the values; what gradients are recorded of is launched factor by factor."""
+    use_kernels(monkeypatch)
+    launched, launch = [], Plan.launch
+    monkeypatch.setattr(Plan, "launch", lambda plan, *given: launched.append(plan.choice.family) or launch(plan, *given))
+    for fuse, batch, family in (("yes", 3, "vector_chain"), ("no", 800, "vector")):
+        layer, x = make(fuse=fuse, backend="ksgen"), torch.randn(batch, 24)
+        expected = layer(x)
+        assert f"fuse={fuse}" in repr(layer)
+        layer = layer.eval().freeze() if is_frozen else layer
+        with torch.no_grad():
+            for _ in range(3):
+                launched.clear()
+                torch.testing.assert_close(layer(x), expected)
+                assert set(launched) == {family}
+
+
+def test_one_launch_that_cannot_be_had_is_an_error() -> None:
+    with (
+        torch.no_grad(),
+        pytest.raises(LaunchError, match="fuse='yes' of tensors on meta, for which there are no kernels; accepted: fuse="),
+    ):
+        make(fuse="yes", device="meta")(torch.empty(3, 24, device="meta"))
 
 
 def test_with_an_activation_between_a_layer_has_no_matrix() -> None:
@@ -417,6 +444,8 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         (CHAIN, {"backend": "einsums"}, SpecError, "backend='einsums'; did you mean einsum"),
         (CHAIN, {"precision": "tf32x"}, SpecError, "precision='tf32x'; did you mean tf32"),
         (CHAIN, {"activation": "geluu"}, SpecError, "activation='geluu'; did you mean gelu"),
+        (CHAIN, {"fuse": "never"}, SpecError, "fuse='never'; accepted: auto, yes, no"),
+        (CHAIN, {"fuse": "yes", "backend": "bmm"}, SpecError, "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all"),
         (CHAIN, {"between": "geluu"}, SpecError, "between='geluu'; did you mean gelu"),
         (CHAIN[:1], {"between": "relu"}, LaunchError, "between='relu' where there is one factor; accepted: 'none', or two or more"),
         (CHAIN, {"between": "relu", "dtype": torch.complex64}, SpecError, "between=relu of complex numbers, complex64; accepted: none"),
