@@ -185,10 +185,12 @@ class ChainLauncher:
         every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
         place = common_device(every)
         if place == "host" and not all(map(is_whole, every.values())):
-            return self._refused("an array begins within one of its elements")
+            self._check_asked("an array begins within one of its elements")
+            return None
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
-            return self._refused(f"arrays of the host are copied to {device.name} for each factor")
+            self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
+            return None
         views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
@@ -196,7 +198,8 @@ class ChainLauncher:
         what = options.precision or dtype, options.layout, epilogue
         fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse)
         if fused is None:
-            return self._refused(self.verdict(device, *what, batch, out_layout).why)
+            self._check_asked(self.verdict(device, *what, batch, out_layout).why)
+            return None
         check_memory(self, every)
         packed = []
         for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
@@ -206,8 +209,8 @@ class ChainLauncher:
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
 
-    def _refused(self, why: str) -> None:
-        """One launch, where it cannot be had: `LaunchError` if it was asked for."""
+    def _check_asked(self, why: str) -> None:
+        """Raise `LaunchError` where one launch was asked for and cannot be had."""
         if self.fuse == "yes":
             raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
 
