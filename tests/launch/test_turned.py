@@ -1,0 +1,73 @@
+"""A matrix in the other layout: by the library that it came from, without gaps; and whose arrays cannot be turned."""
+
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.errors import LaunchError
+from ksgen.launch import turned as module
+from ksgen.launch.arrays import ArrayView, view
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.turned import check_turns, turned
+from tests.support.fake_gpu import FakeArray, FakeGpu
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_arrays_of_the_host(precision: str) -> None:
+    """Slices too."""
+    x = np.arange(40).reshape(4, 10).astype(numpy_dtype(precision))[:, 2:7]
+    got = turned(x, None)
+    np.testing.assert_array_equal(got, x.T)
+    assert got.flags.c_contiguous
+    check_turns("a layer", view(x))
+
+
+def test_tensors_of_the_host() -> None:
+    torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+    x = torch.arange(40.0).reshape(4, 10)[:, 2:7]
+    got = turned(x, None)
+    assert torch.equal(got, x.t())
+    assert got.is_contiguous()
+
+
+class Tensor:
+    """One of a GPU, as PyTorch's: it says where it was turned."""
+
+    def __init__(self, places: list[Any]) -> None:
+        self.places = places
+
+    def t(self) -> "Tensor":
+        return self
+
+    def contiguous(self) -> str:
+        return f"turned on {self.places[-1]}"
+
+
+@pytest.mark.parametrize(("stream", "where"), [(None, "its own"), (7, "its own"), (9, "stream 9")])
+def test_tensors_of_a_gpu_are_turned_on_the_stream_of_the_launches(monkeypatch: pytest.MonkeyPatch, stream: Any, where: str) -> None:
+    places = ["its own"]
+
+    @contextmanager
+    def entered(entered_stream: str) -> Any:
+        places.append(entered_stream)
+        yield
+        places.pop()
+
+    cuda = SimpleNamespace(stream=entered, ExternalStream=lambda handle, index: f"stream {handle}")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    tensor = Tensor(places)
+    found = ArrayView("torch", 4096, (4, 10), "float32", None, ("cuda", 0), 7, tensor, True)
+    monkeypatch.setattr(module, "view", lambda *given: found)
+    assert turned(tensor, stream) == f"turned on {where}"
+
+
+def test_who_cannot_be_turned() -> None:
+    found = view(FakeArray(FakeGpu(), np.zeros((4, 10), np.float32)))
+    with pytest.raises(
+        LaunchError, match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into"
+    ):
+        check_turns("a layer", found)
