@@ -64,6 +64,7 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
 }  # fmt: skip
 PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)  # what every GPU since sm_80 has: the answer for those that are not in the table
 OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)  # the same for older ones, and for what is no CUDA target
+FIRST_EARLY = 90  # compute capability, from which on launches may begin early
 LEAST = "every GPU since sm_80"  # no target: what all of them have
 FULLEST = "sm_90a"  # a target for which every family of GPUs has kernels
 TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, where a page shows which family serves where
@@ -79,6 +80,12 @@ def gpu_of(target: str) -> Gpu:
     number, suffix = int(found[1]), found[2]
     gpu = GPUS.get(number, PORTABLE if number >= 80 else OLDER)
     return gpu if suffix == gpu.suffix else replace(gpu, warpgroups=False)
+
+
+def begins_early(target: str) -> bool:
+    """Whether its kernels can wait by themselves for the grid before them: launches then begin while that one ends."""
+    found = re.fullmatch(r"sm_(\d+)[a-z]?", target)
+    return bool(found) and int(found[1]) >= FIRST_EARLY
 
 
 def target_of(major: int, minor: int) -> str:

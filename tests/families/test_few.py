@@ -159,6 +159,7 @@ GOOD = FewConstants(4, 8, 2, 2, 8, 2, 2)
         ({"lanes_in": 12}, "lanes_in=12 must be a power of two up to 32; try 8 or 16$"),
         ({"tile_out": 9}, "tile_out=9 must be a multiple of thread_out = 2; try 8 or 10$"),
         ({"tile_d": 5}, "tile_d=5 must be at most d=4; try 4$"),
+        ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
         ({"tile_out": 800, "tile_d": 4}, "a block has at most 1024 threads: 25600"),
     ],
 )
@@ -167,6 +168,17 @@ def test_each_rule_refuses_its_case(changes: dict[str, int], says: str) -> None:
     check(FEW, kernel, GOOD, LIMITS)
     with pytest.raises(ConstantsError, match=says):
         check(FEW, kernel, replace(GOOD, **changes))
+
+
+@pytest.mark.parametrize(("target", "early"), [("sm_80", 0), ("sm_89", 0), ("sm_90", 1), ("sm_90a", 1), ("sm_120", 1)])
+def test_launches_begin_early_where_a_gpu_can(target: str, early: int) -> None:
+    """In a chain of factors, or in a graph, each then waits by itself for what is before it."""
+    kernel = kernel_of((1, 64, 64, 4), "float16", "bsf")
+    constants = FEW.default(kernel, cuda_limits(target), 1)
+    assert constants.early == early
+    assert FEW.geometry(kernel, constants, 1).starts_early == bool(early)
+    assert next(FEW.space(kernel, cuda_limits(target))).early == early
+    assert ("wait_for_previous_grid" in source_of("few", kernel, constants).text) == bool(early)
 
 
 def test_constants_from_wisdom_are_checked_by_name_and_type() -> None:

@@ -19,6 +19,7 @@ from ksgen import reference
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.families import TensorMap, family_named
+from ksgen.families.gpus import begins_early
 from ksgen.families.wgmma.family import WarpgroupFamily
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.planner import PLANNER, Planner
@@ -472,6 +473,31 @@ def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: Cha
             device.upload(own[0].memory, -weights[0])
             replay()
             check_chain(out.content(stream), factor * x, [-weights[0], weights[1]])
+
+
+@on_both
+def test_a_graph_replays_few_entries_whose_launches_begin_early(device: Any) -> None:
+    """A layer at a batch of one, with packed weights: a launch for each factor, nothing else."""
+    if not begins_early(device.target):
+        pytest.skip(f"{device.name} has no launches that begin early")
+    x, weights, between, y = (each[:1] if isinstance(each, np.ndarray) else each for each in chain_arrays())
+    first, second = Launcher(*weights[0].shape), Launcher(*weights[1].shape)
+    given, own = CudaArray(device, x), [CudaArray(device, each) for each in weights]
+    middle, out = CudaArray(device, between), CudaArray(device, y)
+    with new_stream(device) as stream:
+        kept = [ks.pack(each, stream=stream) for ks, each in zip((first, second), own, strict=True)]
+        calls = [first.prepare(given, kept[0], out=middle, stream=stream), second.prepare(middle, kept[1], out=out, stream=stream)]
+        assert [(call.plan.choice.family, call.plan.choice.constants.early) for call in calls] == [("few", 1)] * 2
+        for call in calls:
+            call()
+        check_chain(out.content(stream), x, weights)
+        with captured(device, handle_of(stream)) as replay:
+            for call in calls:
+                call()
+        for factor in (2, -1):
+            device.upload(given.memory, factor * x)
+            replay()
+            check_chain(out.content(stream), factor * x, weights)
 
 
 @on_both

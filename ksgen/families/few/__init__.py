@@ -4,13 +4,15 @@ Decides the tiles of `few.cu.j2`; its design is docs/kernels/few.md. Never rende
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ksgen.families.base import Constexpr, Limits, Work
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.drawing import Side, draw
 from ksgen.families.few.counts import work_of
 from ksgen.families.few.defaults import MOST_BATCH, best, entries_for, shapes
 from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
@@ -20,7 +22,8 @@ from ksgen.words import counted
 __all__ = ["Few", "FewConstants", "Shape"]
 
 _RULES: tuple[Rule[FewConstants], ...] = (
-    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for value in vars(c).values())),
+    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
+    Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
     Rule("tile_batch is at most 32", lambda k, c: c.tile_batch <= MOST_BATCH),
     Rule("thread_out is at most 8", lambda k, c: c.thread_out <= 8),
     Rule("steps is at most 8", lambda k, c: c.steps <= 8),
@@ -63,11 +66,12 @@ class Few(Packing[FewConstants]):
         return None  # rows of whole pieces, whoever reads them: one copy of the weights serves every batch
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> FewConstants:
-        return best(kernel, limits, entries_for(batch or kernel.batch))
+        return replace(best(kernel, limits, entries_for(batch or kernel.batch)), early=int(begins_early(limits.target)))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[FewConstants]:
         for tile_batch in (1, 2, 4, 8, 16, 32):
-            for constants in shapes(kernel, tile_batch):
+            for found in shapes(kernel, tile_batch):
+                constants = replace(found, early=int(begins_early(limits.target)))
                 if self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits):
                     yield constants
 
@@ -75,7 +79,11 @@ class Few(Packing[FewConstants]):
         return work_of(kernel, constants, batch, self.memory_bytes(kernel, constants, batch))
 
     def words(self, kernel: KernelSpec, constants: FewConstants) -> Mapping[str, Any]:
-        return {"picture": _picture(kernel, constants), "variants": ("bsf",)}  # tiles of several j, in both layouts
+        early = ("early",) * constants.early
+        return {"picture": _picture(kernel, constants), "variants": ("bsf",), "early": early}  # tiles of several j, in both layouts
+
+    def geometry(self, kernel: KernelSpec, constants: FewConstants, batch: int) -> Geometry:
+        return replace(super().geometry(kernel, constants, batch), starts_early=bool(constants.early))
 
     def constexprs(self, kernel: KernelSpec, constants: FewConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

@@ -21,6 +21,7 @@ class FewConstants(Constants):
     lanes_in: int  # lanes of a warp that share a row
     warps_in: int  # warps that share it
     steps: int  # pieces of each of its rows that a lane asks for at a time
+    early: int = 0  # 1: the launch begins while the grid before it ends, and waits for it by itself: sm_90 and later
 
 
 @dataclass(frozen=True)
