@@ -1,11 +1,12 @@
 """ViT-S/16 and GPT-2 medium, dense and Kronecker-sparse: the rows of the paper's Tables 4 and 7, as ratios to the dense module.
 
-Forward with frozen sparse layers; and training steps: forward, backward, and an update by stochastic gradient descent.
+Forward with frozen sparse layers; the same of one token a sequence, as layers see it in decoding; and training steps: forward,
+backward, and an update by stochastic gradient descent.
 """
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -27,7 +28,7 @@ class Module:
     has_bias: bool | None = None  # of a linear layer
 
 
-FORWARD, TRAINING = STEPS = ("forward", "training")
+FORWARD, TRAINING, DECODE = STEPS = ("forward", "training", "decode")
 RATE = 1e-6  # of learning, so that nothing overflows
 WHOLE = "whole"
 DENSE = "nn.Linear"  # not "dense", which is the name of a backend
@@ -116,16 +117,16 @@ def _variants(job: Job, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
         for layer in variants[backend].modules():
             if isinstance(layer, KSLinear):
                 layer.backend = backend
-        if step == FORWARD:
+        if step != TRAINING:
             freeze(variants[backend])
-    return variants if step == FORWARD else {name: model.train() for name, model in variants.items()}
+    return variants if step != TRAINING else {name: model.train() for name, model in variants.items()}
 
 
 def _call(job: Job, name: str, model: nn.Module, step: str) -> Callable[[], object]:
     """A run of one module of a model, on the same random inputs for every model."""
     torch.manual_seed(0)
-    part, inputs = _part(job, name, model)
-    if step == FORWARD:
+    part, inputs = _part(replace(job, tokens=1) if step == DECODE else job, name, model)
+    if step != TRAINING:
         return lambda: part(*inputs)
     thaw(part)
     optimizer = torch.optim.SGD(part.parameters(), lr=RATE)

@@ -25,7 +25,8 @@ PRECISIONS = ("float32", "float16", "bfloat16", "float64")
 GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
 GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
 GPU_REPEATS, CPU_REPEATS = 30, 7
-STEPS = ("forward", "training")
+_TITLES = {"forward": "", "training": ", training steps", "decode": ", one token per sequence"}
+STEPS = ("forward", "training", "decode")
 
 
 @click.group("bench", short_help="Compare with other libraries, and report the results.")
@@ -41,7 +42,7 @@ for subcommand in (bench_paper.command, bench_energy.command, bench_report.comma
 @click.argument("model", metavar="vit-s16|gpt2-medium")
 @click.option("--precision", default="float32", show_default=True, help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.")
 @click.option("--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm.")
-@click.option("--steps", default="forward", show_default=True, help="forward, training, or both.")
+@click.option("--steps", default="forward", show_default=True, help="One or more of forward, training and decode, separated by commas.")
 @click.option("--layers", default=",".join(LAYERS), show_default=True, help="Which linear layers are sparse, such as down.")
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
@@ -58,13 +59,15 @@ def model_command(
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
 
-    Forward passes use frozen sparse layers; training steps do not.
+    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence: what linear layers
+    see in decoding. The keys and values of earlier tokens are no part of it.
 
     \b
     Examples:
       ksgen bench model vit-s16
       ksgen bench model vit-s16 --device cpu --precision float32,bfloat16 --steps forward,training
       ksgen bench model gpt2-medium --layers down
+      ksgen bench model gpt2-medium --device cpu --batch 1 --steps forward,decode
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
     """
     if output:
@@ -72,6 +75,8 @@ def model_command(
     precisions = _listed("--precision", precision, PRECISIONS)
     sparse = _listed("--layers", layers, LAYERS)
     job = replace(_job(model, precisions, backend, device, batch, repeats), steps=_listed("--steps", steps, STEPS), layers=sparse)
+    if "decode" in job.steps and not model.startswith("gpt2"):
+        raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
     say_if_busy()
     rows = []
     for row in _measured(job):
@@ -148,7 +153,7 @@ def _print(job: "Job", rows: list["Row"]) -> None:
     )
     is_papers = any(row.paper_ratio for row in rows)
     for precision, step in product(job.precisions, job.steps):
-        table = Table(title=precision if step == "forward" else f"{precision}, training steps", title_justify="left")
+        table = Table(title=precision + _TITLES[step], title_justify="left")
         for title in ("module", "dense, ms", *job.backends, *(["paper"] if is_papers else [])):
             table.add_column(title, justify="left" if title == "module" else "right", no_wrap=title in ("module", "dense, ms"))
         shown = (row for row in rows if (row.precision, row.step) == (precision, step))

@@ -84,6 +84,20 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("_small")
+def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By frozen layers, whatever the tokens of a forward pass."""
+    batches: list[int] = []
+    multiply = KSLinear.forward
+    monkeypatch.setattr(KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1])
+    job = Job("gpt2-medium", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=5, repeats=1, steps=("decode", "forward"))
+    seen = {}
+    for row in measure(job):
+        seen[row.step] = seen.get(row.step, set()) | set(batches)
+        batches.clear()
+    assert seen == {"decode": {3}, "forward": {15}}
+
+
+@pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize(
     ("model", "backends"), [("vit-s16", ("auto", "einsum")), pytest.param("gpt2-medium", ("einsum",), marks=pytest.mark.slow)]
 )
@@ -200,7 +214,8 @@ def test_spread_is_the_quartiles() -> None:
         (["vit-s16", "--precision", "float32,fp16"], "--precision 'fp16'; did you mean float16? accepted: float32, float16"),
         (["vit-s16", "--backend", "bmn"], "--backend 'bmn'; did you mean bmm? accepted: auto, ksgen"),
         (["vit-s16", "--layers", "attention"], "--layers 'attention'; accepted: qkv, projection, up, down"),
-        (["vit-s16", "--steps", "train"], "--steps 'train'; did you mean training? accepted: forward, training"),
+        (["vit-s16", "--steps", "train"], "--steps 'train'; did you mean training? accepted: forward, training, decode"),
+        (["vit-s16", "--steps", "decode"], "--steps decode of vit-s16, which takes images whole; accepted: forward, training"),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
