@@ -85,7 +85,7 @@ def gpu_of(target: str) -> Gpu:
 def begins_early(target: str) -> bool:
     """Whether its kernels can wait by themselves for the grid before them: launches then begin while that one ends."""
     found = re.fullmatch(r"sm_(\d+)[a-z]?", target)
-    return bool(found) and int(found[1]) >= FIRST_EARLY
+    return found is not None and int(found[1]) >= FIRST_EARLY
 
 
 def target_of(major: int, minor: int) -> str:

@@ -6,6 +6,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.backends import explain
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
+from ksgen.torch.intermediates import told_of_intermediates
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.splits import explain as explain_splits
 
@@ -25,6 +26,9 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch, layer.between)
+    if layer.intermediates != "keep":
+        activations = (layer.between, last.activation)
+        lines.append(told_of_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))
     if split is not None:
         lines.insert(0, split.explain(batch, first.element_size(), has_bias))
     elif processes > 1:

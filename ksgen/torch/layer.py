@@ -12,7 +12,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
-from ksgen.torch.backends import NAMES, multiply_all_by
+from ksgen.torch.backends import NAMES
 from ksgen.torch.checks import (
     check_activation,
     check_backend,
@@ -26,6 +26,7 @@ from ksgen.torch.checks import (
 )
 from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.explained import explained
+from ksgen.torch.intermediates import INTERMEDIATES, is_recomputed, multiply_between
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
 from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
@@ -44,6 +45,7 @@ class KSLinear(nn.Linear):
     """
 
     _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
+    intermediates = "keep"  # what was saved before there was a choice
 
     def __init__(
         self,
@@ -57,10 +59,11 @@ class KSLinear(nn.Linear):
         dtype: torch.dtype | None = None,
         between: str = "none",
         fuse: str = "auto",
+        intermediates: str = "keep",
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
-        check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS))
+        check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
         if between != "none" and len(self.chain) < 2:
             raise LaunchError(f"KSLinear({self.chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
@@ -75,7 +78,7 @@ class KSLinear(nn.Linear):
         check_backend(backend, precision, dtype)
         check_fuse(fuse, backend)
         self.layout, self.precision, self.backend, self.activation, self.between = layout, precision, backend, activation, between
-        self.fuse = fuse
+        self.fuse, self.intermediates = fuse, intermediates
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -190,7 +193,8 @@ class KSLinear(nn.Linear):
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
         options |= {"between": self.between, "fuse": self.fuse}
-        y = multiply_all_by(self.backend, rows, weights, bias, added, **options)
+        again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
+        y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
 
     @staticmethod
@@ -264,6 +268,7 @@ class KSLinear(nn.Linear):
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
         options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
+        options["intermediates"] = "keep"
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)

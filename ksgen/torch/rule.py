@@ -22,8 +22,15 @@ from ksgen.torch.layer import KSLinear
 from ksgen.values import excerpt, listed, shown, whole_number
 
 METHOD = "ksgen"  # the name in config.json
-# with what KSLinear takes for granted
-_OPTIONS = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
+_OPTIONS = {  # with what KSLinear takes for granted
+    "layout": "bsf",
+    "precision": None,
+    "backend": "auto",
+    "activation": "none",
+    "between": "none",
+    "fuse": "auto",
+    "intermediates": "keep",
+}
 _MOST_BYTES = 2**26
 
 
