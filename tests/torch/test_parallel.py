@@ -261,6 +261,37 @@ def test_a_checkpoint_goes_from_two_processes_to_one_to_four(four: Processes, tm
         four.run(load_into_four, str(tmp_path / "one"), is_sharded)
 
 
+def go_on_with_two(folder: str, is_sharded: bool) -> None:
+    """Four processes split a model, or shard it by FSDP2, train a step and save it. The first two split it among them, and go on."""
+    model, alone = made(), made()
+    if is_sharded:
+        fsdp.fully_shard(model, shard_placement_fn=shard_placement)
+    else:
+        model = split_over(init_device_mesh("cpu", (4,)))
+    rows = slice(2 * torch.distributed.get_rank(), 2 * torch.distributed.get_rank() + 2) if is_sharded else slice(None)
+    optimizer, optimizer_alone = (torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone))
+    step(model, optimizer, 0, rows)
+    checkpoint.save(state_of(model, optimizer), checkpoint_id=folder)
+    mesh = DeviceMesh("cpu", [0, 1])
+    if mesh.get_coordinate() is not None:
+        fewer = split_over(mesh)
+        optimizer = torch.optim.AdamW(fewer.parameters(), 0.05)
+        state = state_of(fewer, optimizer)
+        checkpoint.load(state, checkpoint_id=folder, process_group=mesh.get_group())
+        set_state_dict(fewer, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        for number in range(2):
+            expected = step(alone, optimizer_alone, number, slice(None))
+        torch.testing.assert_close(step(fewer, optimizer, 1, slice(None)), expected, rtol=1e-4, atol=1e-5)
+        for own, whole in zip(fewer.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-5)
+    torch.distributed.barrier()
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_checkpoint_goes_from_four_processes_to_two(four: Processes, tmp_path: Path, is_sharded: bool) -> None:
+    four.run(go_on_with_two, str(tmp_path / "four"), is_sharded)
+
+
 def refusals() -> list[str]:
     """What each mistake is told."""
     line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
