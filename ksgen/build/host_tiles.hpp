@@ -201,6 +201,27 @@ static inline ushort16 convert_bfloat16(const float16 value) {
 #endif
 }
 
+// two vectors of 16-bit numbers, from the boundary of a cache line on, past the caches
+static inline void store_both_past(const ushort16 lower, const ushort16 upper, ushort* to) {
+    typedef host::Vector<ushort, 32> Line;
+    const Line line = __builtin_shufflevector(lower.raw, upper.raw, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
+    host::store_past(line, (Line*)to);
+}
+
+// whether a lane is a NaN
+static inline bool has_nan(const float16 value) {
+#ifdef __AVX512F__
+    unsigned short found;
+    asm("vcmpunordps %1, %1, %0" : "=Yk"(found) : "v"(value.raw));
+    return found != 0;
+#else
+    for (int lane = 0; lane < 16; ++lane)
+        if (value.raw[lane] != value.raw[lane]) return true;
+    return false;
+#endif
+}
+
 // ---- spellings; an OPERAND is bf16 or f16
 
 #define tile_begin(OPERAND) host::begin_tiles<host::tiles_##OPERAND>()

@@ -42,7 +42,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
     """Short blocks; rows where they lie if they can be read there; outputs past the caches in every other block."""
-    found = AmxConstants(block, outputs, 1, int(not reads_in_place(kernel)), block // 32 % 2)
+    steps = Shape(kernel, AmxConstants(block, outputs, 1, 1, 0, 1)).steps
+    found = AmxConstants(block, outputs, 1, int(not reads_in_place(kernel)), block // 32 % 2, (steps + 1) // 2)
     return replace(found, parts=min(parts, Shape(kernel, found).columns))
 
 
@@ -84,7 +85,8 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(number(1, 3), number(1, 70), number(1, 70), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17])))
     precision = data.draw(st.sampled_from(PRECISIONS))
     kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
-    constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)))
+    depth = data.draw(number(1, (shape[2] + 31) // 32))
+    constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)), depth)
     if reads_in_place(kernel):
         constants = replace(constants, panel=data.draw(number(0, 1)))
     constants = replace(constants, parts=data.draw(number(1, min(7, Shape(kernel, constants).columns))))

@@ -10,7 +10,7 @@ from tests.support.amx_kernels import FAMILY
 
 
 def test_work_counts_products_of_tiles_and_their_padding() -> None:
-    kernel, constants = kernel_of((2, 48, 64, 3), "bfloat16"), AmxConstants(64, 32, 2, 1, 1)
+    kernel, constants = kernel_of((2, 48, 64, 3), "bfloat16"), AmxConstants(64, 32, 2, 1, 1, 2)
     assert 2 * FAMILY.work(kernel, constants, 128).multiply_adds == kernel.flops(128)
     assert FAMILY.work(kernel, constants, 129).multiply_adds == FAMILY.work(kernel, constants, 144).multiply_adds
     assert FAMILY.work(kernel, constants, 16).multiply_adds == 2 * 3 * 3 * 2 * DOT_MULTIPLY_ADDS
@@ -29,7 +29,7 @@ def test_work_counts_products_of_tiles_and_their_padding() -> None:
 def test_more_products_take_more_cycles() -> None:
     def cycles(precision: str, **changes: Any) -> float:
         kernel = kernel_of((1, 768, 192, 2), precision)
-        return FAMILY.work(kernel, replace(AmxConstants(64, 64, 1, 1, 1), **changes), 6144).cycles
+        return FAMILY.work(kernel, replace(AmxConstants(64, 64, 1, 1, 1, 2), **changes), 6144).cycles
 
     assert cycles("bf16x6") > 3 * cycles("bfloat16")
     assert cycles("bfloat16", block=32) >= cycles("bfloat16")  # weights are read twice as often

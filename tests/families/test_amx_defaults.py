@@ -7,6 +7,7 @@ import pytest
 
 from ksgen.families import check
 from ksgen.families.amx import Shape
+from ksgen.families.amx.cycles import SECOND_LEVEL_BYTES, fits_first_level
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.spec import LAYOUTS
 from tests.families.test_vector import kernel_of
@@ -25,12 +26,23 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
         found = Shape(kernel, constants)
-        assert found.slot * 4 <= 768 * 1024 or (constants.block, constants.outputs) == (32, 32)  # no smaller one
-        assert constants.panel == int(not reads_in_place(kernel))
+        assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32  # no shorter one
+        assert fits_first_level(found) or constants.outputs <= 64  # which take inputs up once or twice
+        assert constants.panel or reads_in_place(kernel)
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert FAMILY.geometry(kernel, constants, batch).grid >= cores
         if layout == "bsl":
             assert constants.parts >= found.planes
+
+
+def test_rows_that_meet_in_a_cache_are_copied() -> None:
+    """Rows of 2 KiB lie in two sets of a first-level cache by turns; those of 96 numbers in all of them."""
+    assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 1]
+
+
+def test_more_outputs_share_inputs_where_there_are_more() -> None:
+    for b, outputs in ((48, 64), (192, 192), (512, 256)):
+        assert FAMILY.default(kernel_of((1, b, 192, 1), "bfloat16"), CPU, 6272).outputs == outputs
 
 
 def test_batches_between_two_powers_of_two_share_a_text() -> None:

@@ -30,7 +30,7 @@ def test_which_kernels_it_serves() -> None:
 
 # ---- constants
 
-GOOD = AmxConstants(64, 32, 2, 1, 0)
+GOOD = AmxConstants(64, 32, 2, 1, 0, 2)
 BAD = {
     "every constant but panel and past is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
     "panel=2 must be 0 or 1; try 1": replace(GOOD, panel=2),
@@ -38,6 +38,7 @@ BAD = {
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=16 must be a multiple of 32; try 32": replace(GOOD, outputs=16),
     "panel=0 must be 1 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
+    "depth=3 must be at most the tiles along the inputs = 2; try 2": replace(GOOD, depth=3),
     "parts=5 must be at most the groups of outputs = 4; try 4": replace(GOOD, parts=5),
 }
 
@@ -62,7 +63,7 @@ def test_rules_of_the_job_of_precisions_and_of_rows_in_place() -> None:
         kernel_of((2, 40, 40, 1), "bfloat16", "bsl"),
     ):
         with pytest.raises(ConstantsError, match="panel=0 must be 1 but for rows"):
-            check(FAMILY, kernel, replace(GOOD, panel=0))
+            check(FAMILY, kernel, replace(GOOD, panel=0, depth=1))
 
 
 def test_the_space_keeps_the_rules() -> None:

@@ -9,7 +9,7 @@ from ksgen.families.amx import AmxConstants, Shape
 from ksgen.families.amx.shape import products_of
 from tests.families.test_vector import kernel_of
 
-CONSTANTS = AmxConstants(64, 32, 1, 1, 0)
+CONSTANTS = AmxConstants(64, 32, 1, 1, 0, 2)
 
 
 def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "bsf") -> Shape:

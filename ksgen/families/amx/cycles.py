@@ -1,17 +1,21 @@
-"""How many cycles of a processor's cores a kernel by matrix tiles takes: terms of the cost model.
+"""How many cycles of a processor's cores a kernel by matrix tiles takes: terms of the cost model, and of the choice of defaults.
 
-By what Intel states of the instructions: a product of two tiles takes 16 cycles, a tile that the first-level cache holds 8 to load.
-Good for an order among constants of one kernel. Never measured.
+By what Intel states of the instructions: a product of two tiles takes 16 cycles, a tile that the first-level cache holds 8 to load. Lines
+from behind it as `benchmarks/tiles` calibrates them. Good for an order among constants of one kernel. Never measured.
 """
 
-from ksgen.families.amx.shape import PAIR, ROWS, TILE_ITEMS, Shape
+from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, Shape
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
+from ksgen.families.vector.cycles import LAUNCH, TASK
 
 DOT = 16  # cycles, of a product of two tiles
 TILE_BYTES = 2 * TILE_ITEMS
+TILE_LINES = TILE_BYTES // LINE_BYTES
 ITEM, OUTPUT = 0.4, 0.3  # cycles: an input that is copied into the panel, for each of its parts; an output that is finished and stored
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
+FIRST_LEVEL_BYTES, SECOND_LEVEL_BYTES = 42 * 1024, 1792 * 1024  # that inputs, weights and sums may have of 48 KB and 2 MB
+SECOND_LEVEL, THIRD_LEVEL = 2.2, 6.0  # cycles a line from there, where products wait for it
+FETCHED = 1.3  # the same of lines that are fetched before
 
 
 def dots(shape: Shape, batch: int) -> int:
@@ -25,14 +29,26 @@ def multiply_cycles(shape: Shape, batch: int) -> float:
     blocks = divide_up(batch, constants.block)
     entries = divide_up(batch, ROWS) * ROWS
     copied = entries * kernel.pattern.in_features * max(1.0, constants.parts / shape.planes)
-    weights = blocks * shape.packed_bytes / SECOND_LEVEL_BYTES
-    rows = blocks * divide_up(shape.tiles, 2) * _rows_again(shape) / SECOND_LEVEL_BYTES
     panel = ITEM * copied * shape.products.parts if constants.panel else 0.0
     outputs = OUTPUT * batch * kernel.pattern.out_features
-    return max(DOT * dots(shape, batch), weights + rows) + panel + outputs + TASK * blocks * constants.parts + LAUNCH
+    return dot_cycles(shape) * dots(shape, batch) + panel + outputs + TASK * blocks * constants.parts + LAUNCH
 
 
-def _rows_again(shape: Shape) -> float:
-    """Bytes of a block's inputs that come from the second-level cache for two tiles of outputs: where j take turns, once a group."""
-    a, _, _, d = shape.kernel.pattern.shape
-    return a * d * shape.constants.block * shape.steps * TILE_BYTES / ROWS * shape.products.parts * PAIR / shape.constants.outputs
+def dot_cycles(shape: Shape) -> float:
+    """Of a product, on average, with the lines of inputs and sums that it waits for, and of weights, that are fetched before."""
+    constants, parts, products = shape.constants, shape.products.parts, shape.products.products
+    kept, weights = shape.slot * 4, shape.run * shape.tiles * shape.steps * shape.step_items * 2
+    own = SECOND_LEVEL if kept <= SECOND_LEVEL_BYTES else THIRD_LEVEL
+    far = FETCHED if kept + weights <= SECOND_LEVEL_BYTES else THIRD_LEVEL
+    step = PAIR // ROWS * TILE_LINES * parts  # lines of two tiles of an operand
+    a_step = (PAIR // ROWS) ** 2 * products  # products of two by two tiles
+    rows = step / a_step / (divide_up(constants.outputs, PAIR) if fits_first_level(shape) else 1)
+    columns = step / a_step / (constants.block / PAIR)
+    sums = (shape.chunks - 1) / shape.chunks * TILE_LINES / (products * constants.depth)
+    return max(DOT + own * (rows + sums), far * columns + FETCHED * (rows + sums)) + 0.1 * columns
+
+
+def fits_first_level(shape: Shape) -> bool:
+    """Whether a block's inputs, as deep as they are taken, stay there while weights pass (two tiles, and the next two), and sums."""
+    tiles = shape.constants.block // ROWS + 2 * (PAIR // ROWS)
+    return tiles * shape.constants.depth * shape.products.parts * TILE_BYTES + 2 * 4 * PAIR * shape.constants.block <= FIRST_LEVEL_BYTES

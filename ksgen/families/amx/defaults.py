@@ -1,46 +1,59 @@
-"""The amx family's constants before any search: by rule, since no processor with tiles has measured them."""
+"""The amx family's constants before any search: by what its model expects, since no processor with tiles has measured them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
+from ksgen.families.amx.cycles import multiply_cycles
+from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, PAST_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
-MOST_ROWS = 128  # batch entries a block: weights, which come from the second-level cache, are multiplied by so many
-KEPT_BYTES = 768 * 1024  # of what a work group keeps: with a group's weights it stays in the second-level cache
-ROWS_BYTES = 24 * 1024  # of a j's inputs, that stay in the first-level cache while outputs are gone through
-MOST_OUTPUTS = 128  # of a j, whose sums wait
+BLOCKS = (128, 96, 64, 32)  # batch entries: weights, which come from the second-level cache, are multiplied by so many
+MOST_OUTPUTS = 256  # of a j, whose sums wait
+DEPTHS = (1, 2, 3, 4, 5, 6, 8)  # tiles along the inputs
+SETS_BYTES, WAYS = 4096, 4  # of a first-level cache: lines so many bytes apart meet, and so many of them may
 TASKS = 4  # work groups a core, at least
 
 
 def reads_in_place(kernel: KernelSpec) -> bool:
-    """Whether rows of X are operands where they lie: 16-bit, and neighbours in memory."""
+    """Whether rows of X can be operands where they lie: 16-bit, and neighbours in memory."""
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants:
     batch = kernel.batch or alike(batch or MANY)
-    outputs = PAIR if kernel.layout == "bsl" or kernel.pattern.d == 1 else min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
-    found = AmxConstants(PAIR, outputs, 1, int(not reads_in_place(kernel)), _past(kernel, batch))
-    rows = max((rows for rows in (32, 64, 96, 128) if rows <= MOST_ROWS and _fits(Shape(kernel, replace(found, block=rows)))), default=PAIR)
-    found = replace(found, block=min(rows, round_up(batch, PAIR)))
-    while found.outputs > PAIR and not _fits(Shape(kernel, found)):
-        found = replace(found, outputs=found.outputs - PAIR)
+    found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(Shape(kernel, constants), batch))
+    if reads_in_place(kernel) and not _rows_meet(kernel, found.block):
+        found = replace(found, panel=0)
     return _with_parts(Shape(kernel, found), limits, batch)
 
 
-def _fits(shape: Shape) -> bool:
-    """Whether a block stays in the caches: all of it in the second-level one, and where j take turns, each one's inputs in the first."""
-    inputs = shape.constants.block * shape.steps * INPUTS * 2
-    return shape.slot * 4 <= KEPT_BYTES and (not shape.is_bsf or inputs <= 2 * ROWS_BYTES)
+def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
+    """Without parts, and with all inputs copied."""
+    past, b = _past(kernel, batch), kernel.pattern.b
+    steps = divide_up(kernel.pattern.c, INPUTS)
+    depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
+    outputs = dict.fromkeys(round_up(divide_up(b, groups), PAIR) for groups in range(divide_up(b, MOST_OUTPUTS), divide_up(b, PAIR) + 1))
+    for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
+        for each in outputs:
+            for depth in depths:
+                yield AmxConstants(block, each, 1, 1, past, depth)
+
+
+def _rows_meet(kernel: KernelSpec, block: int) -> bool:
+    """Whether rows of X, read where they lie, drive each other out of the first-level cache."""
+    apart = kernel.in_features * kernel.item_bytes
+    sets = next(SETS_BYTES // step for step in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if apart % step == 0)
+    return block > WAYS * sets
 
 
 def _past(kernel: KernelSpec, batch: int) -> int:
-    """Whether outputs are stored past the caches: many, unless a vector of them is a piece of a line, each of which memory would merge."""
-    is_whole = kernel.item_bytes * LINE_BYTES // 4 % LINE_BYTES == 0
+    """Whether outputs are stored past the caches: many, unless they leave as pieces of lines, each of which memory would merge."""
+    run = min(kernel.pattern.d, LANES) if kernel.layout == "bsf" else LANES
+    is_whole = run == kernel.pattern.d or kernel.layout == "bsl" or run * kernel.item_bytes % LINE_BYTES == 0
     return int(is_whole and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
 from ksgen.families.amx.defaults import default, reads_in_place
-from ksgen.families.amx.shape import INPUTS, LANES, PAIR, TILE_ITEMS, AmxConstants, Shape, has_tiles_for
+from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, Shape, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.drawing import Side, draw
 from ksgen.families.rules import Rule
@@ -17,15 +17,17 @@ from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
 from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
+from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tiles
 
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
-    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts) >= 1),
+    Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
+    Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= Shape(k, c).steps, lambda k, c: Shape(k, c).steps),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
@@ -59,11 +61,12 @@ class Amx(Shaped[AmxConstants]):
         return default(kernel, limits, batch)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxConstants]:
-        planes = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0)).planes
-        for block, outputs, parts, panel, past in product(
-            (32, 64, 96, 128, 192, 256), (32, 64, 128, 256), sorted({1, 2, 4, 8, 16, planes}), (0, 1), (0, 1)
+        least = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
+        depths = sorted({divide_up(least.steps, divide_up(least.steps, depth)) for depth in (2, 4, 6, 8)})
+        for block, outputs, parts, panel, past, depth in product(
+            (32, 64, 96, 128), (32, 64, 128, 256), sorted({1, 4, 16, least.planes}), (0, 1), (0, 1), depths
         ):
-            constants = AmxConstants(block, outputs, parts, panel, past)
+            constants = AmxConstants(block, outputs, parts, panel, past, depth)
             if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
                 yield constants
 
@@ -98,7 +101,10 @@ class Amx(Shaped[AmxConstants]):
             "lanes": LANES,
             "layout": kernel.layout,
             "operand": shape.products.operand.name,
-            "variants": (*of_lanes, *(("split",) if is_split else ())),
+            "variants": (*of_lanes, *(("split",) if is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
+            "feature_step": "1" if shape.is_bsf else "y_pitch",
+            "row_step": "(extent)OUT_FEATURES" if shape.is_bsf else "(D * leaving->y_pitch)",
+            "sums_rows": "count, outputs" if shape.is_bsf else "outputs, count",
             "inputs_lie": lie,
             "outputs_lie": lie if shape.is_bsf else "bsl",
             "mending": kernel.layout if is_split else "none",
@@ -129,6 +135,9 @@ class Amx(Shaped[AmxConstants]):
             Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
             Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
             Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
+            Constexpr("DEPTH", constants.depth, "of them, whose inputs stay in the first-level cache for all outputs of a group"),
+            Constexpr("CHUNKS", shape.chunks, "of so many of them"),
+            Constexpr("WEIGHT_LINES", shape.weight_lines, "cache lines of the weights that come next, that are fetched with a step"),
             Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
             Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
             Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
@@ -137,7 +146,17 @@ class Amx(Shaped[AmxConstants]):
             Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
             Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
             Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
-            Constexpr("SUMS", shape.panel, "where sums wait, in what a work group keeps", "long long"),
+            Constexpr("VECTORS", shape.vectors, "of sums that leave together"),
+            Constexpr("LINE_VECTORS", shape.line_vectors, "of them, that become a cache line of outputs"),
+            Constexpr("SPAN", shape.span, "elements of a row of sums that they are, for each j"),
+            Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
+            Constexpr("K_SUMS", PAIR * (constants.block if shape.is_bsf else 1), "from 32 elements of a row of sums to the next 32"),
+            Constexpr("ROW_SUMS", shape.sums_row, "from one row to the next"),
+            Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs, for each of them"),
+            Constexpr("UNITS", shape.units, "times 32 elements of a row of sums, that leave with a step of two by two tiles"),
+            Constexpr("ALL_UNITS", 2**31 - 1, "all that there are"),
+            Constexpr("SUMS", round_up(shape.panel, LINE_BYTES), "where sums wait, in what a work group keeps", "long long"),
+            Constexpr("GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "reals from one group's sums to the next one's", "long long"),
             Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
             Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),
             Constexpr("AHEAD_RUN", shape.ahead_run, "of them in a row"),

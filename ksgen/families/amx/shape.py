@@ -28,6 +28,7 @@ class AmxConstants(Constants):
     parts: int  # of a block's groups of outputs, each a work group's
     panel: int  # 1: inputs are copied into tiles first; 0: they are read where they lie
     past: int  # 1: outputs are stored past the caches; 0: into them
+    depth: int  # tiles along the inputs, that stay in the first-level cache for all outputs of a group
 
 
 def products_of(kernel: KernelSpec) -> TileProducts:
@@ -112,6 +113,16 @@ class Shape(TilePlanes):
         return divide_up(self.kernel.pattern.c, INPUTS)
 
     @property
+    def chunks(self) -> int:
+        """Of so many tiles along the inputs."""
+        return divide_up(self.steps, self.constants.depth)
+
+    @property
+    def weight_lines(self) -> int:
+        """Cache lines of a step of the weights that come next, fetched with a step of two by two tiles: all rows of a block fetch all."""
+        return divide_up(PAIR * self.products.parts, self.constants.block // PAIR)
+
+    @property
     def tiles(self) -> int:
         """Tiles of an (i, j)'s outputs."""
         return divide_up(self.kernel.pattern.b, ROWS)
@@ -141,8 +152,8 @@ class Shape(TilePlanes):
 
     @property
     def squares(self) -> int:
-        """Two by two tiles of a group."""
-        return self.run * self.constants.outputs // PAIR * (self.constants.block // PAIR)
+        """Two by two tiles of a group, as often as they are taken up."""
+        return self.run * self.constants.outputs // PAIR * (self.constants.block // PAIR) * self.chunks
 
     @property
     def ahead_run(self) -> int:
@@ -165,11 +176,36 @@ class Shape(TilePlanes):
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
         return divide_up(rows * self.ahead_run, self.groups * self.squares)
 
+    # ---- how sums leave
+
+    @property
+    def line_vectors(self) -> int:
+        """Vectors of sums that become a cache line of outputs."""
+        return LINE_BYTES // (LANES * self.kernel.item_bytes)
+
+    @property
+    def vectors(self) -> int:
+        """Of sums that leave together."""
+        return self.line_vectors if not self.is_bsf else max(self.square, self.line_vectors)
+
+    @property
+    def span(self) -> int:
+        """What leaves together of a row: outputs of a batch entry, or batch entries of an output."""
+        return LANES if self.is_bsf and self.square > 1 else LANES * self.line_vectors
+
+    @property
+    def units(self) -> int:
+        """What leaves with a step of two by two tiles, so that a group is gone when the next one is there."""
+        rows, columns = self.constants.block, self.constants.outputs
+        if not self.is_bsf:
+            rows, columns = columns, rows
+        return divide_up(rows * columns // PAIR, self.squares * self.constants.depth)
+
     # ---- what a work group keeps
 
     @property
     def panel(self) -> int:
-        return self.run * self.constants.block // ROWS * self.steps * self.step_items // 2
+        return self.run * self.constants.block // ROWS * self.chunks * self.constants.depth * self.step_items // 2
 
     @property
     def sums_row(self) -> int:
@@ -184,4 +220,4 @@ class Shape(TilePlanes):
 
     @property
     def slot(self) -> int:
-        return round_up(self.panel + self.sums, LINE_BYTES)
+        return round_up(self.panel, LINE_BYTES) + 2 * round_up(self.sums, LINE_BYTES)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ksgen.families.amx.defaults import KEPT_BYTES
 from ksgen.families.amx.shape import INPUTS, PAIR
 from ksgen.families.amx_gradient.shape import AmxGradientConstants, Shape
 from ksgen.families.base import Limits
@@ -12,6 +11,7 @@ from ksgen.families.vector.planes import round_up
 from ksgen.families.vector_gradient.defaults import shared_out
 from ksgen.spec import KernelSpec
 
+KEPT_BYTES = 768 * 1024  # of what a work group keeps: with its sums it stays in the second-level cache
 MOST_OUTPUTS = 256  # of a j, that share a copy of its inputs
 BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # longer ones add to the sums in memory less often
 
