@@ -128,6 +128,22 @@ def test_precisions(precision: str, layout: str, along: str) -> None:
         agrees(kernel, constants_of(kernel, along, {"float64": 8, "float16": 16, "bfloat16": 4}[precision]), batch)
 
 
+PAIRED = [
+    (shape, layout, along, 16 if shape[3] != 20 else 8)
+    for shape, (layout, along) in product(PATTERNS.values(), (("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")))
+    if allows(kernel_of(shape), along, 16 if shape[3] != 20 else 8)
+]
+
+
+@needs_opencl
+@pytest.mark.parametrize(("shape", "layout", "along", "lanes"), PAIRED)
+def test_two_batch_entries_at_a_time(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
+    kernel = kernel_of(shape, "bfloat16", layout)
+    constants = replace(constants_of(kernel, along, lanes), pairs=1)
+    for batch in (1, 2, 7, 63, 131):
+        agrees(kernel, constants, batch)
+
+
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24), (2, 5, 7, 3)])
@@ -155,10 +171,12 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 7, 8, 20])))
     kernel = kernel_of(shape, data.draw(st.sampled_from(["float32", "float64", "bfloat16"])), data.draw(st.sampled_from(LAYOUTS)))
     lanes = data.draw(st.sampled_from([4, 8]))
+    pairs = data.draw(number(0, 1)) if kernel.precision == "bfloat16" else 0
     along = data.draw(st.sampled_from([each for each in ("outputs", "batch") if allows(kernel, each, lanes)]))
-    block = data.draw(number(1, 4)) * lanes if along == "batch" else data.draw(number(1, 40))
+    pairs *= int(kernel.layout == "bsf" or along == "batch")
+    block = (data.draw(number(1, 4)) * lanes if along == "batch" else data.draw(number(1, 40))) * (1 + pairs)
     height, width = data.draw(number(1, min(4, kernel.pattern.c))), data.draw(number(1, min(4, kernel.pattern.b)))
-    constants = VectorGradientConstants(along, lanes, height, width, block, data.draw(number(1, 9)), 1)
+    constants = VectorGradientConstants(along, lanes, height, width, block, data.draw(number(1, 9)), 1, pairs)
     constants = replace(constants, pieces=data.draw(number(1, min(9, Shape(kernel, constants).units))))
     for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=3)):
         agrees(kernel, constants, batch)
@@ -260,10 +278,12 @@ GOOD = VectorGradientConstants("outputs", 8, 3, 2, 32, 3, 2)
 BAD = {
     "along=inputs must be outputs or batch": replace(GOOD, along="inputs"),
     "lanes=6 must be 2, 4, 8 or 16; try 4 or 8": replace(GOOD, lanes=6),
-    "every constant is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
+    "every constant but pairs is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
     "a tile has at most 64 vectors: 70; got height=7; try height=6": replace(GOOD, height=7, width=10),
     "height=8 must be at most c=7; try 7": replace(GOOD, height=8),
     "width=21 must be at most b=20 along the batch; try 20": replace(GOOD, along="batch", height=1, width=21),
+    "pairs=2 must be 0 or 1; try 0": replace(GOOD, pairs=2),
+    "pairs=1 must be 0 but in bfloat16 with four lanes=8 or more, and in batch-size-last": replace(GOOD, pairs=1),
     "block=36 must be a multiple of lanes=8 along the batch; try 32 or 40": replace(GOOD, along="batch", block=36),
     "pieces=7 must be at most the columns that work groups take apart = 6; try 6": replace(GOOD, pieces=7),
 }
@@ -284,6 +304,34 @@ def test_rules_of_the_job_and_of_d() -> None:
     with pytest.raises(ConstantsError, match="along=outputs needs a d that divides the lanes, or more j than lanes"):
         check(FAMILY, kernel_of((2, 20, 7, 3)), GOOD)
     check(FAMILY, kernel_of((2, 20, 7, 9)), GOOD)
+
+
+def test_pairs_are_two_whole_entries_of_bfloat16() -> None:
+    kernel, paired = kernel_of((2, 20, 7, 2), "bfloat16"), replace(GOOD, pairs=1)
+    check(FAMILY, kernel, paired)
+    with pytest.raises(
+        ConstantsError, match="block=33 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 34"
+    ):
+        check(FAMILY, kernel, replace(paired, block=33))
+    with pytest.raises(
+        ConstantsError, match="block=40 must be even with pairs=1, and along the batch a multiple of twice the lanes=8; try 32 or 48"
+    ):
+        check(FAMILY, kernel, replace(paired, along="batch", pieces=1, block=40))
+    with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
+        check(FAMILY, replace(kernel, layout="bsl"), paired)
+
+
+def test_processors_with_dot_products_take_pairs() -> None:
+    able = replace(CPU, dots=("bf16",))
+    for shape, layout in product([(6, 64, 64, 1), (1, 48, 48, 3), (2, 5, 7, 20)], LAYOUTS):
+        kernel = kernel_of(shape, "bfloat16", layout)
+        found = FAMILY.default(kernel, able, 1568)
+        check(FAMILY, kernel, found, able)
+        assert found.pairs == int(layout == "bsf" or found.along == "batch")
+        assert not FAMILY.default(kernel, CPU, 1568).pairs
+        assert not FAMILY.default(replace(kernel, precision="float16"), able, 1568).pairs
+        assert FAMILY.work(kernel, found, 1568).cycles < FAMILY.work(kernel, FAMILY.default(kernel, CPU, 1568), 1568).cycles
+    assert {each.pairs for each in FAMILY.space(kernel_of((2, 20, 7, 2), "bfloat16"), able)} == {0, 1}
 
 
 def test_which_devices_it_serves() -> None:

@@ -15,9 +15,10 @@ from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.families.vector.planes import lanes_of, round_up, tile_picture
 from ksgen.families.vector_gradient.cycles import gradient_cycles
-from ksgen.families.vector_gradient.defaults import TASKS, default, tile_sizes
+from ksgen.families.vector_gradient.defaults import TASKS, default, multiplies_pairs, tile_sizes
 from ksgen.families.vector_gradient.shape import Shape, VectorGradientConstants
 from ksgen.spec import KernelSpec
+from ksgen.spec.precision import BF16
 
 __all__ = ["Shape", "VectorGradient", "VectorGradientConstants"]
 
@@ -28,11 +29,20 @@ _RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
     Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
     Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
-    Rule("every constant is at least 1", lambda k, c: all(v >= 1 for v in asdict(c).values() if not isinstance(v, str))),
+    Rule(
+        "every constant but pairs is at least 1",
+        lambda k, c: all(v >= 1 for name, v in asdict(c).items() if name != "pairs" and not isinstance(v, str)),
+    ),
     Rule("a tile has at most 64 vectors", lambda k, c: c.height * c.width <= 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
     Rule("width is at most b along the batch", lambda k, c: c.along == "outputs" or c.width <= k.pattern.b),
     Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
+    Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
+    Rule(
+        "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
+        lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
+    ),
+    Rule("block is even with pairs, and along the batch a multiple of twice the lanes", lambda k, c: c.block % Shape(k, c).unit == 0),
     Rule(
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
@@ -72,8 +82,9 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             sizes = tile_sizes(kernel, along, lanes, limits)
             least = min(LEAST_VECTORS, max(height * width for height, width in sizes))
             wide = [(height, width) for height, width in sizes if height * width >= least]
-            for (height, width), block, (parts, pieces) in product(wide, (96, 192, 384), SHARED_OUT):
-                constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces)
+            pairs = (1, 0) if multiplies_pairs(kernel, limits, along) else (0,)
+            for (height, width), block, (parts, pieces), paired in product(wide, (96, 192, 384), SHARED_OUT, pairs):
+                constants = VectorGradientConstants(along, lanes, height, width, round_up(block, lanes), parts, pieces, paired)
                 if self.keeps_rules(kernel, constants):
                     yield constants
 
@@ -115,7 +126,9 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             "end_of_rows": "count",
             "end_of_columns": "end",
             "end_of_turned": "count",
-            "variants": ("gradient",),
+            "planes": "vector_gradient/plane_" if constants.pairs else "vector/plane_",
+            "of_pairs": "_pairs" if constants.pairs else "",
+            "variants": ("gradient", *(("pairs",) if constants.pairs else ())),
             "picture": picture,
         }
 
@@ -127,6 +140,7 @@ class VectorGradient(Shaped[VectorGradientConstants]):
             Constexpr("HEIGHT", constants.height, "inputs per tile"),
             Constexpr("WIDTH", constants.width, "vectors of outputs per tile" if shape.is_along_outputs else "outputs per tile"),
             Constexpr("BLOCK", constants.block, "batch entries whose sums stay in registers, at most"),
+            Constexpr("TOGETHER", shape.together, "batch entries that a real holds"),
             Constexpr("UNIT", shape.unit, "batch entries of which blocks are made"),
             Constexpr("PARTS", constants.parts, "of the batch, at most: each has sums of its own"),
             Constexpr("PIECES", constants.pieces, "of the weights, each a work group's"),

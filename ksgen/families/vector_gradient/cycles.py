@@ -10,10 +10,10 @@ ACROSS = 6  # cycles to add up the lanes of a sum
 def gradient_cycles(shape: Shape, batch: int) -> float:
     """Of all cores together, for one launch."""
     constants, pattern = shape.constants, shape.kernel.pattern
-    block = min(constants.block, batch)
-    blocks, tiles = divide_up(batch, block), shape.columns * shape.rows
+    blocks, tiles = divide_up(batch, constants.block), shape.columns * shape.rows
+    block = min(divide_up(divide_up(batch, shape.unit), blocks) * shape.unit, batch)  # as the kernel shares them out
     tile, lanes = tile_of(shape), constants.lanes
-    steps = block if shape.is_along_outputs else divide_up(block, lanes)
+    steps = divide_up(block, shape.unit)
     after = 2 if shape.is_along_outputs else ACROSS  # sums are read and written, or added up first
     outputs = steps * constants.width * lanes * shape.real_bytes  # of a column, which its tiles share
     inputs = steps * constants.height * (1 if shape.is_along_outputs else lanes) * shape.real_bytes

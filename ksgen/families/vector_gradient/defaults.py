@@ -42,11 +42,17 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGrad
     most = 24 if limits.vector_registers == 32 else 12
     outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
     height, width = min(tile_sizes(kernel, along, lanes, limits), key=lambda size: cost(size, outputs, c, most))
-    constants = VectorGradientConstants(along, lanes, height, width, lanes, 1, 1)
+    pairs = int(multiplies_pairs(kernel, limits, along))
+    constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 1, 1, pairs)
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = Shape(kernel, constants)
     parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, constants.block), shape.part, shape.units)
     return replace(constants, parts=parts, pieces=pieces)
+
+
+def multiplies_pairs(kernel: KernelSpec, limits: Limits, along: str) -> bool:
+    """Whether the processor multiplies two batch entries at a time, and a copy can put them beside each other as it goes."""
+    return limits.multiplies_pairs(kernel.arithmetic.operand) and (kernel.layout == "bsf" or along == "batch")
 
 
 def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -> int:
@@ -54,11 +60,12 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     _, b, c, d = kernel.pattern.shape
     if shape.is_along_outputs:
         in_column = COLUMN_BYTES // (shape.tile_lanes * shape.real_bytes)
-        return min(in_column, max(32, PANEL_BYTES // (shape.x_row * shape.real_bytes)), batch)
+        rows = min(in_column, max(32, PANEL_BYTES // (shape.x_row * shape.real_bytes)))
+        return min(rows * shape.together, round_up(batch, shape.unit))
     features = shape.scope * (b + c) * d if shape.is_turned else c + constants.width
     vectors = PANEL_BYTES // (features * constants.lanes * shape.real_bytes)
     least, most = VECTORS
-    return min(max(least, min(vectors, most)) * constants.lanes, round_up(batch, constants.lanes))
+    return min(max(least, min(vectors, most)) * shape.unit, round_up(batch, shape.unit))
 
 
 def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums: int, units: int) -> tuple[int, int]:

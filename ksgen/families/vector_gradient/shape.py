@@ -19,6 +19,7 @@ class VectorGradientConstants(Constants):
     block: int  # batch entries whose sums stay in registers
     parts: int  # of the batch, at most: each has sums of its own
     pieces: int  # of the weights, each a work group's
+    pairs: int = 0  # 1: two batch entries are multiplied at a time, by dot products of pairs; 0: one at a time, as the sums' type
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,19 @@ class Shape(Planes):
     # ---- parts of the batch
 
     @property
+    def together(self) -> int:
+        """Batch entries that a real holds."""
+        return 2 if self.constants.pairs else 1
+
+    @property
+    def block_rows(self) -> int:
+        """Reals that hold a block's entries."""
+        return divide_up(self.constants.block, self.together)
+
+    @property
     def unit(self) -> int:
         """Batch entries of which blocks are made."""
-        return 1 if self.is_along_outputs else self.constants.lanes
+        return self.together * (1 if self.is_along_outputs else self.constants.lanes)
 
     @property
     def part(self) -> int:
@@ -108,7 +119,7 @@ class Shape(Planes):
     @property
     def pitch(self) -> int:
         """From one column of batch entries to the next one, where lanes lie along the batch."""
-        return self._spread(self.constants.block)
+        return self._spread(self.block_rows)
 
     def _spread(self, elements: int) -> int:
         """An odd number of cache lines, whose multiples meet in all of a cache's sets alike; whole vectors."""
@@ -126,7 +137,7 @@ class Shape(Planes):
     def dy_base(self) -> int:
         """Where dY begins, behind X."""
         if self.is_along_outputs:
-            return self.constants.block * self.x_row
+            return self.block_rows * self.x_row
         return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_turned else 1) * self.pitch
 
     @property
@@ -134,7 +145,7 @@ class Shape(Planes):
         """What a work group keeps."""
         _, b, _, d = self.kernel.pattern.shape
         if self.is_along_outputs:
-            dy = self.constants.block * self.tile_lanes
+            dy = self.block_rows * self.tile_lanes
         else:
             dy = (self.scope * b * d if self.is_turned else self.constants.width) * self.pitch
         return round_up(self.dy_base + dy, LINE_BYTES)
