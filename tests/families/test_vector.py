@@ -154,7 +154,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
 def in_pairs() -> Iterator[object]:
     """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
     shapes = PATTERNS | {"one j": (2, 9, 6, 1), "one j, odd": (2, 9, 7, 1)}  # even inputs of one j are read where they lie
-    cases = product(shapes.items(), (("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")))
+    cases = product(shapes.items(), product(LAYOUTS, ("outputs", "batch")))
     for number, ((name, shape), (layout, along)) in enumerate(cases):
         lanes = (16, 4, 8)[number % 3]
         kernel = kernel_of(shape, "bfloat16", layout, EPILOGUES[number % len(EPILOGUES)])
@@ -173,8 +173,7 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
     able = replace(CPU, dots=("bf16",))
     for layout, batch in product(LAYOUTS, (1, 16, 6272)):
         kernel = kernel_of((1, 192, 48, 2), "bfloat16", layout)
-        has_rows = layout == "bsf" or batch > 1  # one entry in batch-size-last has lanes along the outputs
-        assert FAMILY.default(kernel, able, batch).pairs == has_rows
+        assert FAMILY.default(kernel, able, batch).pairs == 1
         assert FAMILY.default(kernel, CPU, batch).pairs == 0
         assert FAMILY.default(kernel_of((6, 64, 64, 1), "bfloat16", layout), able, batch).panel == (layout == "bsl")
         assert FAMILY.default(kernel_of((6, 64, 63, 1), "bfloat16", layout), able, batch).panel == 1
@@ -191,7 +190,6 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
     able_kernel = kernel_of((1, 4, 4, 1), "bfloat16")
     for kernel, constants in (
         (kernel_of((1, 4, 4, 1), "float16"), refused),
-        (replace(able_kernel, layout="bsl"), refused),
         (able_kernel, replace(refused, lanes=2)),  # which no instruction has
     ):
         with pytest.raises(ConstantsError, match="pairs=1 must be 0 but in bfloat16"):
@@ -428,9 +426,7 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
 
 
 @needs_opencl
-@pytest.mark.parametrize(
-    ("layout", "along", "pairs"), [*product(LAYOUTS, WAYS, (0,)), ("bsf", "outputs", 1), ("bsf", "batch", 1), ("bsl", "batch", 1)]
-)
+@pytest.mark.parametrize(("layout", "along", "pairs"), list(product(LAYOUTS, WAYS, (0, 1))))
 def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str, pairs: int) -> None:
     """In the last batch entry above all, behind which lanes are empty; and in the weights of one output."""
     kernel = kernel_of((2, 5, 7, 2), "bfloat16" if pairs else "float32", layout)

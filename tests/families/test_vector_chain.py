@@ -211,6 +211,7 @@ PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
     (TWO, "bsl", "bb", 16, ALL),
     (THREE, "bsf", "obo", 16, Epilogue(activation="relu", residual=True)),
     (THREE, "bsl", "bbb", 4, Epilogue()),
+    (THREE, "bsl", "obo", 16, ALL),
     (WIDE, "bsf", "obo", 16, Epilogue(residual=True)),
     ((Pattern(3, 5, 1, 2), Pattern(1, 7, 10, 3), Pattern(7, 4, 3, 1)), "bsf", "bbo", 8, Epilogue(bias=True)),
 ]
@@ -255,8 +256,7 @@ def test_pairs_are_the_default_where_all_factors_can_take_them() -> None:
         check(FAMILY, other, found)
         assert found.pairs == 0
     last = replace(kernel, layout="bsl")
-    assert FAMILY.default(last, able, 1568).pairs == 1
-    assert FAMILY.default(last, able, 1).pairs == 0  # lanes lie along the outputs
+    assert [FAMILY.default(last, able, batch).pairs for batch in (1, 1568)] == [1, 1]
     assert FAMILY.default(chain_of((Pattern(4, 2, 1, 3), Pattern(6, 3, 1, 4)), "bfloat16"), able, 1568).pairs == 0
 
 
@@ -286,7 +286,7 @@ def run_fenced() -> None:
         for batch, at_end in product((1, 37), (False, True)):
             arrays = arrays_of(kernel, batch)
             places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
-            pairs = int(at_end and precision == "bfloat16" and (layout == "bsf" or "o" not in ways))
+            pairs = int(at_end and precision == "bfloat16")
             launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
             assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
     for (patterns, precision, ways, lanes, pairs), layout, batch, at_end in product(TURNS[2:4], LAYOUTS, (1, 37), (False, True)):

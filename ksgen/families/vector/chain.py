@@ -180,10 +180,7 @@ class VectorChain(Shaped[ChainConstants]):
         batch = kernel.batch or alike(batch or MANY)
         factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
         alone = [_alone(kernel, at, factor, limits, batch) for at, factor in factors]
-        are_able = any(each.pairs for each in alone)
-        pairs = int(are_able and all(each.layout == "bsf" or own.along == "batch" for (_, each), own in zip(factors, alone, strict=True)))
-        if are_able and not pairs:
-            alone = [_alone(kernel, at, factor, replace(limits, dots=()), batch) for at, factor in factors]
+        pairs = int(any(each.pairs for each in alone))
         alone = [replace(each, parts=1, pairs=pairs) for each in alone]
         copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
         alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]

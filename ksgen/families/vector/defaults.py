@@ -51,10 +51,10 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
         prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
     )
     found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
-    is_in_rows = kernel.layout == "bsf" or found.along == "batch"
-    if not (is_in_rows and multiplies_pairs(kernel, limits)):
+    if not multiplies_pairs(kernel, limits):
         return found
-    return replace(found, pairs=1, panel=0 if found.along == "outputs" and _are_read_in_place(kernel, found) else 1)
+    in_place = kernel.layout == "bsf" and found.along == "outputs" and _are_read_in_place(kernel, found)
+    return replace(found, pairs=1, panel=int(not in_place))
 
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:

@@ -46,10 +46,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c)),
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
-    Rule(
-        "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
-        lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch")),
-    ),
+    Rule("pairs is 0 but in bfloat16 with four lanes or more", lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16)),
     Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
 
