@@ -14,10 +14,23 @@ if TYPE_CHECKING:
     from ksgen.errors import KsgenError
     from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
     from ksgen.pattern import Chain, Pattern
+    from ksgen.quantized import Quantized, quantize
     from ksgen.tuning import tune
 
 __version__ = "0.1.0"
-__all__ = ["Chain", "ChainLauncher", "GroupLauncher", "KsgenError", "Launcher", "Pattern", "__version__", "tune", "use_bundle"]
+__all__ = [
+    "Chain",
+    "ChainLauncher",
+    "GroupLauncher",
+    "KsgenError",
+    "Launcher",
+    "Pattern",
+    "Quantized",
+    "__version__",
+    "quantize",
+    "tune",
+    "use_bundle",
+]
 
 _HOMES = {
     "Chain": "ksgen.pattern",
@@ -26,6 +39,8 @@ _HOMES = {
     "KsgenError": "ksgen.errors",
     "Launcher": "ksgen.launcher",
     "Pattern": "ksgen.pattern",
+    "Quantized": "ksgen.quantized",
+    "quantize": "ksgen.quantized",
     "tune": "ksgen.tuning",
     "use_bundle": "ksgen.launcher",
 }

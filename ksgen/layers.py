@@ -25,6 +25,7 @@ LAYERS = (
     Room("pattern", "which entries of K are free: sizes, index maps, chains, named families", "knows arrays or GPUs"),
     Room("spec", "what one kernel is, and which kernels a YAML file asks for", "renders"),
     Room("reference", "what the right result is, in float64", "is fast"),
+    Room("quantized", "which values in eight bits, and scales, stand for weights", "launches"),
     Room("families", "which constants are valid and good, what they cost, how a launch looks", "compiles or runs"),
     Room("emit", "which text a kernel with its constants becomes: same input, same bytes", "chooses constants"),
     Room("build", "which binary a text becomes, and where it is kept", "calls a GPU"),

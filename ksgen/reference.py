@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, Storage
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
@@ -80,6 +80,23 @@ def multiply(
                 rows += _wide(rows_residual[part])
             rows_out[part] = rows
     return y
+
+
+def dequantized(values: ArrayLike, scale: ArrayLike) -> Float64:
+    """The weights that values in eight bits and their scales stand for."""
+    return np.asarray(values).astype(np.float64) * np.asarray(scale).astype(np.float64)
+
+
+def values_of(storage: Storage) -> Float64:
+    """The number that each of the 256 patterns of eight bits stands for, by its format's definition; NaN where it is none."""
+    bits = np.arange(256)
+    if storage.mantissa is None:
+        return np.where(bits < 128, bits, bits - 256).astype(np.float64)
+    steps = 2**storage.mantissa
+    exponents, fractions = bits % 128 // steps, bits % steps
+    powers = 2.0 ** (np.maximum(exponents, 1) - 1 + storage.least_exponent)
+    sizes = (np.minimum(exponents, 1) + fractions / steps) * powers  # without a leading one where the exponent is 0
+    return np.where(sizes > storage.largest, np.nan, sizes) * np.where(bits < 128, 1, -1)
 
 
 def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:

@@ -4,11 +4,12 @@
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
-for slices, with a residual, which has a pitch too; and, where a family says so, the first MANY in float32, float16 and
-tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further
-from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets,
-and MANY everywhere; `--every 5` takes the first of each precision and layout, and each fifth after it, as CI does for each
-change. The binaries go into ksgen's cache, so that a second time takes seconds.
+for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they have
+texts of their own; and, where a family says so, the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
+little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
+patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets, and MANY everywhere;
+`--every 5` takes the first of each precision and layout, and each fifth after it, as CI does for each change. The binaries
+go into ksgen's cache, so that a second time takes seconds.
 """
 
 from collections import Counter
@@ -28,8 +29,9 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.paths import resource
 from ksgen.pattern import Pattern
-from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec, load, stratified
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec, load, stratified
 from ksgen.spec.kernel import CHAIN, activations_of
+from ksgen.spec.storage import taken_beside
 
 FEW, MANY, SLICED = 6, 40, 2
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
@@ -49,6 +51,7 @@ class Promise:
     is_broad: bool = True  # takes MANY patterns on the main targets
     static_shared_bytes: int = 0  # the rest is asked for at the launch
     batches: tuple[int | None, ...] = (None,)  # that its defaults are chosen for, by turns
+    stored: tuple[str, ...] = ()  # how weights are stored, where kernels read them in eight bits; none where those are alike
 
 
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
@@ -63,9 +66,10 @@ PROMISES = {
     # by up to 66 in a group of three layers of two factors, in bsl
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=72, precisions=MULTIPLIED),
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
-    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED),
+    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED, stored=("e4m3",)),
     # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
-    "few": Promise(("sm_80", "sm_90a"), register_error=80, precisions=STORED, batches=(1, 8, None)),
+    # of sm_89, whose conversions it has, weights in eight bits are what differs
+    "few": Promise(("sm_80", "sm_89", "sm_90a"), register_error=80, precisions=STORED, batches=(1, 8, None), stored=tuple(STORAGES)),
     "gradient_mma": Promise(
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
     ),
@@ -132,6 +136,9 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
         return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
+    if everything or target in (*MAIN_TARGETS, "sm_89"):
+        many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
+        jobs += [KernelSpec(pattern, precision, layout, weights=weights) for pattern, precision, layout, weights in sorted(many)]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
     return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
@@ -142,7 +149,7 @@ def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:
     seen: Counter[tuple[str, ...]] = Counter()
     found = []
     for kernel in wanted:
-        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout)
+        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights)
         if seen[group] % every == 0:
             found.append(kernel)
         seen[group] += 1

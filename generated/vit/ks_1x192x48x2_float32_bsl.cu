@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 01a27640, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 aac367f3, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 
@@ -166,6 +166,8 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
 #endif
 
 DEVICE real widen(const stored value) { return value; }
+typedef stored given;  // a weight, before it is packed
+DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return value; }
 
 DEVICE real activate(real value) { return value; }
@@ -314,7 +316,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges
 ENTRY(PACK_THREADS, 1)
-void ks_1x192x48x2_float32_bsl_pack(GLOBAL const stored* RESTRICT w, GLOBAL real* RESTRICT packed) {
+void ks_1x192x48x2_float32_bsl_pack(GLOBAL const given* RESTRICT w, GLOBAL real* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     const int k_in_tile = (int)(at % TILE_OUT);
     const int l_in_stage = (int)(at / TILE_OUT % TILE_IN);
@@ -326,5 +328,5 @@ void ks_1x192x48x2_float32_bsl_pack(GLOBAL const stored* RESTRICT w, GLOBAL real
     const int j = (int)(tile / TILES_OUT % TILES_D) * TILE_D + plane;
     const extent i = tile / TILES_OUT / TILES_D;
     if (i >= A) return;
-    packed[at] = k < B && l < C && j < D ? widen(w[((i * B + k) * C + l) * D + j]) : (real)0;
+    packed[at] = k < B && l < C && j < D ? weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j) : (real)0;
 }

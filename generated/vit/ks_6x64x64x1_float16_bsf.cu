@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 2bc0d6a1, spec d0a5e6e1
+// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 9d477706, spec d0a5e6e1
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 
@@ -174,6 +174,7 @@ void ks_6x64x64x1_float16_bsf(const stored* RESTRICT x, const Chunk* RESTRICT we
 }
 
 // ---- the words of what follows
+#define GLOBAL  // OpenCL has words for where a pointer points to
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 
 #ifndef KSGEN_PTX  // which an emulator sets, that brings its own of these
@@ -209,6 +210,8 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
 
 typedef float real;
 DEVICE real widen(const stored value) { return half_to_float(value); }
+typedef stored given;  // a weight, before it is packed
+DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return float_to_half(value); }
 
 DEVICE real activate(real value) { return value; }
@@ -252,7 +255,7 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
     return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
 }
 DEVICE float unscaled(const float sum) { return sum; }
-DEVICE float half_of(const stored value, const int) { return widen(value); }
+DEVICE float half_of(const real value, const int) { return value; }
 // One of a lane's sums: of row g or g + 8, and column 2t or 2t + 1.
 DEVICE real sum_of(const float (&sums)[HALVES][4], const int row, const int column) { return unscaled(sums[0][row * 2 + column]); }
 // One word of a lane's operand: two of its inputs, which lie at these places of the chunks it has read.
@@ -429,11 +432,11 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words a lane, zeros beyond the ragged edges
-DEVICE float weight_at(const stored* w, const extent i, const int k, const int l, const int j, const int half) {
-    return k < B && l < C && j < D ? half_of(w[((i * B + k) * C + l) * D + j], half) : 0.0f;
+DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
+    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
-void ks_6x64x64x1_float16_bsf_pack(const stored* RESTRICT w, unsigned* RESTRICT packed) {
+void ks_6x64x64x1_float16_bsf_pack(const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
     const int word = static_cast<int>(at % 4);  // of operand A: rows g and g + 8 for the lower k, then for the upper k (of complex numbers: real, imaginary)
     const int lane = static_cast<int>(at / 4 % 32);

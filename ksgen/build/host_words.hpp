@@ -316,6 +316,9 @@ static inline void walk(void (*entry)(A...), const int64_t* arguments, const lon
     typedef host::Vector<float, N> float##N; \
     typedef host::Vector<double, N> double##N; \
     typedef host::Vector<unsigned short, N> ushort##N; \
+    typedef host::Vector<short, N> short##N; \
+    typedef host::Vector<unsigned char, N> uchar##N; \
+    typedef host::Vector<signed char, N> char##N; \
     typedef host::Vector<unsigned int, N> uint##N; \
     typedef host::Vector<unsigned long, N> ulong##N; \
     template <class T> \
@@ -329,6 +332,11 @@ static inline void walk(void (*entry)(A...), const int64_t* arguments, const lon
     static inline void vstore_half##N##_rte(const float##N value, const long at, half* to) { host::Halves<N>::store(value, to + at * N); } \
     static inline float##N as_float##N(const uint##N value) { return host::same_bits<float##N>(value); } \
     static inline uint##N as_uint##N(const float##N value) { return host::same_bits<uint##N>(value); } \
+    static inline char##N as_char##N(const uchar##N value) { return host::same_bits<char##N>(value); } \
+    static inline ushort##N as_ushort##N(const short##N value) { return host::same_bits<ushort##N>(value); } \
+    static inline float##N convert_float##N(const char##N value) { return __builtin_convertvector(value.raw, float##N::Raw); } \
+    static inline short##N convert_short##N(const char##N value) { return __builtin_convertvector(value.raw, short##N::Raw); } \
+    static inline ushort##N convert_ushort##N(const uchar##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); } \
     static inline uint##N convert_uint##N(const ushort##N value) { return __builtin_convertvector(value.raw, uint##N::Raw); } \
     static inline ushort##N convert_ushort##N(const uint##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); }
 HOST_WIDTH(2)
@@ -336,6 +344,7 @@ HOST_WIDTH(4)
 HOST_WIDTH(8)
 HOST_WIDTH(16)
 
+typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;

@@ -94,7 +94,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "template": template,
         "template_digest": template_digest(chosen.name),
         "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
-        "epilogue_words": "".join(f", {word}" for word in kernel.words if word != kernel.job),
+        "epilogue_words": (f", {kernel.weights} weights" if kernel.is_quantized else "")
+        + "".join(f", {word}" for word in kernel.words if word != kernel.job),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
@@ -110,7 +111,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
         **chosen.words(kernel, constants),
     }
-    numbers = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
+    complexes = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
+    numbers = (*complexes, *((kernel.weights, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
     of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
@@ -212,6 +214,7 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
         unusual = {} if kernel.job == "multiply" else {"job": kernel.job}
         unusual |= {"stride": kernel.stride} if kernel.is_strided else {}
+        unusual |= {"weights": kernel.weights} if kernel.is_quantized else {}
         return unusual | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",

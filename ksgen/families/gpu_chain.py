@@ -153,7 +153,7 @@ class GpuChainShape(Generic[FactorT]):
 
     def memory_bytes(self, batch: int) -> int:
         """X, packed weights and Y, each once."""
-        weights = sum(chain.weight_count for chain in self.kernel.chains) * self.kernel.item_bytes
+        weights = self.kernel.weight_bytes
         return self.kernel.bytes(batch) - weights + self.packed_bytes
 
 

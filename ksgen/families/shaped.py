@@ -114,7 +114,7 @@ class Packing(Shaped[ConstantsT]):
 
     def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
         """X, packed weights and Y, each once."""
-        return kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes + self.packed_bytes(kernel, constants)
+        return kernel.bytes(batch) - kernel.weight_bytes + self.packed_bytes(kernel, constants)
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
         shape = self.shape(kernel, constants)

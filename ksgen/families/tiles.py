@@ -125,6 +125,10 @@ def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     ]
 
 
+def given_scales(kernel: KernelSpec) -> Constexpr:
+    return Constexpr("SCALES_GIVEN", kernel.scales_begin, "bytes in front of the scales of weights that are not packed yet", "long long")
+
+
 def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     return [
         Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one for each output feature"),

@@ -21,10 +21,11 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, packed_in, storage_of
+from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import FUSES, checked_batch, is_word
+from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
@@ -107,7 +108,7 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
             raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
-        return own
+        return [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
 
     def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
         """None for those that were packed once."""
@@ -141,35 +142,37 @@ class ChainLauncher:
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        out_layout: str | None = None,
+        out_layout: str | None = None, weights: str = SAME,
     ) -> str:  # fmt: skip
         """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        found = self.verdict(where, precision, layout, last, batch, out_layout)
+        found = self.verdict(where, precision, layout, last, batch, out_layout, weights)
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         told += f" from {layout} to {out_layout}" if out_layout not in (None, layout) else ""
         if found.is_one:
-            choice = PLANNER.choice(where, self._kernel(precision, layout, last, out_layout), batch)
+            choice = PLANNER.choice(where, self._kernel(precision, layout, last, out_layout, weights), batch)
             return f"{told} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         each = [
-            factor.explain(batch, precision=precision, layout=layout_of_it, epilogue=own, device=device)
+            factor.explain(batch, precision=precision, layout=layout_of_it, epilogue=own, device=device, weights=weights)
             for factor, layout_of_it, own in zip(self.factors, self._layouts(layout, out_layout), epilogues, strict=True)
         ]
         once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if out_layout not in (None, layout) else ""
         return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
     def verdict(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None
-    ) -> Verdict:
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
+        weights: str = SAME,
+    ) -> Verdict:  # fmt: skip
         """Whether a call is one launch on a device, and why."""
         if len(self.factors) == 1 and out_layout in (None, layout):
             return Verdict(False, "there is one")
-        return verdict(device, self._kernel(precision, layout, epilogue, out_layout), batch, self.fuse)
+        return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights), batch, self.fuse)
 
-    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None) -> KernelSpec:
+    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str) -> KernelSpec:
         """Of one launch."""
-        return chain_kernel((self.chain.factors,), precision, layout, epilogue, between=self.between, out_layout=out_layout)
+        steps = {"between": self.between, "out_layout": out_layout, "weights": weights}
+        return chain_kernel((self.chain.factors,), precision, layout, epilogue, **steps)
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
@@ -187,6 +190,9 @@ class ChainLauncher:
         if place == "host" and not all(map(is_whole, every.values())):
             self._check_asked("an array begins within one of its elements")
             return None
+        for each in own:
+            if isinstance(each, Weights):
+                check_stored(self, each, options.precision or views["x"].dtype)
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
             self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
@@ -195,8 +201,8 @@ class ChainLauncher:
         dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        what = options.precision or dtype, options.layout, epilogue
-        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse)
+        what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
+        fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
         if fused is None:
             self._check_asked(self.verdict(device, *what, batch, out_layout).why)
             return None

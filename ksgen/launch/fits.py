@@ -11,6 +11,7 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.views import CallOptions, Views
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.storage import SAME
 
 MOST_FITS = 4096  # that are remembered: one per batch, and cheap to find again
 
@@ -40,10 +41,11 @@ class Fits:
     def __len__(self) -> int:
         return len(self._found)
 
-    def find(self, caller: object, options: CallOptions, views: Views) -> Fit:
-        """What was found when arguments like these were checked first: shapes, precisions, strides and places."""
+    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME) -> Fit:
+        """What was found when arguments like these were checked first: shapes, precisions, strides and places. `weights`: how those are
+        stored that were packed before."""
         layout, activation, _, precision = options
-        key = (layout, activation, precision, *[(name, found[FORM]) for name, found in views.items()])
+        key = (layout, activation, precision, weights, *[(name, found[FORM]) for name, found in views.items()])
         try:
             return self._found[key]
         except (KeyError, TypeError):  # what cannot be looked up is refused below
@@ -51,7 +53,7 @@ class Fits:
             precision = check_precision(caller, precision, views["x"].dtype)
         batch = check_arrays(caller, self.pattern, layout, views, self._job)
         place = common_device(views)
-        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch)
+        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights)
         if any(found.strides is not None for found in views.values()):
             kernel = replace(kernel, stride="any")
         if len(self._found) >= MOST_FITS:
@@ -59,5 +61,6 @@ class Fits:
         fit = self._found[key] = Fit(batch, place, kernel)
         return fit
 
-    def kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int) -> KernelSpec:
-        return KernelSpec(self.pattern, precision, layout, epilogue, batch if batch in self._batches else None, self._job)
+    def kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME) -> KernelSpec:
+        own = batch if batch in self._batches else None
+        return KernelSpec(self.pattern, precision, layout, epilogue, own, self._job, weights=weights)

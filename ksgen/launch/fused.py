@@ -19,6 +19,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
@@ -45,23 +46,24 @@ class Verdict:
 
 def chain_kernel(
     chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
-    out_layout: str | None = None,
+    out_layout: str | None = None, weights: str = SAME,
 ) -> KernelSpec:  # fmt: skip
     """One launch of all factors of a layer, or of several on one X."""
     (*before, last), *beside = chains
     return KernelSpec(
         last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside), between=between,
-        out_layout=out_layout,
+        out_layout=out_layout, weights=weights,
     )  # fmt: skip
 
 
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto",
+    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto", weights: str | None = SAME,
 ) -> FusedPlan | None:  # fmt: skip
-    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor. While a graph is
-    recorded on the stream, nothing is built or loaded for it."""
-    if (sum(map(len, chains)) < 2 and out_layout in (None, layout)) or (fuse == "auto" and _has_few(device, batch)):
+    """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
+    not stored alike. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    is_one_alone = sum(map(len, chains)) < 2 and out_layout in (None, layout)
+    if is_one_alone or weights is None or (fuse == "auto" and _has_few(device, batch)):
         return None
     where: Any = device  # devices are hashed by their identity
     key = (
@@ -75,11 +77,12 @@ def fused_plan(
         between,
         out_layout,
         fuse,
+        weights,
         PLANNER.generation,
     )
     if device.shares_host or key in _planned:
         return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout), batch, fuse).is_one:
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, weights), batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(*key)
     _planned.add(key)
@@ -200,9 +203,10 @@ def _plan(
     between: str,
     out_layout: str | None,
     fuse: str,
+    weights: str,
     generation: int,
 ) -> FusedPlan | None:
-    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout)
+    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout, weights)
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:

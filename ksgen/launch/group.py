@@ -20,7 +20,7 @@ from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, packed_in
+from ksgen.launch.weights import Weights, check_packed, packed_in, stored_alike
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.values import excerpt
@@ -123,7 +123,7 @@ class GroupLauncher:
         """A list of arrays for each layer."""
         own = self._each("weights", weights)
         lone = [len(layer.factors) == 1 and not isinstance(each, list | tuple) for layer, each in zip(self.layers, own, strict=True)]
-        return [[each] if is_lone else layer.weights_of_each(each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
+        return [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """One for each layer."""
@@ -193,8 +193,9 @@ class GroupLauncher:
         are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
         rows = [found for name, found in every.items() if not name.startswith("weights")]
         stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
-        precision = options.precision or dtype
-        fused = fused_plan(device, self.chains, precision, options.layout, epilogue, batch, stride, stream, self._between)
+        what = options.precision or dtype, options.layout, epilogue
+        stored = stored_alike(each for weights in own for each in weights)
+        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, weights=stored)
         if fused is None:
             return None
         if not outs:

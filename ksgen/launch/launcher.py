@@ -6,11 +6,13 @@ no gradients: `ksgen.torch` does.
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ksgen.devices import find_device
+from ksgen.devices.base import Device, Stream
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
-from ksgen.launch.arrays import stream_handle, view
+from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_memory, check_weights
 from ksgen.launch.fits import Fits
@@ -18,10 +20,12 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.prepare import prepared
 from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launch.views import CallOptions
-from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, storage_of
+from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, pack_quantized, storage_of
 from ksgen.pattern import Pattern
+from ksgen.quantized import Quantized
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
+from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 
 
@@ -39,6 +43,7 @@ class Launcher:
             raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
         self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in wanted)  # with kernels of their own
         self.rooms = Rooms()
+        self._quantized: WeakKeyDictionary[Quantized, Weights] = WeakKeyDictionary()  # what calls were given, packed once
         self._fits = Fits(self.pattern, self.batches)
         self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
 
@@ -64,7 +69,8 @@ class Launcher:
     ) -> Any:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
-        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` gave.
+        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` or
+        `ksgen.quantize` gave: weights in eight bits, which are packed once.
         Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
         arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores (what overflows float16 in
         the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
@@ -89,7 +95,7 @@ class Launcher:
         memory that its launches work in: keep it as long as a graph that recorded it."""
         call = self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
         given = (x, weights, bias, residual, call.out)
-        found = [view(array) for array in given if array is not None and not isinstance(array, Weights)]
+        found = [view(array) for array in given if array is not None and not isinstance(array, Weights | Quantized)]
         # A tensor may be given other memory before the launch, and a stream ends with its object.
         call.keep += (stream, *map(storage_of, found))
         return call
@@ -109,35 +115,61 @@ class Launcher:
         """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
 
         They must not change while what this gives is used; a write that PyTorch counted is refused at each use, but it counts
-        few of them. `stream` is where the weights were written, where that is not the stream that the array works on.
+        few of them. `stream` is where the weights were written, where that is not the stream that the array works on. What
+        `ksgen.quantize` gave stays in eight bits.
         """
         handle = stream_handle(stream)
+        if isinstance(weights, Quantized):
+            return self._pack_quantized(weights, device, stream)
         found = view(weights, "weights", handle)
         check_weights(self, self.pattern, found)
         if found.device == "host":
             return pack_host(found, self.pattern, find_device(device))
+        where, on = self._where_they_lie(found, device, stream)
+        return pack_in_place(found, self.pattern, where, on)
+
+    def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
+        if weights.pattern != self.pattern:
+            raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")
+        found = view(weights.scale, "weights.scale", stream_handle(stream))
+        if found.device == "host":
+            return pack_quantized(weights, find_device(device))
+        where, on = self._where_they_lie(found, device, stream)
+        return pack_quantized(weights, where, found, on)
+
+    def _where_they_lie(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
+        """The device of weights that are on one, and a stream on which they are complete."""
         if device is not None:
             raise LaunchError(f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already")
         check_memory(self, {"x": found})
         where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
-        where = in_their_context(self, where, on, {"weights": found})
-        return pack_in_place(found, self.pattern, where, on)
+        return in_their_context(self, where, on, {"weights": found}), on
+
+    def taken(self, weights: Any) -> Any:
+        """Weights as a call takes them: those in eight bits are packed at their first call; others are as they were."""
+        if not isinstance(weights, Quantized):
+            return weights
+        packed = self._quantized.get(weights)
+        return self._quantized.setdefault(weights, self.pack(weights)) if packed is None else packed
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        job: str = "multiply",
+        job: str = "multiply", weights: str = SAME,
     ) -> str:  # fmt: skip
-        """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why."""
+        """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why. `weights`: how
+        they are stored, such as "int8"."""
         batch = checked_batch(batch)
         epilogue = Epilogue() if epilogue is None else epilogue
-        KernelSpec(self.pattern, precision, layout, epilogue, batch, job)  # refuses what cannot be before a device is opened
+        # What cannot be is refused before a device is opened.
+        KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights)
         where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
-        kernel = fits.kernel(precision, layout, epilogue, batch)
+        kernel = fits.kernel(precision, layout, epilogue, batch, weights)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
+        weights = self.taken(weights)
         packed = weights if isinstance(weights, Weights) else None
         arrays = {"x": x} if packed else {"x": x, "weights": weights}
         for name, array in (("bias", bias), ("residual", residual), ("out", out)):

@@ -165,6 +165,8 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     def steps(passes: tuple[Pass, ...]) -> list[Step]:
         return [step(source.entry_of(each.name), each.geometry) for each in passes]
 
+    packed_for = repr(family.packed_for(kernel, choice.constants))
+    packing_words = (str(kernel.pattern), kernel.precision, kernel.weights, kernel.layout, choice.family, packed_for)
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
         device=device,
@@ -181,7 +183,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_grid=packing.grid,
         pack_block=packing.block,
         packed_bytes=family.packed_bytes(kernel, choice.constants),
-        packing=f"{kernel.pattern} {kernel.precision} {kernel.layout} {choice.family} {family.packed_for(kernel, choice.constants)!r}",
+        packing=" ".join(packing_words),
         operands=operands_of(family.signature, kernel),
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,

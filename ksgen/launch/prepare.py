@@ -14,7 +14,8 @@ from ksgen.launch.places import on_device, on_host, on_shared
 from ksgen.launch.planner import plan_for
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Rooms, Weights, check_packed, packed_in
+from ksgen.launch.weights import Rooms, Weights, check_packed, check_stored, packed_in
+from ksgen.spec.storage import SAME
 
 
 def prepared(
@@ -22,7 +23,9 @@ def prepared(
 ) -> Call:
     """Everything but the launch. `arrays`: x and all else that was given, by name; `packed` in the place of weights."""
     views = views_of(arrays, options.stream)
-    fit = fits.find(caller, options, views)
+    if packed:
+        check_stored(caller, packed, options.precision or views["x"].dtype)
+    fit = fits.find(caller, options, views, packed.stored if packed else SAME)
     check_memory(caller, views)
     device, stream, views = where_to_work(caller, fit.place, arrays, views, options.stream, packed.device if packed else None)
     if packed:

@@ -6,7 +6,7 @@ what can be noticed against that promise is refused at every use.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -18,7 +18,9 @@ from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import host_array, new_array
 from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
+from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
+from ksgen.spec.storage import SAME, taken_beside
 
 _Place = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
 
@@ -70,16 +72,23 @@ class Weights:
     canonical: Buffer
     owner: Any = None  # keeps the canonical memory alive
     seen: Seen | None = None  # of the tensor that they came from
+    stored: str = SAME  # as X is, or how in eight bits; then `canonical` is all that `Quantized.whole` holds
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Weights({self.pattern}, {self.dtype}, packed on {self.device.name})"
+        return f"Weights({self.pattern}, {self.words}, packed on {self.device.name})"
+
+    @property
+    def words(self) -> str:
+        """How they are stored."""
+        return self.dtype if self.stored == SAME else self.stored
 
     def __reduce__(self) -> NoReturn:
         raise LaunchError(f"{self!r} belongs to this process, where its memory is: copy or send the array, and pack it there")
 
     def use(self, plan: Plan, stream: Stream) -> Packed:
         """What a plan's launches take of them, complete for every stream: packing is waited for, once."""
+        assert plan.kernel.weights == self.stored
         self.check()
         packed = self._packed.get(plan.packing)
         return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
@@ -108,15 +117,41 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     return Weights(pattern, found.dtype, device, found.pointer, found.owner, _seen(found))
 
 
+def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None) -> Weights:
+    """Weights in eight bits: those of the host are copied to the device; others lie there, as `found` says of their scales, written
+    on the stream."""
+    seen = Seen(weights.values) if hasattr(weights.values, "untyped_storage") else None
+    options: dict[str, Any] = {"seen": seen, "stored": weights.storage}
+    if found is None:
+        whole = weights.whole if seen is None else weights.whole.numpy()
+        return Weights(weights.pattern, "float32", device, uploaded(device, whole), **options)
+    refuse_capture(device, stream, "waits for weights")
+    whole = weights.whole
+    device.synchronize(stream)
+    return Weights(weights.pattern, "float32", device, whole.data_ptr(), whole, **options)
+
+
 def _seen(found: ArrayView) -> Seen | None:
     return Seen(found.owner) if found.kind == "torch" else None
+
+
+def check_stored(caller: object, weights: Weights, precision: str) -> None:
+    """Raise `LaunchError` where weights in eight bits are not multiplied in that precision."""
+    if weights.stored != SAME and precision not in (accepted := taken_beside()):
+        raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {', '.join(accepted)}")
+
+
+def stored_alike(weights: Iterable[Any]) -> str | None:
+    """How all these weights are stored, packed ones and arrays; None where they are stored in several ways."""
+    found = {each.stored if isinstance(each, Weights) else SAME for each in weights}
+    return found.pop() if len(found) == 1 else None
 
 
 def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:
     """Raise `LaunchError` where packed weights are another pattern's, precision's or device's."""
     if weights.pattern != pattern:
         raise LaunchError(f"{caller!r}: these weights were packed for pattern {weights.pattern}")
-    if weights.dtype != precision:
+    if weights.stored == SAME and weights.dtype != precision:
         raise LaunchError(f"{caller!r}: packed weights are {weights.dtype} and x is {precision}; give both in one precision")
     own = weights.device
     if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):

@@ -21,6 +21,7 @@ from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.queued import time_launches
 from ksgen.pattern import Pattern
+from ksgen.quantized import Quantized, quantize
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -53,6 +54,12 @@ class Problem:
     grad_y: "Array | None" = None
     most_compared: int | None = None  # batch entries; None: as many as the reference computes in about a second
     before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
+    quantized: tuple[Quantized, ...] = ()  # what all these weights are in eight bits, where they are stored so: exactly
+
+    @property
+    def given(self) -> "tuple[Array, ...]":
+        """The weights of each factor as a device is given them."""
+        return tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -171,7 +178,11 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
         return drawn(random.standard_normal, shape)
 
     first = kernel.layout == "bsf"
-    weights = uniform(pattern)
+    weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.before)), tuple[Quantized, ...]()
+    if kernel.is_quantized:
+        quantized = tuple(quantize(each, kernel.weights) for each in (*before, weights))
+        *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
+        before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
@@ -181,7 +192,8 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
         normal(*y_shape) if kernel.job == "gradient" else None,
-        before=tuple(map(uniform, kernel.before)),
+        before=before,
+        quantized=quantized,
     )
 
 
@@ -197,7 +209,7 @@ class Bench:
         given = {"x": problem.x, "grad_y": problem.grad_y, "bias": problem.bias, "residual": problem.residual}
         self._result = result_of(problem.kernel)
         self._arrays = {name: array for name, array in given.items() if array is not None} | {self._result: self._poison}
-        weights = (*problem.before, problem.weights) if problem.grad_y is None else ()
+        weights = problem.given if problem.grad_y is None else ()
         self._weights = [uploaded(device, array) for array in weights]
         self._sets = [self._new_set()]
         self._workspace: Buffer = None
@@ -274,7 +286,7 @@ def host_call(device: Device, problem: Problem) -> "Call":
     from ksgen.launcher import Launcher
 
     own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
-    packed = own.pack(problem.weights, device=f"{device.runtime}:{device.index}")
+    packed = own.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
     return own.prepare(
         problem.x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
         residual=problem.residual, precision=kernel.precision,

@@ -1,6 +1,6 @@
 """What to generate: a YAML spec, and the kernels and layers that it stands for.
 
-    defaults:                            # any of the eight options; these are the values without one
+    defaults:                            # any of the nine options; these are the values without one
       precision: float32  # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
@@ -9,6 +9,7 @@
       residual: false                    #   + residual
       gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
       stride: dense                      # any: also slices of larger arrays, whose rows lie apart
+      weights: same                      # same: stored as x; int8, e4m3, e5m2: in eight bits, with scales
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}
@@ -30,18 +31,22 @@ from ksgen.spec.document import Spec, load, parse
 from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions
 from ksgen.spec.paper import paper_patterns, stratified
 from ksgen.spec.precision import PRECISIONS, Precision
+from ksgen.spec.storage import STORAGES, WEIGHTS, Storage
 
 __all__ = [
     "ACTIVATIONS",
     "JOBS",
     "LAYOUTS",
     "PRECISIONS",
+    "STORAGES",
     "STRIDES",
+    "WEIGHTS",
     "Epilogue",
     "KernelSpec",
     "LayerOptions",
     "Precision",
     "Spec",
+    "Storage",
     "load",
     "paper_patterns",
     "parse",

@@ -10,6 +10,7 @@ from typing import Any
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.precision import PRECISIONS, Precision, gradient_of, named_otherwise
+from ksgen.spec.storage import SAME, SCALE_BYTES, STORAGES, WEIGHTS, scales_begin, taken_beside
 from ksgen.values import excerpt, whole_number
 
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
@@ -102,6 +103,7 @@ class KernelSpec:
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # of what a chain gives, where it is another one than X has
+    weights: str = SAME  # how they are stored: as X is, or in eight bits and with a scale for each output
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -120,6 +122,8 @@ class KernelSpec:
         check_word("between", self.between, ACTIVATIONS)
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
             raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
+        check_word("weights", self.weights, WEIGHTS)
+        self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
         if self.job == "gradient" and self.epilogue.words:
@@ -136,6 +140,19 @@ class KernelSpec:
         for name, count in sizes.items():
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
+
+    def _check_weights(self) -> None:
+        if not self.is_quantized:
+            return
+        if self.job == "gradient":
+            raise SpecError(f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained")
+        if self.precision not in (accepted := taken_beside()):
+            raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={', '.join(accepted)}")
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether weights are stored in eight bits."""
+        return self.weights != SAME
 
     @property
     def y_layout(self) -> str:
@@ -201,13 +218,14 @@ class KernelSpec:
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
+        weights = (self.weights,) if self.is_quantized else ()
         steps = (*self._activated, *self.epilogue.words, *self._sliced)
-        return "_".join(("ks", patterns, self.precision, self.layout_word, *steps, *batch, *job))
+        return "_".join(("ks", patterns, self.precision, *weights, self.layout_word, *steps, *batch, *job))
 
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"), ("out_layout", None))
+        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"), ("out_layout", None), ("weights", SAME))
         return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
 
     @property
@@ -224,5 +242,17 @@ class KernelSpec:
     def bytes(self, batch: int) -> int:
         """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
-        weights = sum(chain.weight_count for chain in self.chains)
-        return self.item_bytes * (batch * (self.in_features + outputs) + weights)
+        return self.item_bytes * batch * (self.in_features + outputs) + self.weight_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weights of all factors, and of their scales."""
+        count = sum(chain.weight_count for chain in self.chains)
+        if not self.is_quantized:
+            return self.item_bytes * count
+        return STORAGES[self.weights].item_bytes * count + SCALE_BYTES * sum(each.out_features for chain in self.chains for each in chain)
+
+    @property
+    def scales_begin(self) -> int:
+        """Bytes from the first of a factor's values to its scales, as they are given to a kernel that packs them."""
+        return scales_begin(self.pattern.weight_count)

@@ -15,6 +15,7 @@ from ksgen.spec.kernel import ACTIVATIONS, FUSES, LAYOUTS, STRIDES, Epilogue, Ke
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
+from ksgen.spec.storage import SAME, WEIGHTS
 
 MOST_KERNELS = 100_000
 
@@ -36,15 +37,18 @@ class Options:
     residual: tuple[bool, ...] = (False,)
     gradients: tuple[bool, ...] = (False,)
     stride: tuple[str, ...] = ("dense",)
+    weights: tuple[str, ...] = (SAME,)
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        axes = (self.precision, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
-        for precision, layout, batch, bias, activation, residual, stride in product(*axes):
-            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch, stride=stride)
+        axes = (self.precision, self.weights, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
+        for precision, weights, layout, batch, bias, activation, residual, stride in product(*axes):
+            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch, stride=stride, weights=weights)
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
         """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
         if True in self.gradients:
+            if quantized := [each for each in self.weights if each != SAME]:
+                raise SpecError(f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained")
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
                 yield KernelSpec(pattern.transpose, precision, layout, batch=batch)
@@ -270,6 +274,7 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "residual": _flag,
     "gradients": _flag,
     "stride": partial(_word, accepted=STRIDES),
+    "weights": partial(_word, accepted=WEIGHTS),
 }
 _LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
     "between": partial(_word, accepted=ACTIVATIONS),

@@ -26,6 +26,7 @@ from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -65,6 +66,8 @@ class Entry:
             job["before"] = [list(pattern.shape) for pattern in kernel.before]
             job |= {} if kernel.between == "none" else {"between": kernel.between}
             job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
+        if kernel.is_quantized:
+            job["weights"] = kernel.weights
         return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
@@ -87,6 +90,7 @@ class Entry:
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
             row.get("job", "multiply"), before, between=row.get("between", "none"), out_layout=row.get("out_layout"),
+            weights=row.get("weights", SAME),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])

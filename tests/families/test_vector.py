@@ -103,7 +103,8 @@ def launch(device: Device, plan: Plan, places: list[Array], pitches: Mapping[str
 
 def arrays_of(problem: Problem) -> list[Array]:
     empty = np.zeros(problem.y_shape, problem.x.dtype)
-    return [problem.x, problem.weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
+    weights = problem.given[-1].view(problem.x.dtype)  # bytes, where they are stored in eight bits
+    return [problem.x, weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
 
 
 def multiplied(problem: Problem, constants: Any, groups: int | None = None, boundary: int = 1, behind: int = 0) -> Array:
@@ -124,9 +125,9 @@ def multiplied(problem: Problem, constants: Any, groups: int | None = None, boun
     return result
 
 
-def agrees(kernel: KernelSpec, constants: Any, batch: int) -> None:
+def agrees(kernel: KernelSpec, constants: Any, batch: int, boundary: int = 1) -> None:
     problem = make_problem(kernel, batch)
-    error, _ = compare(problem, multiplied(problem, constants))
+    error, _ = compare(problem, multiplied(problem, constants, boundary=boundary))
     assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, error)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ksgen import reference
 from ksgen.families.ptx import Wgmma
+from ksgen.spec import STORAGES
 from tests.emulator import TensorMap, run_cuda
 from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
@@ -115,6 +117,18 @@ def narrow() -> Case:
 
     text = render(kernels.NARROW)
     return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32], check)
+
+
+def eight_bits() -> Case:
+    """Every e4m3 beside another, as float16."""
+    first = np.arange(256, dtype=np.uint16)
+    x, y = first | first[::-1] << 8, np.zeros(256, np.uint32)
+    values = reference.values_of(STORAGES["e4m3"]).astype(np.float16)
+
+    def check() -> None:
+        np.testing.assert_array_equal(y.view(np.float16).reshape(-1, 2), np.stack([values, values[::-1]], 1))
+
+    return Case("eight bits", render(kernels.EIGHT_BITS), "eight_bits", "sm_89", 256, 0, [x, y], check)
 
 
 def named() -> Case:
@@ -258,7 +272,7 @@ def batched() -> Case:
 def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
-    yield from (narrow(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
+    yield from (narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))

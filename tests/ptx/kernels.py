@@ -39,6 +39,13 @@ extern "C" __global__ void narrow(const float* x, unsigned* f16, unsigned* bf16,
 }
 """
 
+EIGHT_BITS = """
+extern "C" __global__ void eight_bits(const unsigned short* x, unsigned* y) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = e4m3_to_f16(x[i]);
+}
+"""
+
 # Rows of 32 floats by bulk copies through a ring of two stages: one warp copies, the other one adds them up.
 RING = """
 constexpr int STAGES = 2, ROW = 32;

@@ -234,7 +234,13 @@ def pack(problem: Problem, source: Source, run: Run) -> Array:
     """The weights as the source's own packing kernel leaves them. It must write every word."""
     family, kernel = family_named(source.family), problem.kernel
     packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
-    run(source, source.pack_entry, family.pack_geometry(kernel, source.constants), [as_bits(problem.weights), packed])
+    geometry = family.pack_geometry(kernel, source.constants)
+    run(source, source.pack_entry, geometry, [as_bits(problem.given[-1]), packed])
+    if problem.quantized:  # of which all bits are values: what nothing wrote differs where other memory was there before
+        again = shifted(np.zeros(packed.size, np.uint8))
+        run(source, source.pack_entry, geometry, [problem.given[-1], again])
+        assert (again == packed).all(), "packing left bytes unwritten"
+        return packed
     word = np.uint16 if problem.x.itemsize == 2 else np.uint32
     assert (packed.view(word) != np.iinfo(word).max).all(), "packing left elements unwritten"  # all ones: NaN in every format
     return packed

@@ -49,7 +49,7 @@ class Amx(Shaped[AmxConstants]):
     measured = False  # no machine with tiles has shown what it is worth
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_strided and has_tiles_for(kernel, limits)
+        return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and has_tiles_for(kernel, limits)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided

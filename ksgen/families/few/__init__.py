@@ -15,7 +15,7 @@ from ksgen.families.few.shape import FewConstants, Shape
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
 
@@ -79,8 +79,14 @@ class Few(Packing[FewConstants]):
         return work_of(kernel, constants, batch, self.memory_bytes(kernel, constants, batch))
 
     def words(self, kernel: KernelSpec, constants: FewConstants) -> Mapping[str, Any]:
-        early = ("early",) * constants.early
-        return {"picture": _picture(kernel, constants), "variants": ("bsf",), "early": early}  # tiles of several j, in both layouts
+        of_storage = {
+            "weight": "unsigned char" if kernel.is_quantized else "stored",  # as it is packed
+            "piece": "Bytes" if kernel.is_quantized else "Piece",  # of a row of weights
+            "of_pieces": "X" if kernel.is_quantized else "W, or of X",
+            "of_storage": "quantized" if kernel.is_quantized else "same",
+        }
+        own = {"picture": _picture(kernel, constants), "early": ("early",) * constants.early}
+        return {**own, "variants": ("bsf",), **of_storage}  # tiles of several j, in both layouts
 
     def geometry(self, kernel: KernelSpec, constants: FewConstants, batch: int) -> Geometry:
         return replace(super().geometry(kernel, constants, batch), starts_early=bool(constants.early))
@@ -118,4 +124,6 @@ class Few(Packing[FewConstants]):
             Constexpr("SAME", shape.same, "lanes that have the same"),
             Constexpr("PART", shape.part, "sums of a tile"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+            given_scales(kernel),
+            Constexpr("SCALES", shape.scales, "bytes of packed weights in front of their scales", "long long"),
         ]

@@ -9,6 +9,7 @@ from ksgen.families.few.shape import FewConstants, Shape
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.families.traffic import array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
+from ksgen.spec.storage import SCALE_BYTES
 
 REMEMBERED = 4096  # counts, of as many kernels and constants
 
@@ -17,7 +18,8 @@ def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> floa
     """Of all blocks: X for each tile along the outputs, weights for each tile of the batch, Y and the residual once."""
     shape, (a, b, c, d), size = Shape(kernel, constants), kernel.pattern.shape, kernel.item_bytes
     row = shape.pieces * shape.vector
-    weights = a * entry_bytes(b, d * row, constants.tile_out, constants.tile_d * row, size)
+    weights = a * entry_bytes(b, d * row, constants.tile_out, constants.tile_d * row, shape.weight_bytes)
+    scales = a * b * d * SCALE_BYTES if kernel.is_quantized else 0  # for each entry that a tile finishes, from its own cache
 
     def array(features: int, tile: int) -> float:
         """Of X or Y. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
@@ -26,7 +28,7 @@ def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> floa
         return array_bytes(kernel, features, tile, constants.tile_d, batch, constants.tile_batch)
 
     outputs = (2 if kernel.epilogue.residual else 1) * array(b, constants.tile_out)
-    return shape.tiles_out * array(c, c) + divide_up(batch, constants.tile_batch) * weights + outputs
+    return shape.tiles_out * array(c, c) + divide_up(batch, constants.tile_batch) * (weights + scales) + outputs
 
 
 def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_bytes: int) -> Work:

@@ -22,6 +22,7 @@ WAIT_CYCLES = 1000  # from asking for weights until they are there
 MEMORY_CYCLE_BYTES = 13  # of a multiprocessor, where nobody has looked it up
 BLOCK_CYCLE_BYTES = 32  # that one multiprocessor takes from the second-level cache, at most
 BLOCK_CYCLES = 64  # to begin a block
+WIDENING = 3  # instructions for a weight of eight bits
 SCHEDULERS = 4  # warps that a multiprocessor serves at once
 REMEMBERED = 1024  # kernels
 
@@ -62,7 +63,11 @@ def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits,
         return inf
     blocks = shape.grid(batch)
     each, waves = divide_up(blocks, many), divide_up(blocks, many * resident)
-    step = shape.sums * shape.vector + constants.tile_batch * (1 + shape.vector) + constants.thread_out * (2 + shape.vector)
+    step = (
+        shape.sums * shape.vector
+        + constants.tile_batch * (1 + shape.vector)
+        + constants.thread_out * (2 + (WIDENING if kernel.is_quantized else 1) * shape.vector)
+    )
     stage = constants.steps * step + shape.x_rounds * 12
     ends = 3 * shape.held * (1 + shape.turns) + 20 * divide_up(shape.part, shape.threads)
     issued = each * (shape.warps * (shape.stages * stage + ends + 60) / SCHEDULERS + BLOCK_CYCLES)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
-from ksgen.spec import KernelSpec
+from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec.storage import SCALE_BYTES
 
 ACCESS = 16  # bytes of the widest load
 PADDED = 1.1  # of a row of weights, at most, where its pieces are that wide
@@ -52,13 +53,25 @@ class Shape(Tiled):
         return a * b * d
 
     @property
+    def weight_bytes(self) -> int:
+        """Of one weight, as it is packed."""
+        return STORAGES[self.kernel.weights].item_bytes if self.kernel.is_quantized else self.kernel.item_bytes
+
+    @property
+    def scales(self) -> int:
+        """Bytes of packed weights in front of their scales, where they have such."""
+        return divide_up(self.rows * self.pieces * self.vector, ACCESS) * ACCESS
+
+    @property
     def packed_bytes(self) -> int:
-        return self.rows * self.pieces * self.vector * self.kernel.item_bytes
+        if self.kernel.is_quantized:
+            return self.scales + SCALE_BYTES * self.rows
+        return self.rows * self.pieces * self.vector * self.weight_bytes
 
     @property
     def word_bytes(self) -> int:
         """That a thread of the packing kernel writes."""
-        return self.kernel.item_bytes
+        return self.weight_bytes
 
     # ---- threads
 
@@ -177,8 +190,9 @@ class Shape(Tiled):
         pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.item_bytes
         piece = max(1, self.vector * size // 4)
-        weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * piece
-        widened = self.vector * own.thread_out if size == 2 and own.tile_batch > 1 else 0
+        weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
+        is_widened = self.kernel.is_quantized or (size == 2 and own.tile_batch > 1)
+        widened = self.vector * own.thread_out if is_widened else 0
         held = self.x_rounds * max(1, self.x_vector * size // 4)
         if self.stages > 1:
             pieces, places = max(4, own.tile_batch * (5 if self.x_rounds > 2 else 3) // 8), 5 * self.x_rounds

@@ -17,7 +17,7 @@ from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
@@ -239,6 +239,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("W_BYTES", shape.w_bytes, "bytes of packed weights per stage"),
             Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+            given_scales(kernel),
         ]
         special = [Constexpr("VECTOR", shape.vector, "batch entries of a 16-byte chunk")]
         if kernel.layout == "bsf":

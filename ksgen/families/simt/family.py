@@ -17,7 +17,7 @@ from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
-from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
 
@@ -187,6 +187,7 @@ class Simt(Packing[SimtConstants]):
             Constexpr("X_RUN_ROUNDS", x.run_rounds, "rounds until a line is copied"),
             Constexpr("W_ROUNDS", shape.w_rounds, "copies of weights per thread and stage"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+            given_scales(kernel),
         ]
         if constants.copy == "registers":
             derived.append(Constexpr("X_HELD", x.line_rounds * x.run_rounds * x.vector, "elements of X that a thread holds on their way"))

@@ -65,7 +65,7 @@ def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether there are two inputs, and the processor multiplies two at a time."""
-    return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1
+    return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1 and not kernel.is_quantized
 
 
 def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:

@@ -11,7 +11,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains, layout_of
-from ksgen.families.tiles import divide_up, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
@@ -47,6 +47,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule("pairs is 0 but in bfloat16 with four lanes or more", lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16)),
+    Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
     Rule("parts is at most the tiles of all outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
 
@@ -149,6 +150,10 @@ def factor_words(shape: Shape) -> dict[str, Any]:
     return (
         shape.words
         | {
+            "weight": "uchar" if shape.kernel.is_quantized else "real",  # as it is packed
+            "given": "uchar" if shape.kernel.is_quantized else "stored",  # as it is before
+            "one_weight": "one_byte" if shape.kernel.is_quantized else "one_stored_input",
+            "of_storage": "quantized" if shape.kernel.is_quantized else "same",
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
             "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
         }
@@ -203,6 +208,10 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
+        Constexpr("COLUMN", shape.column, f"{'bytes' if kernel.is_quantized else 'reals'} from one tile's packed weights to the next"),
+        Constexpr("SCALES", shape.scales, "bytes of a tile's packed weights in front of their scales"),
+        given_scales(kernel),
+        Constexpr("WIDENED", shape.widened, "where a tile's weights lie as reals, in what a work group keeps", "long long"),
         Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),
         Constexpr("AHEAD_LINES", ahead.lines, "cache lines of what comes next, that a tile fetches"),
         Constexpr("AHEAD_RUN", ahead.run, "of them in a row"),

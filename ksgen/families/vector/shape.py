@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import Planes, round_up
 from ksgen.families.vector.spread import period_of
-from ksgen.spec import KernelSpec
+from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 
 LINE_BYTES = 64  # of a cache
 CONFLICTING_BYTES = 1024  # rows a multiple of this apart meet in few sets of a first-level cache
@@ -123,8 +124,20 @@ class Shape(Planes):
         return self.inputs * (self.tile_lanes if self.is_along_outputs else self.constants.height)
 
     @property
+    def column(self) -> int:
+        """From one column's packed weights to the next one's: reals; or bytes, where behind weights of eight bits lie their scales."""
+        if not self.kernel.is_quantized:
+            return self.column_weights
+        return round_up(self.scales + SCALE_BYTES * (self.column_weights // self.inputs), ALIGNMENT)
+
+    @property
+    def scales(self) -> int:
+        """Bytes of a column in front of its scales: whole vectors of weights."""
+        return round_up(self.column_weights * STORAGES[self.kernel.weights].item_bytes, ALIGNMENT) if self.kernel.is_quantized else 0
+
+    @property
     def packed_bytes(self) -> int:
-        return self.columns * self.column_weights * self.real_bytes
+        return self.columns * self.column * (1 if self.kernel.is_quantized else self.real_bytes)
 
     @property
     def registers(self) -> int:
@@ -236,8 +249,14 @@ class Shape(Planes):
         return round_up(self.waiting_vectors * self.constants.lanes, LINE_BYTES)
 
     @property
-    def slot(self) -> int:
+    def widened(self) -> int:
+        """Where a column's weights of eight bits lie as reals, and behind them their scales: behind all else."""
         return self.waiting + (self.kept if self.waits else 0)
+
+    @property
+    def slot(self) -> int:
+        widens = self.kernel.is_quantized and not self.is_along_outputs  # else each weight is widened in a register
+        return self.widened + (round_up(self.scales + self.constants.height, LINE_BYTES) if widens else 0)
 
 
 def lie_in_pairs(kernel: KernelSpec) -> bool:

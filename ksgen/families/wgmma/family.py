@@ -43,7 +43,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         raise NotImplementedError
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
+        return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes

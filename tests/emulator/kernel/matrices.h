@@ -34,6 +34,10 @@ inline unsigned float_to_tf32(float value) {
 
 // Two in a register, the first one in its lower half.
 inline unsigned pack_f16(float low, float high) { return unsigned(float_to_half(high)) << 16 | float_to_half(low); }
+
+// Two e4m3 as two float16.
+inline unsigned e4m3_to_f16(unsigned short both) { return pack_f16(e4m3_to_float(both & 0xff), e4m3_to_float(both >> 8)); }
+
 inline unsigned pack_bf16(float low, float high) {
   return unsigned(float_to_bfloat16(high)) << 16 | float_to_bfloat16(low);
 }

@@ -1,0 +1,234 @@
+"""Weights in eight bits: values, each to be multiplied by a scale. Chosen so that the weights, or what they make of given X, change least.
+
+Takes arrays of NumPy and tensors of PyTorch, and gives the same kind. Never launches a kernel.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ksgen.errors import LaunchError
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, STORAGES, Storage
+from ksgen.spec.kernel import hint, is_word
+from ksgen.spec.storage import SCALE_BYTES, scales_begin
+from ksgen.values import excerpt
+from ksgen.words import counted
+
+Array = np.ndarray[Any, Any]
+
+PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # what has a scale of its own: axes of (a, b, c, d) along which scales differ
+CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
+ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """Weights (a, b, c, d) in eight bits, made by `quantize`: what a launcher packs, and multiplies by, as they are."""
+
+    pattern: Pattern
+    storage: str  # "int8", "e4m3" or "e5m2"
+    per: str  # what has a scale of its own: "factor", "i" or "output"
+    values: Any  # (a, b, c, d), in eight bits each
+    scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
+    saturated: int = 0  # weights beyond the largest value, which they became
+
+    def __repr__(self) -> str:
+        return f"Quantized({self.pattern}, {self.storage}, a scale per {self.per}, {self.told})"
+
+    @property
+    def told(self) -> str:
+        """How many weights became the largest value though they are beyond it."""
+        return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
+
+    @property
+    def nbytes(self) -> int:
+        """Of values and scales."""
+        return self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
+
+    def dequantized(self) -> Any:
+        """The weights that it stands for, in float32: an array, or a tensor where the values lie."""
+        if _is_tensor(self.values):
+            return self.values.to(self.scale.dtype) * self.scale
+        return self.values.astype(np.float32) * self.scale
+
+    def error(self, weights: Any, x: Any = None, layout: str = "bsf") -> float:
+        """How far it is from these weights, relative to them by the Frobenius norm; with `x`, of Y = X K^T."""
+        wide = _checked_weights(weights)
+        if wide.shape != self.pattern.shape:
+            raise LaunchError(f"{self!r}: got weights of shape {wide.shape}; {self.pattern.shape} is needed")
+        moments = None if x is None else _moments(self.pattern, x, layout)
+        apart = _squares(self._exact() - wide, moments).sum()
+        whole = _squares(wide, moments).sum()
+        return float(np.sqrt(apart / whole)) if whole else float(np.sqrt(apart))
+
+    def _exact(self) -> Array:
+        """The weights in float64."""
+        return _as_array(self.values) * _as_array(self.scale)
+
+    @cached_property
+    def whole(self) -> Any:
+        """Values, then scales, one for each output: the bytes that kernels pack, in one array, or in one tensor where the values lie."""
+        a, b, _, d = self.pattern.shape
+        gap = scales_begin(self.pattern.weight_count) - self.pattern.weight_count
+        if _is_tensor(self.values):
+            torch = sys.modules["torch"]
+            with torch.inference_mode(False), torch.no_grad():
+                scales = self.scale.expand(a, b, 1, d).contiguous().view(torch.uint8).reshape(-1)
+                values = self.values.contiguous().view(torch.uint8).reshape(-1)
+                return torch.cat([values, values.new_zeros(gap), scales])
+        scales = np.ascontiguousarray(np.broadcast_to(self.scale, (a, b, 1, d))).view(np.uint8).ravel()
+        return np.concatenate([self.values.view(np.uint8).ravel(), np.zeros(gap, np.uint8), scales])
+
+
+def quantize(weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None) -> Quantized:
+    """The weights (a, b, c, d) in eight bits, with one scale per factor, per i, or per output (i, k, j).
+
+    A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer meets them, each is
+    chosen anew so that X K^T changes least; then the largest weights may saturate, and `saturated` says how many did. A `scale` of your
+    own must leave none of them saturated.
+    """
+    if not is_word(storage, STORAGES):
+        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
+    if not is_word(per, PER):
+        raise LaunchError(f"per={excerpt(per)}; {hint(per, PER)}")
+    if x is not None and scale is not None:
+        raise LaunchError("both x and scale were given; accepted: x, from which scales are chosen, or scale, which is taken")
+    wide, how = _checked_weights(weights), STORAGES[storage]
+    pattern = Pattern(*wide.shape)
+    if scale is not None:
+        scales = _checked_scale(scale, pattern, per)
+    else:
+        scales = _scales(pattern, wide, how, per, None if x is None else _moments(pattern, x, layout))
+    values, saturated = _values(wide, scales, how)
+    if scale is not None and saturated:
+        count = counted(saturated, "weight")
+        raise LaunchError(f"scale={excerpt(scale)}: {count} would be beyond {how.largest:g} of {storage}; accepted: a larger scale")
+    return Quantized(pattern, storage, per, *_like(weights, values, scales, how), saturated)
+
+
+def rounded(wide: Array, how: Storage) -> Array:
+    """The nearest values in eight bits of numbers that are not beyond the largest."""
+    return np.rint(wide).astype(np.int8) if how.mantissa is None else wide.astype(np.float32).astype(numpy_type(how))
+
+
+def numpy_type(how: Storage) -> Any:
+    """NumPy's own, or that of ml_dtypes."""
+    if how.mantissa is None:
+        return np.dtype(how.dtype)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, how.dtype))
+
+
+def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
+    """Values for these scales, and how many were beyond the largest one: more than half a step, which rounding alone explains."""
+    given = wide / scales.astype(np.float64)
+    kept = np.clip(given, -how.largest, how.largest)
+    return rounded(kept, how), int(np.count_nonzero(np.abs(given) > how.largest * (1 + 2.0**-20)))
+
+
+def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
+    """float32, broadcast to (a, b, c, d): those by which no weight saturates; with moments of X, of all that are tried those by which
+    X K^T is off the least."""
+    reduced = tuple(axis for axis in range(4) if axis not in PER[per])
+    largest = np.abs(wide).max(axis=reduced, keepdims=True) / how.largest
+    whole = np.where(largest > 0, np.maximum(largest, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
+    if moments is None:
+        return whole
+    best, least = whole, np.full(whole.shape, np.inf)
+    for share in CLIPPED:
+        tried = np.maximum(whole * np.float32(share), np.finfo(np.float32).tiny)
+        values, _ = _values(wide, tried, how)
+        error = _squares(values.astype(np.float64) * tried - wide, moments).sum(axis=reduced, keepdims=True)
+        is_better = error < least
+        best, least = np.where(is_better, tried, best), np.where(is_better, error, least)
+    return best
+
+
+def _squares(apart: Array, moments: Array | None) -> Array:
+    """(a, b, 1, d): the squared size of each output's weights; with moments of X, that of what they make of X."""
+    if moments is None:
+        squares: Array = np.square(apart).sum(axis=2, keepdims=True)
+        return squares
+    rows = apart.transpose(0, 3, 1, 2)
+    made: Array = np.maximum((np.matmul(rows, moments) * rows).sum(axis=-1), 0.0)
+    return made.transpose(0, 2, 1)[:, :, None, :]
+
+
+def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
+    """(a, d, c, c): the inputs of each (i, j), multiplied with each other and summed over the batch."""
+    if not is_word(layout, LAYOUTS):
+        raise LaunchError(f"layout={excerpt(layout)}; {hint(layout, LAYOUTS)}")
+    given = _as_array(x)
+    rows = given if layout == "bsf" else given.T
+    if rows.ndim != 2 or rows.shape[1] != pattern.in_features or not len(rows):
+        wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
+        raise LaunchError(f"got x of shape {given.shape}; layout {layout} wants {wanted}, with a batch of at least 1")
+    if not np.isfinite(rows).all():
+        raise LaunchError("x holds numbers that are not finite; accepted: inputs as the layer meets them")
+    a, _, c, d = pattern.shape
+    total = np.zeros((a, d, c, c))
+    for part in _in_parts(rows, max(1, ELEMENTS_AT_ONCE // pattern.in_features)):
+        inputs = part.reshape(-1, a, c, d).transpose(1, 3, 0, 2)
+        total += np.matmul(inputs.transpose(0, 1, 3, 2), inputs)
+    return total
+
+
+def _in_parts(rows: Array, at_once: int) -> Iterator[Array]:
+    for start in range(0, len(rows), at_once):
+        yield rows[start : start + at_once]
+
+
+def _checked_weights(weights: Any) -> Array:
+    wide = _as_array(weights)
+    if wide.ndim != 4:
+        raise LaunchError(f"got weights of shape {wide.shape}; accepted: (a, b, c, d)")
+    if count := int(np.count_nonzero(~np.isfinite(wide))):
+        raise LaunchError(f"{count} of {counted(wide.size, 'weight')} not finite; accepted: finite ones, which eight bits can stand for")
+    return wide
+
+
+def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:
+    wanted = tuple(size if axis in PER[per] else 1 for axis, size in enumerate(pattern.shape))
+    given = _as_array(scale)
+    if given.size != prod(wanted):
+        raise LaunchError(f"scale has shape {given.shape}; accepted for per={per}: {wanted}")
+    scales = given.reshape(wanted).astype(np.float32)
+    if not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise LaunchError(f"scale={excerpt(scale)}; accepted: finite numbers above 0")
+    return scales
+
+
+def _is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _as_array(given: Any) -> Array:
+    """In float64, on the host."""
+    if _is_tensor(given):
+        given = given.detach().to("cpu").double().numpy()
+    try:
+        found = np.asarray(given)
+        if found.dtype.kind == "c":
+            raise LaunchError("got complex numbers; accepted: real ones")
+        return found.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise LaunchError(f"got {excerpt(given)}; accepted: an array of NumPy, or a tensor of PyTorch") from error
+
+
+def _like(weights: Any, values: Array, scales: Array, how: Storage) -> tuple[Any, Any]:
+    """Values and scales as the weights are: tensors on their device, or arrays that nobody can write to."""
+    if _is_tensor(weights):
+        torch = sys.modules["torch"]
+        bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).to(weights.device)
+        return bits.view(getattr(torch, how.dtype)), torch.from_numpy(np.ascontiguousarray(scales)).to(weights.device)
+    for array in (values, scales):
+        array.flags.writeable = False
+    return values, scales

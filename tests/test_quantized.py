@@ -1,0 +1,172 @@
+"""Weights in eight bits: how far values and scales are from them, what calibration gains, that nothing saturates unsaid."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+import ksgen
+from ksgen import reference
+from ksgen.errors import LaunchError
+from ksgen.launcher import Launcher
+from ksgen.quantized import CLIPPED, PER, Quantized, numpy_type, quantize
+from ksgen.spec import STORAGES
+from tests.support.native import chosen_native
+
+RANDOM = np.random.default_rng(0)
+WEIGHTS = RANDOM.standard_normal((2, 6, 8, 3)).astype(np.float32) * np.exp(RANDOM.standard_normal((2, 6, 1, 3))).astype(np.float32)
+X = RANDOM.standard_normal((50, 48)) * np.exp(2 * RANDOM.standard_normal(48))  # features of unlike sizes
+SCALES = {"factor": (1, 1, 1, 1), "i": (2, 1, 1, 1), "output": (2, 6, 1, 3)}
+
+
+@pytest.mark.parametrize(("storage", "per"), list(product(STORAGES, PER)))
+def test_no_weight_saturates_and_rounding_is_all_that_is_lost(storage: str, per: str) -> None:
+    made, how = quantize(WEIGHTS, storage, per), STORAGES[storage]
+    assert (made.storage, made.per, made.scale.shape, made.saturated) == (storage, per, SCALES[per], 0)
+    assert made.values.dtype == numpy_type(how)
+    wide = reference.dequantized(made.values, made.scale)
+    np.testing.assert_allclose(made.dequantized(), wide, rtol=1e-6)
+    values = np.abs(made.values.astype(np.float64))
+    assert values.max() == how.largest
+    # Half a step: of whole numbers, or of numbers with so many bits.
+    step = 1 if how.mantissa is None else 2.0 ** (np.floor(np.log2(np.maximum(values, 2.0**how.least_exponent))) - how.mantissa)
+    assert (np.abs(wide - WEIGHTS) <= 0.5001 * step * made.scale).all()
+    error = np.linalg.norm(wide - WEIGHTS) / np.linalg.norm(WEIGHTS)
+    assert made.error(WEIGHTS) == pytest.approx(error, rel=1e-6)  # the norm of float32 weights
+    assert made.nbytes == WEIGHTS.size + 4 * made.scale.size
+
+
+def test_more_scales_are_nearer_and_int8_is_the_nearest() -> None:
+    errors = {storage: [quantize(WEIGHTS, storage, per).error(WEIGHTS) for per in PER] for storage in STORAGES}
+    assert errors["int8"][0] > errors["int8"][1] > errors["int8"][2]  # of the others, whose steps grow with values, little changes
+    assert errors["int8"][2] < errors["e4m3"][2] < errors["e5m2"][2]
+    assert errors["int8"][2] < 0.006
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_the_error_of_the_product_is_that_of_x(layout: str) -> None:
+    made = quantize(WEIGHTS, "e4m3", "i")
+    given = X if layout == "bsf" else X.T
+    wanted, found = (reference.multiply(made.pattern, given, each, layout) for each in (WEIGHTS, made._exact()))
+    assert made.error(WEIGHTS, given, layout) == pytest.approx(np.linalg.norm(found - wanted) / np.linalg.norm(wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize(("storage", "per"), list(product(STORAGES, PER)))
+def test_calibrated_scales_are_never_worse_and_say_what_saturates(storage: str, per: str) -> None:
+    plain, fitted = quantize(WEIGHTS, storage, per), quantize(WEIGHTS, storage, per, x=X)
+    assert fitted.error(WEIGHTS, X) <= plain.error(WEIGHTS, X)
+    beyond = np.abs(WEIGHTS / fitted.scale) > STORAGES[storage].largest * (1 + 1e-6)
+    assert fitted.saturated == np.count_nonzero(beyond)
+    assert f"{fitted.saturated} of 288 weights saturated" in repr(fitted)
+    assert np.isfinite(fitted.values.astype(np.float64)).all()
+    if per == "output" and storage != "int8":
+        assert fitted.error(WEIGHTS, X) < 0.9 * plain.error(WEIGHTS, X)
+        assert fitted.saturated > 0
+    assert (fitted.scale >= 0.999 * CLIPPED.min() * plain.scale).all()
+
+
+def test_a_scale_of_your_own_may_not_saturate() -> None:
+    own = quantize(WEIGHTS, "int8", "factor", scale=1.0)
+    assert own.scale.shape == (1, 1, 1, 1)
+    np.testing.assert_array_equal(own.values, np.rint(WEIGHTS).astype(np.int8))
+    beyond = np.count_nonzero(np.abs(WEIGHTS) > 127 * np.float32(0.01))
+    with pytest.raises(LaunchError, match=rf"scale=0.01: {beyond} weights would be beyond 127 of int8; accepted: a larger scale"):
+        quantize(WEIGHTS, "int8", "factor", scale=0.01)
+
+
+def test_zeros_and_tiny_weights() -> None:
+    for storage in STORAGES:
+        for size in (0.0, 1e-44, 3e38):
+            made = quantize(np.full((1, 2, 3, 1), size, np.float32), storage)
+            assert np.isfinite(made.scale).all()
+            assert (made.scale > 0).all()
+            np.testing.assert_allclose(made.dequantized(), size, rtol=0.1, atol=1e-40)
+            assert made.saturated == 0
+
+
+def test_tensors_give_tensors_of_the_same_bytes() -> None:
+    for storage, dtype in (("int8", torch.int8), ("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        wanted = quantize(WEIGHTS, storage, x=X)
+        made = quantize(torch.nn.Parameter(torch.tensor(WEIGHTS)), storage, x=torch.tensor(X))
+        assert (made.values.dtype, made.scale.dtype, made.saturated) == (dtype, torch.float32, wanted.saturated)
+        np.testing.assert_array_equal(made.whole.numpy(), wanted.whole)
+        np.testing.assert_array_equal(made.dequantized().numpy(), wanted.dequantized())
+        assert made.error(WEIGHTS, X) == wanted.error(WEIGHTS, X)
+
+
+def test_nobody_writes_to_arrays_that_were_packed() -> None:
+    made = quantize(WEIGHTS, "int8")
+    for array in (made.values, made.scale):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (WEIGHTS, {"storage": "int4"}, r"storage='int4'; did you mean int8\? accepted: int8, e4m3, e5m2"),
+        (WEIGHTS, {"per": "row"}, "per='row'; accepted: factor, i, output"),
+        (WEIGHTS[0], {}, r"got weights of shape \(6, 8, 3\); accepted: \(a, b, c, d\)"),
+        (np.where(WEIGHTS.max() == WEIGHTS, np.nan, WEIGHTS), {}, "1 of 288 weights not finite; accepted: finite ones"),
+        (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
+        ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
+        (WEIGHTS, {"x": X.T}, r"got x of shape \(48, 50\); layout bsf wants \(batch, 48\)"),
+        (WEIGHTS, {"x": X * np.inf}, "x holds numbers that are not finite"),
+        (WEIGHTS, {"x": X, "layout": "rows"}, "layout='rows'; accepted: bsf, bsl"),
+        (WEIGHTS, {"scale": np.ones(5), "per": "i"}, r"scale has shape \(5,\); accepted for per=i: \(2, 1, 1, 1\)"),
+        (WEIGHTS, {"scale": -1.0, "per": "factor"}, "scale=-1.0; accepted: finite numbers above 0"),
+        (WEIGHTS, {"scale": 1.0, "x": X}, "both x and scale were given"),
+    ],
+)
+def test_what_is_refused(given: object, options: dict[str, object], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        quantize(given, **{"storage": "int8", **options})  # type: ignore[arg-type]
+
+
+def test_an_error_of_other_weights_is_refused() -> None:
+    with pytest.raises(LaunchError, match=r"got weights of shape \(2, 6, 8, 1\); \(2, 6, 8, 3\) is needed"):
+        quantize(WEIGHTS, "int8").error(WEIGHTS[..., :1])
+
+
+# ---- launched
+
+
+def test_launchers_take_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is, packed once; or packed beforehand. On arrays of any precision that is multiplied so."""
+    chosen_native(monkeypatch)
+    own, made = Launcher(2, 6, 8, 3), ksgen.quantize(WEIGHTS, "e4m3")
+    packed = own.pack(made)
+    assert "e4m3" in repr(packed)
+    for dtype, within in ((np.float32, 1e-6), (np.float16, 1e-3)):
+        x = X.astype(np.float16).astype(dtype)
+        truth = reference.multiply(own.pattern, x, made._exact(), "bsf")
+        for weights in (made, packed):
+            y = np.asarray(own(x, weights))
+            assert y.dtype == dtype
+            assert np.linalg.norm(y - truth) <= within * np.linalg.norm(truth)
+    assert own.taken(made) is own.taken(made)
+    assert "e4m3" in own.explain(1, weights="e4m3")
+    call = own.prepare(X.astype(np.float32), made)
+    np.testing.assert_array_equal(call(), own(X.astype(np.float32), packed))
+
+
+def test_launchers_refuse_what_they_cannot_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    own, made = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8")
+    x = X.astype(np.float32)
+    with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
+        own(X, made)
+    with pytest.raises(LaunchError, match="weights in int8 with precision=tf32x3; accepted: x of float32"):
+        own(x, made, precision="tf32x3")
+    with pytest.raises(LaunchError, match=r"got Quantized\(2,6,8,3, int8.*; weights of 2,6,8,1 are needed"):
+        Launcher(2, 6, 8, 1).pack(made)
+    own(x, made)
+    made.values[0, 0, 0, 0] += 1
+    with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
+        own(x, made)
+
+
+def test_they_are_named_at_the_top() -> None:
+    assert ksgen.Quantized is Quantized
+    assert ksgen.quantize is quantize
