@@ -45,10 +45,19 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert programs == ["digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py", "several_processes.py"]
+    assert programs == ["decode_8bit.py", "digits.py", "fine_tune.py", "learn_fft.py", "propose_vit.py", "serve.py", "several_processes.py"]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
     assert [name for name in programs if f"(../examples/{name})" not in (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")] == []
     assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
+
+
+@needs_torch
+def test_decode_8bit(played: Callable[..., str]) -> None:
+    out = played("decode_8bit.py", "--short", "--storage", "e4m3")
+    assert re.search(r"4 layers in e4m3, a scale per output: 4,194,304 bytes became 1,101,824\.", out)
+    sizes = [float(each) for each in re.findall(r"ms a token, ([\d.]+) MB of blocks", out)]
+    assert sizes[1] < 0.28 * sizes[0]
+    assert int(re.findall(r"(\d+)% of the next ones are equal", out)[0]) > 50
 
 
 @needs_torch

@@ -28,6 +28,12 @@ static inline __m256i _mm256_loadu_si256(const __m256i_u* from) { return *from; 
 static inline void _mm256_storeu_si256(__m256i_u* to, const __m256i value) { *to = value; }
 static inline void _mm256_stream_si256(__m256i* to, const __m256i value) { __builtin_ia32_movntdq256(to, value); }
 #endif
+#if defined(OWN_INTRINSICS) && defined(__AVX2__)
+typedef int Ints8 __attribute__((vector_size(32)));
+typedef short Shorts256 __attribute__((vector_size(32)));
+static inline Shorts256 _mm256_cvtepi8_epi16(const __m128i bytes) { return __builtin_ia32_pmovsxbw256((__v16qi)bytes); }
+static inline Ints8 _mm256_cvtepi8_epi32(const __m128i bytes) { return __builtin_ia32_pmovsxbd256((__v16qi)bytes); }
+#endif
 #if defined(OWN_INTRINSICS) && defined(__F16C__)
 static inline __m256 _mm256_cvtph_ps(const __m128i halves) { return __builtin_ia32_vcvtph2ps256((__v8hi)halves); }
 #define _mm256_cvtps_ph(value, rounding) ((__m128i)__builtin_ia32_vcvtps2ph256(value, rounding))
@@ -50,6 +56,10 @@ static inline __m512 _mm512_cvtph_ps(const __m256i halves) {
     return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: as the thread rounds
 }
 #define _mm512_cvtps_ph(value, rounding) ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
+typedef int Ints16 __attribute__((vector_size(64)));
+static inline Ints16 _mm512_cvtepi8_epi32(const __m128i bytes) {
+    return __builtin_ia32_pmovsxbd512_mask((__v16qi)bytes, anything<Ints16>(), -1);
+}
 static inline __m512i _mm512_loadu_si512(const void* from) { return *(const __m512i_u*)from; }
 static inline void _mm512_stream_si512(__m512i* to, const __m512i value) { __builtin_ia32_movntdq512(to, value); }
 #endif
@@ -273,6 +283,36 @@ struct Halves<16> {
 };
 #endif
 
+// ---- bytes: GCC widens them one by one, or half a vector at a time
+
+template <int N>
+struct Bytes {
+    typedef typename Vector<short, N>::Raw Shorts;
+    typedef typename Vector<int, N>::Raw Ints;
+    static inline Vector<float, N> to_float(const Vector<signed char, N> value) {
+        const Ints wide = __builtin_convertvector(__builtin_convertvector(value.raw, Shorts), Ints);
+        return __builtin_convertvector(wide, typename Vector<float, N>::Raw);
+    }
+    static inline Vector<short, N> to_short(const Vector<signed char, N> value) { return __builtin_convertvector(value.raw, Shorts); }
+};
+#ifdef __AVX512F__
+template <>
+inline Vector<float, 16> Bytes<16>::to_float(const Vector<signed char, 16> value) {
+    typedef Vector<float, 16>::Raw Floats;
+    return __builtin_convertvector((Ints)_mm512_cvtepi8_epi32((__m128i)value.raw), Floats);
+}
+#endif
+#ifdef __AVX2__
+template <>
+inline Vector<short, 16> Bytes<16>::to_short(const Vector<signed char, 16> value) { return (Shorts)_mm256_cvtepi8_epi16((__m128i)value.raw); }
+template <>
+inline Vector<float, 8> Bytes<8>::to_float(const Vector<signed char, 8> value) {
+    typedef Vector<float, 8>::Raw Floats;
+    const __m128i low = {same_bits<long long>(value.raw), 0};
+    return __builtin_convertvector((Ints)_mm256_cvtepi8_epi32(low), Floats);
+}
+#endif
+
 // ---- stores past the caches, piece by piece
 
 template <class V>
@@ -334,8 +374,8 @@ static inline void walk(void (*entry)(A...), const int64_t* arguments, const lon
     static inline uint##N as_uint##N(const float##N value) { return host::same_bits<uint##N>(value); } \
     static inline char##N as_char##N(const uchar##N value) { return host::same_bits<char##N>(value); } \
     static inline ushort##N as_ushort##N(const short##N value) { return host::same_bits<ushort##N>(value); } \
-    static inline float##N convert_float##N(const char##N value) { return __builtin_convertvector(value.raw, float##N::Raw); } \
-    static inline short##N convert_short##N(const char##N value) { return __builtin_convertvector(value.raw, short##N::Raw); } \
+    static inline float##N convert_float##N(const char##N value) { return host::Bytes<N>::to_float(value); } \
+    static inline short##N convert_short##N(const char##N value) { return host::Bytes<N>::to_short(value); } \
     static inline ushort##N convert_ushort##N(const uchar##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); } \
     static inline uint##N convert_uint##N(const ushort##N value) { return __builtin_convertvector(value.raw, uint##N::Raw); } \
     static inline ushort##N convert_ushort##N(const uint##N value) { return __builtin_convertvector(value.raw, ushort##N::Raw); }

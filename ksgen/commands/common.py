@@ -13,7 +13,7 @@ import click
 from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
-from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, KernelSpec, Spec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, KernelSpec, Spec
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -27,8 +27,12 @@ LEAST_COLUMNS = 40  # tables and pictures need this many
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
+STORED = click.Choice(list(WEIGHTS))
 SPEC = click.Path(path_type=Path)
 REPLACED = "an older one is replaced"  # said by every option that names a file to write
+weights_option = click.option(
+    "--weights", type=STORED, default="same", show_default=True, help="How weights are stored: as X is, or in eight bits with scales."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
 arch_option = click.option(

@@ -20,6 +20,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         "job": kernel.job,
         "pattern": [list(each.shape) for each in kernel.factors] if kernel.job == CHAIN else list(kernel.pattern.shape),
         "precision": kernel.precision,
+        **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
         "layout": kernel.layout,
         "epilogue": asdict(kernel.epilogue),
         "batch": batch,

@@ -1,7 +1,7 @@
 """`ksgen run`."""
 
 import sys
-from typing import cast
+from typing import Any, cast
 
 import click
 
@@ -16,6 +16,7 @@ from ksgen.commands.common import (
     print_json,
     say_if_busy,
     takes_patterns,
+    weights_option,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
@@ -31,6 +32,7 @@ from ksgen.words import counted
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
 @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
+@weights_option
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
@@ -42,8 +44,8 @@ from ksgen.words import counted
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, job: str, family: str | None,
-    bias: bool, activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, weights: str, job: str,
+    family: str | None, bias: bool, activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -54,6 +56,7 @@ def command(
       ksgen run 1,192,48,2 --batch 25088 --precision float32 --layout bsl
       ksgen run 6,64,64,1 --batch 1000 --bias --activation gelu --json
       ksgen run 6,64,64,1 --batch 1000 --job gradient
+      ksgen run 1,1024,1024,1 --batch 1 --weights int8
       ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
     """
     from ksgen.devices import find_device
@@ -76,9 +79,10 @@ def command(
         if value not in (None, "none") and len(chain) < 2:
             raise SpecError(f"{option} {value} where there is one factor; accepted: a layer's patterns, two or more")
     if len(chain) > 1:
-        kernel = chain_kernel((chain.factors,), precision, layout, epilogue, between=between, out_layout=out_layout)
+        options: dict[str, Any] = {"between": between, "out_layout": out_layout, "weights": weights}
+        kernel = chain_kernel((chain.factors,), precision, layout, epilogue, **options)
     else:
-        kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job)
+        kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job, weights=weights)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))

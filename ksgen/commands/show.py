@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, PRECISION, REPLACED, SPEC, console, find_spec, json_option, print_json, takes_patterns
+from ksgen.commands.common import (
+    LAYOUT,
+    PRECISION,
+    REPLACED,
+    SPEC,
+    console,
+    find_spec,
+    json_option,
+    print_json,
+    takes_patterns,
+    weights_option,
+)
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
@@ -22,11 +33,12 @@ if TYPE_CHECKING:
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="Batch size, to count bytes and operations.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
+@weights_option
 @click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str,
+    patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str, weights: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
@@ -51,7 +63,7 @@ def command(
             layers |= {f"{name}[{number}]": chain for number, chain in enumerate(chains)}
     elif len(patterns) > 1:
         layers = {"chain": Chain(patterns)}
-    described = [_describe(KernelSpec(pattern, precision, layout), batch, device) for pattern in patterns]
+    described = [_describe(KernelSpec(pattern, precision, layout, weights=weights), batch, device) for pattern in patterns]
     if png:
         _draw(patterns, png)
     if as_json:

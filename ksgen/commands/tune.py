@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from ksgen.commands.common import (
     PRECISION,
     REPLACED,
     SPEC,
+    STORED,
     check_memory,
     console,
     device_option,
@@ -27,6 +28,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
+from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
+@click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: only kernels with such.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
@@ -55,9 +58,9 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Page with curves and tables to write; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None,
-    chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None,
-    fresh: bool, noise: bool, report: Path | None, as_json: bool,
+    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, weights: str | None,
+    job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None,
+    scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers find them.
 
@@ -77,7 +80,7 @@ def command(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
-    kernels = _kernels(patterns, spec, precision, layout, job)
+    kernels = _kernels(patterns, spec, precision, layout, weights, job)
     if chain:
         kernels = [_one_launch(kernels, spec), *kernels]
     if report:
@@ -103,21 +106,23 @@ def command(
 
 
 def _kernels(
-    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, job: str | None
+    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, weights: str | None, job: str | None
 ) -> list[KernelSpec]:
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
         raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     if spec is None:
-        return [KernelSpec(pattern, precision or "float32", layout or "bsf", job=job or "multiply") for pattern in patterns]
+        options: dict[str, Any] = {"job": job or "multiply", "weights": weights or SAME}
+        return [KernelSpec(pattern, precision or "float32", layout or "bsf", **options) for pattern in patterns]
     wanted = [
         kernel
         for kernel in dict.fromkeys(replace(each, stride="dense") for each in load(find_spec(spec)).kernels)  # whose wisdom serves slices
         if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, kernel.job)
+        and weights in (None, kernel.weights)
     ]  # fmt: skip
     if not wanted:
-        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, job)))}")
+        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, weights, job)))}")
     return wanted
 
 
@@ -128,7 +133,7 @@ def _one_launch(factors: list[KernelSpec], spec: Path | None) -> KernelSpec:
     if spec or len(factors) < 2 or factors[0].job == "gradient":
         raise KsgenError("--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient")
     chain, last = Chain(tuple(each.pattern for each in factors)), factors[-1]  # refuses factors that do not fit each other
-    return chain_kernel((chain.factors,), last.precision, last.layout, last.epilogue)
+    return chain_kernel((chain.factors,), last.precision, last.layout, last.epilogue, weights=last.weights)
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

@@ -36,7 +36,8 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     part = min(entries * (pattern.in_features + pattern.out_features), max(ELEMENTS_AT_ONCE, pattern.in_features + pattern.out_features))
     of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
     of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
-    reference = max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
+    of_rounding = 48 * weights if kernel.is_quantized else 0  # float64 numbers on their way to values of eight bits
+    reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
     device = 0
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)

@@ -3,6 +3,7 @@ dictionaries of templates (`widen_weights__<name>`, `scale_of__<name>`, `widened
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from ksgen.spec.precision import PRECISIONS
 
@@ -37,6 +38,7 @@ STORAGES = {
 WEIGHTS = (SAME, *STORAGES)
 
 
+@cache
 def taken_beside() -> tuple[str, ...]:
     """The precisions of X that weights in eight bits are multiplied in: what is stored as it is multiplied, with sums in float32."""
     return tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)

@@ -18,6 +18,7 @@ from ksgen.torch.factorize import factorize
 from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.torch.ops import multiply
 from ksgen.torch.propose import propose
+from ksgen.torch.quantized import quantize_model as quantize
 from ksgen.torch.rule import save_rule
 
-__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "save_rule", "thaw"]
+__all__ = ["KSLinear", "convert", "factorize", "freeze", "multiply", "propose", "quantize", "save_rule", "thaw"]

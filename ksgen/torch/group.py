@@ -49,10 +49,10 @@ class KSLinears(nn.ModuleList):
 
     def explain(self, batch: int = 1024) -> str:
         """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
-        lines, layer = (
-            [f"{number}. {line}" for number, each in enumerate(self._linears(), 1) for line in each.explain(batch).splitlines()],
-            self._first,
-        )
+        lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in each.explain(batch).splitlines()]
+        if not self._are_plain:
+            return "\n".join(lines)
+        layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
             found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
@@ -65,6 +65,11 @@ class KSLinears(nn.ModuleList):
         return torch.cat([layer.to_dense() for layer in self])
 
     @property
+    def _are_plain(self) -> bool:
+        """Whether their weights are stored as x is, which one launch of all of them takes."""
+        return all(isinstance(layer, KSLinear) for layer in self)
+
+    @property
     def _first(self) -> KSLinear:
         return next(self._linears())
 
@@ -74,10 +79,11 @@ class KSLinears(nn.ModuleList):
             yield layer
 
     def _each(self, x: Tensor) -> Tensor:
-        if len(self) > 1 and any(layer._parallel is not None and layer._parallel.gives_own_features for layer in self._linears()):
+        split = [each._parallel for each in self if isinstance(each, KSLinear)]
+        if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
             # A process's own features of each, beside each other, are no neighbours of the whole.
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
-        return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self._first.layout == "bsf" else 0)
+        return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self[0].layout == "bsf" else 0)
 
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""
@@ -116,7 +122,7 @@ class KSLinears(nn.ModuleList):
 
     def _is_served(self, x: Tensor) -> bool:
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
-        if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor):
+        if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
         place, least = _place_of(x), LEAST_ENTRIES * torch.get_num_threads() * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < (least if place == "cpu" else 1):

@@ -26,6 +26,7 @@ from ksgen.torch.checks import (
 )
 from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.explained import explained
+from ksgen.torch.folding import Folding
 from ksgen.torch.intermediates import INTERMEDIATES, is_recomputed, multiply_between
 from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
 from ksgen.torch.splits import Split, checked_processes
@@ -35,7 +36,7 @@ from ksgen.values import excerpt, listed
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
 
-class KSLinear(nn.Linear):
+class KSLinear(Folding, nn.Linear):
     """y = activation(x K^T + bias) + residual, where K is a product of Kronecker-sparse factors; or what the factors give one after the
     other with the activation `between` them.
 
@@ -154,14 +155,6 @@ class KSLinear(nn.Linear):
             )
         super().register_parameter(name, param)
 
-    @property
-    def in_features(self) -> int:
-        return self.chain.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.chain.out_features
-
     def reset_parameters(self) -> None:
         """Draw weights uniformly in +-1/sqrt(c), as in the paper, and the bias in +-1/sqrt(in_features), as `nn.Linear` does."""
         for pattern, weights in zip(self.chain, self.weights, strict=True):
@@ -186,10 +179,7 @@ class KSLinear(nn.Linear):
 
     def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
         """By weights of this process's own chain."""
-        y_shape = self._y_shape(x)
-        if residual is not None and residual.shape != y_shape:
-            shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
-            raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
+        y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
         options |= {"between": self.between, "fuse": self.fuse}
@@ -255,6 +245,16 @@ class KSLinear(nn.Linear):
         super().train(mode)
         return self
 
+    def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None) -> nn.Module:
+        """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output.
+
+        With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. This layer stays
+        as it is.
+        """
+        from ksgen.torch.quantized import quantized  # which is made of layers
+
+        return quantized(self, storage, per, x)
+
     def _own_weights(self) -> dict[str, Tensor]:
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
 
@@ -273,16 +273,6 @@ class KSLinear(nn.Linear):
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)
 
-    def _y_shape(self, x: Tensor) -> tuple[int, ...]:
-        axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
-        chain = self.own_chain
-        if x.dim() == 0 or x.shape[axis] != chain.in_features:
-            wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
-            fits = x.dim() > 1 and x.shape[other] == chain.in_features
-            remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
-            raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
-        return (*x.shape[:-1], chain.out_features) if self.layout == "bsf" else (chain.out_features, *x.shape[1:])
-
     @property
     def split(self) -> Split | None:
         """How it is split over processes."""
@@ -292,10 +282,6 @@ class KSLinear(nn.Linear):
     def own_chain(self) -> Chain:
         """What this process multiplies by."""
         return self.chain if self.split is None else self.split.own
-
-    def _as_matrix(self, given: Tensor) -> Tensor:
-        """Folds all dimensions but the features into one batch."""
-        return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
 
     def _name(self) -> str:
         return f"KSLinear({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"

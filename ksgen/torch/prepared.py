@@ -40,12 +40,12 @@ class UnfitError(Exception):
 
 def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
     """The layer's output by a call that is prepared; None where it has to go the usual way."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_plain(x) or not (residual is None or _is_plain(residual)):
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not lies_here(x) or not (residual is None or lies_here(residual)):
         return None
     calls = frozen.calls_of(layer, layer._modules["weights"]._parameters)
     if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed():
         return None
-    if not _begins_well(x) or not (residual is None or _begins_well(residual)):
+    if not begins_well(x) or not (residual is None or begins_well(residual)):
         return None
     options = (layer.layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
     key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
@@ -60,13 +60,13 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
     return run(layer, x, residual)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def lies_here(tensor: Tensor) -> bool:
     """Whether its values lie in a processor's memory, as they are."""
     is_lazy = tensor.is_neg() or tensor.is_conj()
     return type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not is_lazy
 
 
-def _begins_well(tensor: Tensor) -> bool:
+def begins_well(tensor: Tensor) -> bool:
     """Not where it is empty, its memory was given up, or begins within an element, as memory of others may."""
     at = tensor.data_ptr()
     return bool(at) and at % tensor.element_size() == 0
@@ -154,7 +154,7 @@ class _Ways:
             and fuse != "no"
             and (call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True))
         ):
-            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
+            ways["ksgen"] = in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
         if first and fuse == "yes":
             if not ways:
                 raise UnfitError
@@ -184,7 +184,7 @@ class _Ways:
             given, added, as_given = x.view(1, -1), None if residual is None else residual.view(1, -1), "bsf"
         own = launcher(a, b, c, d)
         if call := self._call(own.prepare, given, [weights], bias, added, as_given, activation):
-            ways["ksgen"] = _in_a_kernel(call, checks.y_shape(own.pattern, layout, self._batch))
+            ways["ksgen"] = in_a_kernel(call, checks.y_shape(own.pattern, layout, self._batch))
         if self._only_kernels:
             if not ways:
                 raise UnfitError
@@ -241,7 +241,9 @@ def _by_whole_matrix(matrix: Tensor, layout: str, activation: str) -> Step:
     return in_rows if layout == "bsf" else in_columns
 
 
-def _in_a_kernel(call: Elsewhere, shape: tuple[int, int]) -> Step:
+def in_a_kernel(call: Elsewhere, shape: tuple[int, int]) -> Step:
+    """A prepared call on tensors of the host, with an output of its own."""
+
     def step(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         y = x.new_empty(shape)
         pointers = {"x": x.data_ptr(), "out": y.data_ptr()}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.storage import SAME
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.values import excerpt
 
@@ -15,14 +16,14 @@ def tune(
     pattern: Pattern | Chain, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
-    job: str = "multiply",
+    job: str = "multiply", weights: str = SAME,
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
     Of a `Chain`: of all its factors in one launch. Once each factor was tuned too, the way that was measured to be faster is taken.
-    `job` is "multiply", or "gradient" (of the weights). `batch` is 25088 on a GPU and 1568 on a processor unless given.
-    `budget` is a time such as "60s", or a number of candidates. `progress` is called after each candidate, in a thread of its
-    own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
+    `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as "int8". `batch` is 25088 on a GPU
+    and 1568 on a processor unless given. `budget` is a time such as "60s", or a number of candidates. `progress` is called after each
+    candidate, in a thread of its own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.fused import chain_kernel
@@ -35,9 +36,10 @@ def tune(
     if isinstance(pattern, Chain) and len(pattern) > 1:
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
-        kernel = chain_kernel((pattern.factors,), precision, layout, epilogue)
+        kernel = chain_kernel((pattern.factors,), precision, layout, epilogue, weights=weights)
     else:
-        kernel = KernelSpec(pattern[0] if isinstance(pattern, Chain) else pattern, precision, layout, epilogue, job=job)
+        alone = pattern[0] if isinstance(pattern, Chain) else pattern
+        kernel = KernelSpec(alone, precision, layout, epilogue, job=job, weights=weights)
     options = Options(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()

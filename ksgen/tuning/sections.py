@@ -35,7 +35,12 @@ class Section:
 
     @property
     def title(self) -> str:
-        words = (self.kernel.precision, self.kernel.layout, *self.kernel.words)
+        words = (
+            self.kernel.precision,
+            *([self.kernel.weights] if self.kernel.is_quantized else []),
+            self.kernel.layout,
+            *self.kernel.words,
+        )
         only = " only" if self.kernel.batch else ""
         return f"{self.kernel.factors} {' '.join(words)}, batch {self.batch}{only}"
 

@@ -32,3 +32,11 @@ def test_several_patterns_are_the_factors_of_a_layer() -> None:
     assert len(figures["each_factor_us"]) == 2
     assert all(us > 0 for us in figures["each_factor_us"])
     assert "us for a launch of each factor" in ksgen("run", *layer).stdout
+
+
+@needs_device
+def test_weights_in_eight_bits() -> None:
+    figures = json.loads(ksgen("run", "2,9,5,3", "--batch", "1", "--weights", "e4m3", "--runs", "2", "--json").stdout)
+    assert figures["passed"]
+    assert (figures["kernel"], figures["stored_weights"]) == ("ks_2x9x5x3_float32_e4m3_bsf", "e4m3")
+    assert 0 < figures["error"] <= figures["tolerance"]

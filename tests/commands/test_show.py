@@ -30,6 +30,16 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
     assert spec.stdout.count("weights in") == 6
 
 
+def test_show_of_weights_in_eight_bits() -> None:
+    plain, stored = (
+        json.loads(run("show", "1,768,192,2", "--batch", "1", "--weights", each, "--json").stdout)["patterns"][0]
+        for each in ("same", "int8")
+    )
+    assert "stored_weights" not in plain
+    assert (stored["kernel"], stored["stored_weights"]) == ("ks_1x768x192x2_float32_int8_bsf", "int8")
+    assert stored["mbyte"] == pytest.approx(plain["mbyte"] - 1e-6 * (3 * 768 * 192 * 2 - 4 * 1536), rel=1e-5)
+
+
 def test_patterns_are_arguments_or_options() -> None:
     once, again = "2,48,192,1", "1,192,48,2"
     usual = run("show", once, again).stdout

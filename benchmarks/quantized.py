@@ -1,0 +1,150 @@
+"""Weights in eight bits: how far results are off, and what a batch of one takes: `python -m benchmarks.quantized [--json]`.
+
+Errors: a block of ViT-S/16 and one of GPT-2 medium, sparse, with drawn weights and inputs (none are downloaded: those of a trained
+model have other errors). Relative, by the Frobenius norm, of each layer's output and of the block's, on inputs that scales were not
+chosen from. Times, with --times: all layers of all blocks of a model once, each on an x of its own: as a decoder reads its weights,
+from memory, one after the other. In turns on all cores.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+import click
+import torch
+from torch import Tensor, nn
+
+from benchmarks.torch_cpu import Job, medians_us
+from ksgen.bench.host_memory import keep_freed_memory
+from ksgen.paths import resource
+from ksgen.quantized import PER
+from ksgen.spec import STORAGES, load
+from ksgen.torch import KSLinear, quantize
+from ksgen.torch.models import GPT2_MEDIUM, SPECS, VIT_S16, Block, Shape, make_sparse, rule
+
+SHAPES = {"vit-s16": VIT_S16, "gpt2-medium": GPT2_MEDIUM}
+ROWS = 256  # of x, for scales and for errors
+ENTRIES = ("float32", "bfloat16")  # of x
+
+
+@dataclass(frozen=True)
+class Error:
+    """Of one layer, or of a whole block."""
+
+    model: str
+    storage: str
+    per: str
+    is_calibrated: bool
+    layer: str
+    error: float
+    saturated: int
+    weights: int
+
+
+def block_of(name: str) -> Block:
+    """A sparse block with drawn weights."""
+    block = Block(SHAPES[name])
+    make_sparse(block, rule(name), from_weights=False)
+    block.eval()
+    return block
+
+
+def outputs(block: Block, x: Tensor) -> dict[str, Tensor]:
+    """Of each layer and of the block, by name."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda layer, given, y: found.update({name: y - given[1] if len(given) > 1 else y})  # without the residual
+
+    layers = [(name, each) for name, each in block.named_modules() if hasattr(each, "chain")]
+    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers]
+    with torch.no_grad():
+        whole = block(x)
+    for handle in handles:
+        handle.remove()
+    return found | {"block": whole - x}  # without what passes it as it is
+
+
+def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Iterator[Error]:
+    block, shape = block_of(name), SHAPES[name]
+    calibration, x = (torch.randn(1, ROWS, shape.features) for _ in range(2))
+    wanted = outputs(block, x)
+    for storage in storages:
+        for per in pers:
+            for inputs in (None, calibration):
+                quantized = deepcopy(block)
+                report = quantize(quantized, storage, per, inputs=inputs)
+                found = outputs(quantized, x)
+                told = {each.name: (each.saturated, each.chain.weight_count) for each in report.layers}
+                told["block"] = tuple(map(sum, zip(*told.values(), strict=True)))  # type: ignore[assignment]
+                for layer, y in wanted.items():
+                    error = float((found[layer] - y).norm() / y.norm())
+                    yield Error(name, storage, per, inputs is not None, layer, error, *told[layer])
+
+
+def layers_of(name: str, shape: Shape, dtype: torch.dtype) -> list[KSLinear]:
+    """Those of all blocks."""
+    chains = load(resource("specs") / SPECS[name]).layers
+    counts = {"attention": 4} if name == "vit-s16" else {}
+    each = [chain for layer, chain in chains.items() for _ in range(counts.get(layer, 1))]
+    return [KSLinear(chain, bias=False, dtype=dtype).eval() for _ in range(shape.depth) for chain in each]
+
+
+def jobs(name: str, batch: int) -> dict[str, Job]:
+    """All layers once, by how x and how the weights are stored."""
+    found: dict[str, Job] = {}
+    for kind in ENTRIES:
+        layers = layers_of(name, SHAPES[name], getattr(torch, kind))
+        xs = {width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype) for width in {each.in_features for each in layers}}
+        for storage in (kind, *STORAGES):
+            if storage in STORAGES:  # values are those of a block's layers again and again, and lie in memory of their own
+                made = {each.chain: each for each in layers}
+                made_so = {chain: each.quantize(storage) for chain, each in made.items()}
+                stored: list[nn.Module] = [deepcopy(made_so[each.chain]) for each in layers]
+            else:
+                stored = [*(each.freeze() for each in layers)]
+
+            def run(stored: list[nn.Module] = stored, xs: dict[int, Tensor] = xs) -> None:
+                with torch.no_grad():
+                    for layer in stored:
+                        layer(xs[layer.in_features])
+
+            found[f"x in {kind}, weights in {storage}"] = run
+    return found
+
+
+@click.command()
+@click.option("--model", "models", type=click.Choice(list(SHAPES)), default=tuple(SHAPES), multiple=True, show_default=True)
+@click.option("--storage", "storages", type=click.Choice(list(STORAGES)), default=tuple(STORAGES), multiple=True, show_default=True)
+@click.option("--per", "pers", type=click.Choice(list(PER)), default=tuple(PER), multiple=True, show_default=True)
+@click.option("--times", is_flag=True, help="Time instead.")
+@click.option("--batch", default=1, show_default=True, help="Of the times.")
+@click.option("--most-seconds", default=4.0, show_default=True, help="For a model's times.")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    models: tuple[str, ...], storages: tuple[str, ...], pers: tuple[str, ...], times: bool, batch: int, most_seconds: float, as_json: bool
+) -> None:
+    """Errors of both models' layers, or times of all of them."""
+    torch.manual_seed(0)
+    if times:
+        keep_freed_memory()
+    for name in models:
+        if times:
+            us = medians_us(jobs(name, batch), most_seconds, 15)
+            first = us["x in float32, weights in float32"]
+            for way, each in us.items():
+                row = {"model": name, "batch": batch, "way": way, "us": round(each, 1), "of_float32": round(each / first, 3)}
+                click.echo(json.dumps(row) if as_json else f"{name:12} batch {batch:3}  {way:36} {each:9.0f} us  {each / first:.2f}")
+            continue
+        for found in errors(name, storages, pers):
+            if as_json:
+                click.echo(json.dumps(vars(found)))
+            else:
+                scales = f"{found.storage}, a scale per {found.per}{', chosen for x' if found.is_calibrated else ''}"
+                said = f"{found.saturated} of {found.weights} saturated"
+                click.echo(f"{name:12} {scales:40} {found.layer:24} {found.error:.4f}  {said}")
+
+
+if __name__ == "__main__":
+    main()

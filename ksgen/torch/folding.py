@@ -1,0 +1,51 @@
+"""What layers of a chain have in common: how x becomes a matrix, and which shape y has."""
+
+from torch import Tensor
+
+from ksgen.errors import LaunchError
+from ksgen.pattern import Chain
+
+
+class Folding:
+    """A layer with `chain` and `layout`, which takes features last in batch-size-first, and first in batch-size-last."""
+
+    chain: Chain
+    layout: str
+
+    @property
+    def in_features(self) -> int:
+        return self.chain.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.chain.out_features
+
+    @property
+    def own_chain(self) -> Chain:
+        """What this process multiplies by."""
+        return self.chain
+
+    def _name(self) -> str:
+        return f"{type(self).__name__}({self.chain})"
+
+    def _y_shape(self, x: Tensor) -> tuple[int, ...]:
+        axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
+        chain = self.own_chain
+        if x.dim() == 0 or x.shape[axis] != chain.in_features:
+            wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
+            fits = x.dim() > 1 and x.shape[other] == chain.in_features
+            remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
+            raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
+        return (*x.shape[:-1], chain.out_features) if self.layout == "bsf" else (chain.out_features, *x.shape[1:])
+
+    def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
+        """The same; `LaunchError` on a residual of another shape."""
+        y_shape = self._y_shape(x)
+        if residual is not None and residual.shape != y_shape:
+            shapes = f"got residual of shape {tuple(residual.shape)} beside x of shape {tuple(x.shape)}"
+            raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
+        return y_shape
+
+    def _as_matrix(self, given: Tensor) -> Tensor:
+        """Folds all dimensions but the features into one batch."""
+        return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)

@@ -1,0 +1,485 @@
+"""Layers with weights in eight bits, for inference: made of `KSLinear`, one by one or in a whole model.
+
+Kernels multiply by the values as they are. Gradients of x flow through what the values stand for; the weights have none.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from io import StringIO
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError
+from ksgen.launch import checks
+from ksgen.launch.call import Elsewhere
+from ksgen.launch.chain import ChainLauncher
+from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Chain, Pattern
+from ksgen.quantized import Quantized, quantize
+from ksgen.spec import Epilogue
+from ksgen.spec.storage import taken_beside
+from ksgen.torch.checks import check_tensors, dtype_name
+from ksgen.torch.choice import chain_launcher, has_kernels, launcher
+from ksgen.torch.epilogue import finish
+from ksgen.torch.folding import Folding
+from ksgen.torch.layer import KSLinear
+from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
+from ksgen.torch.prepared import MOST_CALLS, Step, begins_well, in_a_kernel, lies_here
+from ksgen.values import excerpt, listed
+from ksgen.words import counted
+
+CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
+
+
+class QuantizedKSLinear(Folding, nn.Module):
+    """y = activation(x K^T + bias) + residual by weights in eight bits, with the activation `between` factors of the layer that it was.
+
+    Made by `KSLinear.quantize`.
+
+    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
+        super().__init__()
+        self.chain, self.layout, self.activation = layer.chain, layer.layout, layer.activation
+        self.between, self.fuse = layer.between, layer.fuse
+        self.storage, self.per = parts[0].storage, parts[0].per
+        self.saturated = [each.saturated for each in parts]
+        for number, each in enumerate(parts, 1):
+            self.register_buffer(f"values_{number}", each.values)
+            self.register_buffer(f"scale_{number}", each.scale)
+        bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+        self.register_parameter("bias", bias)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to this process."""
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._parts: list[Quantized] = []
+        self._calls: dict[Hashable, _Served | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": (), "_parts": [], "_calls": {}}
+
+    # ---- the weights
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [self.get_buffer(f"values_{number}") for number in range(1, len(self.chain) + 1)]
+
+    @property
+    def scales(self) -> list[Tensor]:
+        return [self.get_buffer(f"scale_{number}") for number in range(1, len(self.chain) + 1)]
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """The weights that the values stand for, one (a, b, c, d) per factor."""
+        return [(values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of values and scales."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves values and scales, and leaves them as they are stored where others are cast: `model.bfloat16()` is about x."""
+        kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        if requires_grad:
+            raise LaunchError(f"{self._name()}: weights in {self.storage} are not trained; train the KSLinear, and quantize it then")
+        super().requires_grad_(requires_grad)
+        return self
+
+    # ---- the product
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if (y := self._served(x, residual)) is not None:
+            return y
+        check_tensors(self._name(), x=x, residual=residual)
+        y_shape = self._checked_y_shape(x, residual)
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
+        rows, bias, added, _ = autocast(rows, self.bias, added, None)
+        self._check_kinds(rows, bias, added)
+        return self._multiply(rows, bias, added).reshape(y_shape)
+
+    def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+        if (kind := dtype_name(x.dtype)) not in (accepted := taken_beside()):
+            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {', '.join(accepted)}")
+        for name, given in (("bias", bias), ("residual", residual)):
+            if given is not None and given.dtype != x.dtype:
+                raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        tensors = (x, bias, residual)
+        needs_gradient = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+        if needs_gradient or not is_plain(*tensors):
+            return self._by_operators(x, bias, residual, needs_gradient)
+        if not x.numel() or not has_kernels(x.device):
+            return self._by_operators(x, bias, residual, False)
+        x, residual = rows_of(x), rows_of(residual)
+        bias = None if bias is None else contiguous(bias)
+        own, options = chain_launcher(self._shapes, self.between, self.fuse), {"bias": bias, "residual": residual}
+        y: Tensor = own(x, self._quantized(), layout=self.layout, activation=self.activation, **options)
+        return y
+
+    def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool) -> Tensor:
+        """By PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
+        *first, last = zip(self.values, self.scales, strict=True)
+        for values, scale in first:
+            x = _operator(x, values, scale, None, None, self.layout, "none" if is_apart else self.between, self.storage, self.per)
+            x = finish(x, None, self.between, None, self.layout) if is_apart else x
+        if is_apart:
+            y = _operator(x, *last, None, None, self.layout, "none", self.storage, self.per)
+            return finish(y, bias, self.activation, residual, self.layout)
+        return _operator(x, *last, bias, residual, self.layout, self.activation, self.storage, self.per)
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple(pattern.shape for pattern in self.chain)
+
+    def _quantized(self) -> list[Quantized]:
+        """What launchers take: others, once buffers were written to, moved or replaced, and then nothing prepared holds."""
+        seen = tuple([_seen(each) for each in self._buffers.values() if each is not None])
+        if seen != self._seen:
+            self._seen, self._calls = seen, {}
+            self._parts = [_made_of(*own, self.storage, self.per) for own in zip(self.values, self.scales, strict=True)]
+        return self._parts
+
+    def _served(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
+        """By a call that was prepared on tensors of this shape, on a processor: little but the product. None for the usual way."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not isinstance(x, Tensor) or not _is_plain_here(x):
+            return None
+        if residual is not None and not (isinstance(residual, Tensor) and _is_plain_here(residual) and residual.dtype == x.dtype):
+            return None
+        bias = self.bias
+        if (bias is not None and not (bias.is_cpu and bias.dtype == x.dtype and bias.is_contiguous())) or is_transformed():
+            return None
+        if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
+            return None
+        parts = self._quantized()
+        key = (x.shape, x.dtype, None if residual is None else residual.shape, bias is None, torch.get_num_threads(), PLANNER.generation)
+        if key not in self._calls:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[key] = self._prepared(parts, x, bias, residual)
+        served = self._calls[key]
+        if served is None:
+            return None
+        added = None if residual is None else residual.view(served.y_rows)
+        return served.step(x.view(served.x_rows), bias, added).view(served.y_shape)
+
+    def _prepared(self, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None) -> "_Served | None":
+        """None for what the usual way refuses, or does."""
+        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in taken_beside():
+            return None
+        y_shape = self._checked_y_shape(x, residual)
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
+        own = chain_launcher(self._shapes, self.between, self.fuse)
+        step = _prepared(own, parts, rows, None if bias is None else bias.detach(), added, self.layout, self.activation)
+        y_rows = checks.y_shape(self.chain[-1], self.layout, rows.shape[0 if self.layout == "bsf" else 1])
+        return None if step is None else _Served(step, tuple(rows.shape), y_rows, y_shape)
+
+    # ---- words
+
+    def explain(self, batch: int = 1024) -> str:
+        """How each factor's weights are stored, and which kernel multiplies at a batch of that many rows of bias's type, or float32."""
+        device = self.values[0].device
+        kind = "float32" if self.bias is None else dtype_name(self.bias.dtype)
+        last = Epilogue(self.bias is not None, self.activation)
+        lines = []
+        for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
+            stored = f"{each}: {self.storage} weights with a scale per {self.per}, {count} of {each.weight_count} saturated"
+            if has_kernels(device):
+                epilogue = last if number == len(self.chain) else Epilogue(activation=self.between)
+                options: dict[str, Any] = {"layout": self.layout, "epilogue": epilogue, "weights": self.storage}
+                lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
+            else:
+                lines.append(f"{stored}; PyTorch multiplies by what they stand for, as ksgen has no kernels on {device}")
+        return "\n".join(lines)
+
+    def to_dense(self) -> Tensor:
+        """K, (out_features, in_features), of what the values stand for, in float32."""
+        if self.between != "none":
+            raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
+        return KSLinear.from_weights(self.dequantized(), layout=self.layout).to_dense().detach()
+
+    def extra_repr(self) -> str:
+        words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
+        words += [f"weights={self.storage}", f"a scale per {self.per}", f"{sum(self.saturated)} of {self.chain.weight_count} saturated"]
+        options = {"layout": "bsf", "activation": "none", "between": "none", "fuse": "auto"}
+        words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A prepared call, and the shapes of x and y as matrices and of y as it is given."""
+
+    step: Step
+    x_rows: tuple[int, ...]
+    y_rows: tuple[int, ...]
+    y_shape: tuple[int, ...]
+
+
+def _is_plain_here(tensor: Tensor) -> bool:
+    return lies_here(tensor) and tensor.is_contiguous() and begins_well(tensor)
+
+
+def _seen(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+_made: MutableMapping[Tensor, tuple[tuple[int, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
+
+
+def _made_of(values: Tensor, scale: Tensor, storage: str, per: str) -> Quantized:
+    """What launchers take, and pack once: the same object as long as nobody is seen to write to the tensors."""
+    seen = (*_seen(values), *_seen(scale))
+    kept = _made.get(values)
+    if kept is None or kept[0] != seen:
+        made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach())
+        kept = _made[values] = seen, made
+    return kept[1]
+
+
+def _prepared(
+    own: ChainLauncher, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str
+) -> Step | None:
+    """All factors in one launch, or one after the other, on tensors of the host where they lie; None where they would be copied."""
+    packed = own.weights_of_each(parts)
+    extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
+    batch = x.shape[0 if layout == "bsf" else 1]
+    steps: list[Step] = []
+    try:
+        if call := own.prepare(x, packed, layout=layout, activation=activation, **extras):
+            if not call.plan.device.shares_host:
+                return None
+            return in_a_kernel(Elsewhere(call, packed), checks.y_shape(own.chain[-1], layout, batch))
+        for number, (factor, weights) in enumerate(zip(own.factors, packed, strict=True), 1):
+            is_last = number == len(parts)
+            options: Mapping[str, Any] = {"activation": activation, **extras} if is_last else {"activation": own.between}
+            call = factor.prepare(x, weights, layout=layout, **options)
+            if not call.plan.device.shares_host:
+                return None
+            steps.append(in_a_kernel(Elsewhere(call, [weights]), checks.y_shape(factor.pattern, layout, batch)))
+            x = x.new_empty(checks.y_shape(factor.pattern, layout, batch))
+    except (DeviceError, ToolchainError):
+        return None
+    *first, last = steps
+
+    def each_alone(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        for step in first:
+            x = step(x, None, None)
+        return last(x, bias, residual)
+
+    return each_alone
+
+
+# ---- one factor as a PyTorch operator
+
+
+def _compute(
+    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str,
+    storage: str, per: str,
+) -> Tensor:  # fmt: skip
+    if not x.numel():
+        return _empty(x, values, layout)
+    if not has_kernels(x.device):
+        wide = (values.to(torch.float32) * scale).to(x.dtype)
+        with torch.no_grad():
+            return multiply(x, wide, bias, residual, layout=layout, activation=activation)
+    options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
+    made = _made_of(values, scale, storage, per)
+    y: Tensor = launcher(*values.shape)(rows_of(x), made, layout=layout, activation=activation, **options)
+    return y
+
+
+def _empty(x: Tensor, values: Tensor, layout: str) -> Tensor:
+    a, b, _, d = values.shape
+    return x.new_empty((x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]))
+
+
+_operator = torch.library.custom_op(
+    "ksgen::multiply_quantized",
+    _compute,
+    mutates_args=(),
+    schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, str storage, "
+    "str per) -> Tensor",
+)
+
+
+@_operator.register_fake
+def _(x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str, per: str) -> Tensor:
+    return _empty(x, values, layout)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, values, scale, _, _, ctx.layout, ctx.activation, *_ = inputs
+    ctx.save_for_backward(values, scale)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Of a product without an epilogue, which the layer applies apart where gradients are wanted."""
+    if ctx.activation != "none" or any(ctx.needs_input_grad[3:5]):
+        raise LaunchError("ksgen::multiply_quantized: gradients of its epilogue; accepted: a product without one")
+    values, scale = ctx.saved_tensors
+    wide = (values.to(torch.float32) * scale).to(gradient.dtype).transpose(1, 2).contiguous()
+    of_x = multiply(gradient, wide, layout=ctx.layout) if ctx.needs_input_grad[0] else None
+    return of_x, *[None] * 8
+
+
+_operator.register_autograd(_backward, setup_context=_keep)
+
+
+# ---- layers and models
+
+
+def quantized(layer: KSLinear, storage: str, per: str = "output", x: Tensor | None = None) -> QuantizedKSLinear:
+    """What `KSLinear.quantize` gives."""
+    if layer.split is not None:
+        raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
+    if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):
+        raise LaunchError(f"{layer._name()}: precision={layer.precision}; accepted with weights in eight bits: None")
+    with torch.no_grad():
+        rows = None if x is None else _rows(layer, x)
+        parts = []
+        for weights in layer.weights:
+            parts.append(made := quantize(weights, storage, per, x=rows, layout=layer.layout))
+            if rows is not None:  # as the next factor meets it
+                rows = multiply(rows.float(), made.dequantized(), layout=layer.layout, activation=layer.between, backend="strided")
+    made_of_them = QuantizedKSLinear(layer, parts)
+    made_of_them.train(layer.training)
+    return made_of_them
+
+
+def _rows(layer: KSLinear, x: Tensor) -> Tensor:
+    layer._y_shape(x)  # which refuses other features
+    rows = layer._as_matrix(x.detach())
+    return rows[:CALIBRATED_ROWS] if layer.layout == "bsf" else rows[:, :CALIBRATED_ROWS]
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """One layer of a model, before and after."""
+
+    name: str
+    chain: Chain
+    bytes: tuple[int, int]  # of the weights
+    error: float  # of K, relative, by the Frobenius norm; of all weights, where something lies between factors; of y, where x was given
+    saturated: int
+
+
+@dataclass(frozen=True)
+class QuantizedReport:
+    """The result of `quantize`. `print(report)` shows a table."""
+
+    storage: str
+    per: str
+    is_calibrated: bool
+    layers: tuple[QuantizedLayer, ...]
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        return sum(each.bytes[0] for each in self.layers), sum(each.bytes[1] for each in self.layers)
+
+    def __repr__(self) -> str:
+        before, after = self.bytes
+        return f"QuantizedReport({counted(len(self.layers), 'layer')} in {self.storage}, {before:,} bytes before and {after:,} after)"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table()
+        of = "of y" if self.is_calibrated else "of K"
+        for title in ("layer", "chain", "bytes", "share", f"error {of}", "saturated"):
+            table.add_column(title, justify="left" if title in ("layer", "chain") else "right", no_wrap=True)
+        for each in self.layers:
+            before, after = each.bytes
+            share, saturated = f"{after / before:.1%}", f"{each.saturated} of {each.chain.weight_count}"
+            table.add_row(each.name, str(each.chain), f"{after:,}", share, f"{each.error:.4f}", saturated)
+        text = StringIO()
+        Console(file=text, width=200, highlight=False).print(table)
+        before, after = self.bytes
+        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, a scale per {self.per}"
+        return f"{text.getvalue()}{what}: {before:,} bytes became {after:,}."
+
+
+def quantize_model(
+    model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None
+) -> QuantizedReport:
+    """Replace, in place, every `KSLinear` of a model, or those that `names` fit, by one with weights in eight bits, for inference.
+
+    With `inputs`, what the model is called with (a tensor, or a list of arguments), each layer's scales are chosen for the x that it
+    then meets. If anything is wrong, nothing is changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
+    if (keys := ("*",) if names is None else listed(names)) is None:
+        raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
+    there = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
+    found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
+    if not found:
+        raise SpecError(f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(there))}")
+    if "" in found:
+        raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
+    met = {} if inputs is None else _met(model, found, inputs)
+    new = {name: quantized(layer, storage, per, met.get(name)) for name, layer in found.items()}
+    told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
+    for name, layer in new.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
+    return QuantizedReport(storage, per, bool(met), told)
+
+
+def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
+    """What x each layer meets, of one call of the model."""
+    met: dict[str, Tensor] = {}
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def keep(layer: nn.Module, given: tuple[Any, ...]) -> None:
+            assert isinstance(layer, KSLinear)
+            met.setdefault(name, _rows(layer, given[0]).clone())
+
+        return keep
+
+    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(*(inputs if isinstance(inputs, list | tuple) else (inputs,)))
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    if missing := sorted(set(layers) - set(met)):
+        raise SpecError(f"inputs reach no {', '.join(missing)}; accepted: inputs that every layer meets, or names of those that do")
+    return met
+
+
+def _told(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
+    sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
+    with torch.no_grad():
+        wanted, found = (_seen_by(x, [each.float() for each in own], before) for own in (before.weights, after.dequantized()))
+        error = float((found - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    return QuantizedLayer(name, before.chain, sizes, error, sum(after.saturated))
+
+
+def _seen_by(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Tensor:
+    """What x becomes by these weights; K, where there is no x; the weights, where there is no K."""
+    if x is None and like.between != "none":
+        return torch.cat([each.flatten() for each in weights])
+    layer = KSLinear.from_weights(weights, layout=like.layout, between=like.between, backend="strided")
+    return layer.to_dense() if x is None else layer(x.float())

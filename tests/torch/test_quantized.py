@@ -1,0 +1,235 @@
+"""Layers and models with weights in eight bits: the product, gradients of x, what moves and is saved, and what is refused."""
+
+import copy
+import io
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError, SpecError
+from ksgen.torch import KSLinear, quantize
+from ksgen.torch.quantized import QuantizedKSLinear
+from tests.support.native import chosen_native
+
+CHAIN = [(3, 8, 16, 1), (2, 6, 4, 3)]  # 48 -> 24 -> 36
+DTYPES = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    torch.manual_seed(0)
+
+
+def layer_of(storage: str = "int8", **options: Any) -> tuple[KSLinear, QuantizedKSLinear]:
+    layer = KSLinear(CHAIN, **options)
+    made = layer.quantize(storage)
+    assert isinstance(made, QuantizedKSLinear)
+    return layer, made
+
+
+def wide_of(made: QuantizedKSLinear) -> KSLinear:
+    """A layer with the weights that the values stand for, and nothing else of the quantized one's, in float64."""
+    bias = None if made.bias is None else made.bias.double()
+    weights = made.dequantized(torch.float64)
+    return KSLinear.from_weights(weights, bias, layout=made.layout, activation=made.activation, backend="bmm")
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize(("layout", "dtype"), list(product(("bsf", "bsl"), DTYPES)))
+def test_multiplies_by_what_its_values_stand_for(layout: str, dtype: torch.dtype) -> None:
+    """With bias, activation and residual; twice, by a call that is prepared; by views of larger tensors; and of three dimensions."""
+    storage = {torch.float32: "int8", torch.float16: "e4m3", torch.bfloat16: "e5m2"}[dtype]
+    _, made = layer_of(storage, layout=layout, activation="gelu", dtype=dtype)
+    wide = wide_of(made)
+
+    def of(*shape: int, features: int) -> Tensor:
+        return torch.randn((*shape, features) if layout == "bsf" else (features, *shape), dtype=dtype)
+
+    with torch.no_grad():
+        for shape in ((1,), (5,), (2, 3)):
+            x, residual = of(*shape, features=48), of(*shape, features=36)
+            for given in ((x,), (x, residual), (x, residual)):
+                wanted = wide(*(each.double() for each in given))
+                assert relative(made(*given), wanted) < DTYPES[dtype]
+        x = of(7, features=96)
+        part = x[:, ::2] if layout == "bsf" else x[::2]
+        assert relative(made(part), wide(part.double())) < DTYPES[dtype]
+        assert made(of(0, features=48)).numel() == 0
+
+
+def test_gradients_of_x_and_bias_flow_and_the_weights_have_none() -> None:
+    _, made = layer_of("e4m3", activation="silu")
+    wide = wide_of(made).float()
+    x, residual = torch.randn(5, 48, requires_grad=True), torch.randn(5, 36, requires_grad=True)
+    assert made.bias is not None
+    made.bias.requires_grad_()
+    wanted = torch.autograd.grad(wide(x, residual).square().sum(), (x, residual, wide.bias))
+    found = torch.autograd.grad(made(x, residual).square().sum(), (x, residual, made.bias))
+    for own, other in zip(found, wanted, strict=True):
+        assert relative(own, other) < 1e-5
+    assert [name for name, _ in made.named_parameters()] == ["bias"]
+    with pytest.raises(LaunchError, match="weights in e4m3 are not trained; train the KSLinear, and quantize it then"):
+        made.requires_grad_()
+    made.requires_grad_(False)
+
+
+def test_chosen_for_x_the_output_is_nearer() -> None:
+    layer = KSLinear(CHAIN)
+    with torch.no_grad():
+        layer.weights[0].mul_(torch.randn_like(layer.weights[0]).exp())
+        x = torch.randn(200, 48) * (2 * torch.randn(48)).exp()
+        for storage in ("e4m3", "e5m2"):
+            plain, fitted = layer.quantize(storage, "i"), layer.quantize(storage, "i", x=x)
+            assert relative(fitted(x), layer(x)) < relative(plain(x), layer(x))
+            assert sum(fitted.saturated) > sum(plain.saturated) == 0
+            assert f"{sum(fitted.saturated)} of 528 saturated" in repr(fitted)
+
+
+def test_a_write_a_load_and_a_move_are_seen() -> None:
+    (layer, made), (_, other) = layer_of(), layer_of()
+    x = torch.randn(2, 48)
+    with torch.no_grad():
+        before = [made(x) for _ in range(3)][-1]
+        assert relative(other(x), before) > 0.1
+        other.load_state_dict(made.state_dict())
+        torch.testing.assert_close(other(x), before, rtol=0, atol=0)
+        made.scale_2.mul_(2)
+        bias = made.bias
+        assert bias is not None
+        torch.testing.assert_close(made(x) - bias, 2 * (before - bias))
+        saved = io.BytesIO()
+        torch.save(other, saved)
+        saved.seek(0)
+        for copied in (copy.deepcopy(other), torch.load(saved, weights_only=False)):
+            torch.testing.assert_close(copied(x), before, rtol=0, atol=0)
+        assert relative(layer(x), before) < 0.01
+
+
+def test_a_cast_is_about_x() -> None:
+    """Values and scales stay as they are."""
+    for storage in ("int8", "e4m3"):
+        _, made = layer_of(storage)
+        state = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in made.state_dict().items()}
+        assert {name: shape for name, (_, shape) in state.items()} == {
+            "bias": (36,), "values_1": (3, 8, 16, 1), "scale_1": (3, 8, 1, 1), "values_2": (2, 6, 4, 3), "scale_2": (2, 6, 1, 3),
+        }  # fmt: skip
+        kinds = {name: tensor.dtype for name, tensor in copy.deepcopy(made).bfloat16().state_dict().items()}
+        assert kinds == {name: torch.bfloat16 if name == "bias" else kind for name, (kind, _) in state.items()}
+        with torch.no_grad():
+            assert made.bfloat16()(torch.randn(2, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_compilers_and_autocast_see_an_operator() -> None:
+    _, made = layer_of("e5m2", activation="relu")
+    x = torch.randn(4, 48)
+    with torch.no_grad():
+        plain = made(x)
+        torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="eager")(x), plain)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert made(x).dtype == torch.bfloat16
+    given = (x.requires_grad_(), made.values_1, made.scale_1, None, None, "bsf", "none", "e5m2", "output")
+    torch.library.opcheck(torch.ops.ksgen.multiply_quantized, given)
+
+
+def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, made = layer_of("e4m3", activation="gelu")
+    x = torch.randn(3, 48)
+    monkeypatch.setattr("ksgen.torch.quantized.has_kernels", lambda device: False)
+    with torch.no_grad():
+        assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+    assert "PyTorch multiplies by what they stand for, as ksgen has no kernels on cpu" in made.explain(1)
+
+
+def test_it_says_what_it_is() -> None:
+    _, made = layer_of()
+    first, second = made.explain(1).splitlines()
+    assert first.startswith(
+        "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
+    )
+    assert "ks_2x6x4x3_float32_int8_bsf_bias at batch 1" in second
+    assert "weights=int8, a scale per output, 0 of 528 saturated" in repr(made)
+    assert made.weight_bytes == 528 + 4 * (24 + 36)
+    torch.testing.assert_close(made.to_dense(), KSLinear.from_weights(made.dequantized()).to_dense())
+
+
+def test_what_is_refused() -> None:
+    layer, made = layer_of()
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (made, (torch.randn(2, 48, dtype=torch.float64),), "got x of float64 for weights in int8; accepted: float32, float16, bfloat16"),
+        (made, (torch.randn(2, 48).half(),), "got x of float16 and bias of float32; give both in one precision"),
+        (made, (torch.randn(2, 36),), r"QuantizedKSLinear.*got x of shape \(2, 36\); layout bsf wants \(..., 48\)"),
+        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) beside x"),
+        (made, ("x",), "x is str; accepted: a torch.Tensor"),
+        (layer.quantize, ("int4",), "storage='int4'"),
+        (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted with weights in eight bits: None"),
+    ]
+    for call, given, message in cases:
+        with pytest.raises(LaunchError, match=message):
+            call(*given)
+
+
+# ---- models
+
+
+def model_of() -> nn.Sequential:
+    group = KSLinear.group([KSLinear([(6, 8, 6, 1)]), KSLinear([(1, 8, 6, 6)])])
+    return nn.Sequential(KSLinear(CHAIN, activation="gelu"), nn.LayerNorm(36), group)
+
+
+def test_a_models_layers_are_replaced_and_groups_go_on() -> None:
+    model, x = model_of(), torch.randn(50, 48)
+    with torch.no_grad():
+        wanted = model(x)
+        report = quantize(model, "int8", inputs=x)
+        assert relative(model(x), wanted) < 0.02
+        torch.testing.assert_close(torch.cat(model[2].parts(model[1](model[0](x))), -1), model(x))
+    assert [each.name for each in report.layers] == ["0", "2.0", "2.1"]
+    assert all(isinstance(model.get_submodule(each.name), QuantizedKSLinear) for each in report.layers)
+    assert report.bytes[1] < report.bytes[0] / 2
+    assert all(0 < each.error < 0.02 for each in report.layers)
+    assert "error of y" in str(report)
+    assert str(report).endswith(f"3 layers in int8, a scale per output: {report.bytes[0]:,} bytes became {report.bytes[1]:,}.")
+    assert repr(report) == f"QuantizedReport(3 layers in int8, {report.bytes[0]:,} bytes before and {report.bytes[1]:,} after)"
+    assert "1. 6,8,6,1: int8 weights" in model[2].explain(1)
+
+
+def test_names_say_which_layers() -> None:
+    model = model_of()
+    report = quantize(model, "e4m3", "factor", names=["2.*"])
+    assert [each.name for each in report.layers] == ["2.0", "2.1"]
+    assert isinstance(model[0], KSLinear)
+    assert "error of K" in str(report)
+    for options, message in (
+        ({"names": ["up"]}, r"names=\['up'\] name no KSLinear of the model; its layers: \['0'\]"),
+        ({"names": 3}, "names=3; accepted: a list"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            quantize(model, "int8", **options)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match=r"the model is a single layer, which cannot be replaced in place; use KSLinear\.quantize"):
+        quantize(KSLinear(CHAIN), "int8")
+    with pytest.raises(SpecError, match=r"model='model'; accepted: a torch\.nn\.Module"):
+        quantize("model", "int8")  # type: ignore[arg-type]
+
+
+def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.met, self.missed = KSLinear(CHAIN), KSLinear(CHAIN)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.met(x)
+
+    model = Half()
+    with pytest.raises(SpecError, match="inputs reach no missed; accepted: inputs that every layer meets"):
+        quantize(model, "int8", inputs=torch.randn(2, 48))
+    assert isinstance(model.met, KSLinear)
+    assert not model.met._forward_pre_hooks
+    assert quantize(model, "int8", names=["met"], inputs=[torch.randn(2, 48)]).layers[0].name == "met"
