@@ -6,7 +6,6 @@ Takes arrays of NumPy and tensors of PyTorch, and gives the same kind. Never lau
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -71,7 +70,7 @@ class Quantized:
         """The weights in float64."""
         return _as_array(self.values) * _as_array(self.scale)
 
-    @cached_property
+    @property
     def whole(self) -> Any:
         """Values, then scales, one for each output: the bytes that kernels pack, in one array, or in one tensor where the values lie."""
         a, b, _, d = self.pattern.shape

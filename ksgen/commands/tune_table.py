@@ -94,7 +94,8 @@ def name_of(job: "Job") -> str:
     kernel serves no other."""
     kernel = job.kernel
     special = () if kernel.batch is None else (f"batch {kernel.batch}",)
-    return " ".join((str(kernel.factors), kernel.precision, kernel.layout, *kernel.words, *special))
+    weights = (kernel.weights,) if kernel.is_quantized else ()
+    return " ".join((str(kernel.factors), kernel.precision, *weights, kernel.layout, *kernel.words, *special))
 
 
 def clock(seconds: float | None) -> str:

@@ -32,6 +32,7 @@ from ksgen.torch.prepared import MOST_CALLS, Step, begins_well, in_a_kernel, lie
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
+TAKEN = taken_beside()  # types of x
 CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
 
 
@@ -50,10 +51,10 @@ class QuantizedKSLinear(Folding, nn.Module):
         self.chain, self.layout, self.activation = layer.chain, layer.layout, layer.activation
         self.between, self.fuse = layer.between, layer.fuse
         self.storage, self.per = parts[0].storage, parts[0].per
-        self.saturated = [each.saturated for each in parts]
         for number, each in enumerate(parts, 1):
             self.register_buffer(f"values_{number}", each.values)
             self.register_buffer(f"scale_{number}", each.scale)
+        self.register_buffer("saturated_of_each", torch.tensor([each.saturated for each in parts]))
         bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", bias)
         self._forget()
@@ -82,6 +83,12 @@ class QuantizedKSLinear(Folding, nn.Module):
         return [(values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)]
 
     @property
+    def saturated(self) -> list[int]:
+        """Of each factor, the weights that became the largest value though they are beyond it."""
+        found: list[int] = self.get_buffer("saturated_of_each").tolist()
+        return found
+
+    @property
     def weight_bytes(self) -> int:
         """Of values and scales."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
@@ -95,6 +102,16 @@ class QuantizedKSLinear(Folding, nn.Module):
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
         return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        *_, error_messages = others
+        for name, own in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if own is not None and isinstance(given, Tensor) and given.dtype != own.dtype:  # which PyTorch would cast
+                kinds = f"is {dtype_name(given.dtype)}, and this layer's {dtype_name(own.dtype)}"
+                error_messages.append(f"{prefix}{name} {kinds}; quantize the layer as that one was")
+                return
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         if requires_grad:
@@ -115,8 +132,8 @@ class QuantizedKSLinear(Folding, nn.Module):
         return self._multiply(rows, bias, added).reshape(y_shape)
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-        if (kind := dtype_name(x.dtype)) not in (accepted := taken_beside()):
-            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {', '.join(accepted)}")
+        if (kind := dtype_name(x.dtype)) not in TAKEN:
+            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {', '.join(TAKEN)}")
         for name, given in (("bias", bias), ("residual", residual)):
             if given is not None and given.dtype != x.dtype:
                 raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
@@ -182,7 +199,7 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _prepared(self, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None) -> "_Served | None":
         """None for what the usual way refuses, or does."""
-        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in taken_beside():
+        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in TAKEN:
             return None
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)

@@ -79,7 +79,7 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
 def test_weights_in_eight_bits_are_tuned_and_taken_by_launchers(home: Path) -> None:
     done = tune(*SMALL, "--budget", "2", "--weights", "int8")
     assert done.exit_code == 0, done.output
-    assert "2,24,9,3 float32 int8 bsf" in done.stdout
+    assert "[1/1] 2,24,9,3 float32 int8 bsf: " in done.stderr
     found = CliRunner().invoke(cli, ["run", *SMALL, "--weights", "int8", "--json"])
     assert json.loads(found.stdout)["why"] == "wisdom, measured at batch 70"
     assert "no search" in json.loads(CliRunner().invoke(cli, ["run", *SMALL, "--json"]).stdout)["why"]

@@ -9,7 +9,7 @@ from ksgen import reference
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
 from ksgen.families.few import Shape
 from ksgen.launch.plan import Plan
-from ksgen.measure.verify import measure, tolerance
+from ksgen.measure.verify import Problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
@@ -56,7 +56,7 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
     for family, target in (("few", ""), ("few", "#define __CUDA_ARCH__ 900\n"), ("simt", "")):
         kernel = KernelSpec(given.pattern, weights=storage)
         source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 1))
-        problem = kernels.Problem(kernel, 1, x, reference.dequantized(values, given.scale), None, None, quantized=(given,))
+        problem = Problem(kernel, 1, x, reference.dequantized(values, given.scale), None, None, quantized=(given,))
         found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())
         np.testing.assert_array_equal(found[0], truth[bits])
 
