@@ -212,7 +212,8 @@ def _is_tensor(array: Any) -> bool:
 def _as_array(given: Any) -> Array:
     """In float64, on the host."""
     if _is_tensor(given):
-        given = given.detach().to("cpu").double().numpy()
+        given = given.detach().to("cpu")
+        given = (given if given.is_complex() else given.double()).numpy()
     try:
         found = np.asarray(given)
         if found.dtype.kind == "c":

@@ -171,7 +171,7 @@ class ChainLauncher:
 
     def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str) -> KernelSpec:
         """Of one launch."""
-        steps = {"between": self.between, "out_layout": out_layout, "weights": weights}
+        steps: dict[str, Any] = {"between": self.between, "out_layout": out_layout, "weights": weights}
         return chain_kernel((self.chain.factors,), precision, layout, epilogue, **steps)
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
@@ -204,7 +204,8 @@ class ChainLauncher:
         what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
         fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
         if fused is None:
-            self._check_asked(self.verdict(device, *what, batch, out_layout).why)
+            apart = "weights of one factor are stored otherwise than another's"
+            self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, stored).why)
             return None
         check_memory(self, every)
         packed = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ksgen import reference
-from ksgen.errors import ConstantsError
+from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import check, families_for, family_for
 from ksgen.families.vector import Shape, VectorConstants
 from ksgen.launcher import ChainLauncher, Launcher
@@ -102,9 +102,11 @@ def test_what_serves_them() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_chain_in_one_launch(precision: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = chosen_native(monkeypatch)
+    """With an activation between factors; y in batch-size-first in either case."""
     kernel = KernelSpec(
-        Pattern(2, 12, 8, 3), precision, layout, Epilogue(True, "relu"), job=CHAIN, before=(Pattern(6, 8, 4, 1),), weights="e4m3"
-    )
+        Pattern(2, 12, 8, 3), precision, layout, Epilogue(True, "relu"), job=CHAIN, before=(Pattern(6, 8, 4, 1),), weights="e4m3",
+        between="gelu", out_layout="bsf",
+    )  # fmt: skip
     found = measure(device, kernel, 40, runs=0)
     assert found.plan.choice.family == "vector_chain"
     assert found.passed, found.error
@@ -124,6 +126,9 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
         truth = reference.multiply(chain.chain[1], reference.multiply(chain.chain[0], x, wide[0], "bsf"), wide[1], "bsf")
         found = np.asarray(chain(x, own))
         assert np.linalg.norm(found - truth) <= 2 * tolerance("float32", 8) * np.linalg.norm(truth)
+    always = ChainLauncher(*chain.factors, fuse="yes")
+    with pytest.raises(LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"):
+        always(x, own)
 
 
 @needs_opencl

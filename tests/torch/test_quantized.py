@@ -35,7 +35,7 @@ def wide_of(made: QuantizedKSLinear) -> KSLinear:
     """A layer with the weights that the values stand for, and nothing else of the quantized one's, in float64."""
     bias = None if made.bias is None else made.bias.double()
     weights = made.dequantized(torch.float64)
-    return KSLinear.from_weights(weights, bias, layout=made.layout, activation=made.activation, backend="bmm")
+    return KSLinear.from_weights(weights, bias, layout=made.layout, activation=made.activation, between=made.between, backend="bmm")
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -78,6 +78,27 @@ def test_gradients_of_x_and_bias_flow_and_the_weights_have_none() -> None:
     with pytest.raises(LaunchError, match="weights in e4m3 are not trained; train the KSLinear, and quantize it then"):
         made.requires_grad_()
     made.requires_grad_(False)
+
+
+@pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
+def test_an_activation_between_factors_stays_there(fuse: str) -> None:
+    """With gradients and without, for few entries and many, for compilers; in one launch or a launch for each factor."""
+    _, made = layer_of(between="gelu", fuse=fuse)
+    wide = wide_of(made)
+    for batch in (3, 64 * 16):
+        x = torch.randn(batch, 48)
+        wanted = wide(x.double())
+        with torch.no_grad():
+            assert relative(made(x), wanted) < 2e-6
+            assert relative(made(x), wanted) < 2e-6  # prepared
+            assert relative(made._by_operators(x, made.bias, None, False), wanted) < 2e-6
+    x.requires_grad_()
+    of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
+    assert relative(of_x, other) < 1e-5
+    assert "between=gelu" in repr(made)
+    assert "_gelu at batch 1" in made.explain(1)
+    with pytest.raises(LaunchError, match="with between='gelu' it has no matrix"):
+        made.to_dense()
 
 
 def test_chosen_for_x_the_output_is_nearer() -> None:
@@ -172,6 +193,7 @@ def test_what_is_refused() -> None:
         (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) beside x"),
         (made, ("x",), "x is str; accepted: a torch.Tensor"),
         (layer.quantize, ("int4",), "storage='int4'"),
+        (KSLinear(CHAIN, dtype=torch.complex64).quantize, ("int8",), "got complex numbers; accepted: real ones"),
         (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted with weights in eight bits: None"),
     ]
     for call, given, message in cases:
