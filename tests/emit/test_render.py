@@ -16,7 +16,7 @@ from ksgen.emit.render import emit, render, template_digest
 from ksgen.errors import ConstantsError, KsgenError, SpecError
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
-from ksgen.spec import PRECISIONS, Epilogue, KernelSpec, load, parse
+from ksgen.spec import PRECISIONS, STORAGES, Epilogue, KernelSpec, load, parse
 from ksgen.spec.kernel import activations_of
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +58,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
         found.append((str(change), replace(KERNEL, epilogue=Epilogue(**change)), CONSTANTS))
     found.append(("batch", replace(KERNEL, batch=7), CONSTANTS))
     found.append(("stride", replace(KERNEL, stride="any"), CONSTANTS))
+    found += [(f"weights {each}", replace(KERNEL, weights=each), CONSTANTS) for each in STORAGES]
     other = SimtConstants(128, 64, 16, 4, 4, 4, 4, 2, "registers")
     for name in (field.name for field in fields(SimtConstants) if field.name not in ("copy", "tile_d")):
         found.append((name, KERNEL, replace(CONSTANTS, **{name: getattr(other, name)})))
@@ -67,7 +68,7 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout"}
+    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout", "weights"}
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():
