@@ -173,7 +173,7 @@ static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const
 namespace host {
 template <class T, int N>
 static inline Vector<T, N> in_register(Vector<T, N> value) {
-    asm("" : "+v"(value.raw));
+    if constexpr (sizeof value >= 16 && sizeof value <= 64) asm("" : "+v"(value.raw));  // others are no register, or several
     return value;
 }
 }  // namespace host
