@@ -186,7 +186,9 @@ class QuantizedKSLinear(Folding, nn.Module):
         if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
             return None
         parts = self._quantized()
-        key = (x.shape, x.dtype, None if residual is None else residual.shape, bias is None, torch.get_num_threads(), PLANNER.generation)
+        shapes = (x.shape, *(None if each is None else each.shape for each in (residual, bias)))
+        options = (self.layout, self.activation, self.between, self.fuse)
+        key = (*shapes, x.dtype, *options, torch.get_num_threads(), PLANNER.generation)
         if key not in self._calls:
             if len(self._calls) >= MOST_CALLS:
                 self._calls.clear()

@@ -42,6 +42,21 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
+def test_a_prepared_call_serves_no_other_option() -> None:
+    """Options may be set anew after a call, as those of `KSLinear`."""
+    _, made = layer_of()
+    x = torch.randn(4, 48)
+    with torch.no_grad():
+        made(x)
+        for name, word in (("activation", "relu"), ("between", "silu"), ("fuse", "no")):
+            setattr(made, name, word)
+            assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+        assert made.bias is not None
+        made.bias.data = torch.zeros(35)
+        with pytest.raises(LaunchError, match="bias"):
+            made(x)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), list(product(("bsf", "bsl"), DTYPES)))
 def test_multiplies_by_what_its_values_stand_for(layout: str, dtype: torch.dtype) -> None:
     """With bias, activation and residual; twice, by a call that is prepared; by views of larger tensors; and of three dimensions."""
