@@ -147,6 +147,8 @@ def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...],
     options = LayerOptions(**{key: read(node.pairs[key]) for key, read in _LAYER_OPTIONS.items() if key in node.pairs})
     if options.between != "none" and all(len(chain) == 1 for chain in chains):
         raise node.pairs["between"].place.error(f"got {options.between} where there is one factor; accepted: none")
+    if options.out_layout and what == "group":
+        raise node.pairs["out_layout"].place.error(f"got {options.out_layout} of a group; accepted: of a chain")
     return chains, _options(node, defaults), options
 
 

@@ -401,6 +401,7 @@ WRONG = [
     ),
     ("layers:\n  q: {bias: true}", "2: layers.q: needs chain; accepted: chain, between, out_layout, fuse, precision"),
     ("layers:\n  q: {chain: [[1,2,3,4]], fuse: never}", "2: layers.q.fuse: got 'never'; accepted: auto, yes, no"),
+    ("layers:\n  q: {group: [[[1,2,3,4]]], out_layout: bsl}", "2: layers.q.out_layout: got bsl of a group; accepted: of a chain"),
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     ("layers:\n  q: {chain: [[1,2,3,4]], between: relu}", "2: layers.q.between: got relu where there is one factor; accepted: none"),
     (
