@@ -46,7 +46,7 @@ class KSLinear(Folding, nn.Linear):
     """
 
     _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
-    intermediates = "keep"  # what was saved before there was a choice
+    between, fuse, intermediates = "none", "auto", "keep"  # of what was saved before there was a choice
 
     def __init__(
         self,

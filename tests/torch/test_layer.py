@@ -265,6 +265,16 @@ def test_copies(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(layer(x), y)
 
 
+def test_what_was_saved_before_there_were_options_is_read() -> None:
+    layer, x = make(), x_of()
+    y = layer(x)
+    for name in ("between", "fuse", "intermediates"):
+        del layer.__dict__[name]
+    other = pickle.loads(pickle.dumps(layer))
+    torch.testing.assert_close(other(x), y)
+    assert "between" not in repr(other)
+
+
 def test_moves() -> None:
     layer, x = make(), x_of()
     y = layer(x)
