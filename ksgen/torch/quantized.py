@@ -24,6 +24,7 @@ from ksgen.spec import Epilogue
 from ksgen.spec.storage import taken_beside
 from ksgen.torch.checks import check_tensors, dtype_name
 from ksgen.torch.choice import chain_launcher, has_kernels, launcher
+from ksgen.torch.convert import put
 from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
 from ksgen.torch.layer import KSLinear
@@ -457,9 +458,10 @@ def quantize_model(
     met = {} if inputs is None else _met(model, found, inputs)
     new = {name: quantized(layer, storage, per, met.get(name)) for name, layer in found.items()}
     told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
-    for name, layer in new.items():
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)
+    made = {layer: new[name] for name, layer in found.items()}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
+        if layer in made:
+            put(model, name, made[layer])
     return QuantizedReport(storage, per, bool(met), told)
 
 
@@ -475,12 +477,13 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
         return keep
 
     handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
-    was_training = model.training
+    were_training = [(each, each.training) for each in model.modules()]  # some may be otherwise than the model
     try:
         with torch.no_grad():
             model.eval()(*(inputs if isinstance(inputs, list | tuple) else (inputs,)))
     finally:
-        model.train(was_training)
+        for each, was_training in were_training:
+            each.training = was_training
         for handle in handles:
             handle.remove()
     if missing := sorted(set(layers) - set(met)):

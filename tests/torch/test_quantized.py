@@ -241,6 +241,16 @@ def test_a_models_layers_are_replaced_and_groups_go_on() -> None:
     assert "1. 6,8,6,1: int8 weights" in model[2].explain(1)
 
 
+def test_layers_with_several_names_and_modules_that_do_not_train_stay_so() -> None:
+    shared = KSLinear([(6, 6, 6, 1)])
+    model = nn.Sequential(shared, nn.Dropout(), shared)
+    model[1].eval()
+    assert [each.name for each in quantize(model, "int8", inputs=torch.randn(2, 36)).layers] == ["0"]
+    assert model[0] is model[2]
+    assert isinstance(model[2], QuantizedKSLinear)
+    assert (model.training, model[1].training, model[2].training) == (True, False, True)
+
+
 def test_names_say_which_layers() -> None:
     model = model_of()
     report = quantize(model, "e4m3", "factor", names=["2.*"])
