@@ -54,7 +54,9 @@ class KSLinears(nn.ModuleList):
             return "\n".join(lines)
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
-            found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
+            found = Verdict(False, "the layers differ in more than their chains")
+            if self._are_alike:
+                found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
         shapes = [tuple(weights.shape) for each in self._linears() for weights in each.weights]
         told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
@@ -68,6 +70,12 @@ class KSLinears(nn.ModuleList):
     def _are_plain(self) -> bool:
         """Whether their weights are stored as x is, which one launch of all of them takes."""
         return all(isinstance(layer, KSLinear) for layer in self)
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether the layers differ in their chains alone."""
+        options = ("layout", "precision", "activation", "between", "fuse", "backend")
+        return len({(*(getattr(each, name) for name in options), each.bias is None) for each in self._linears()}) == 1
 
     @property
     def _first(self) -> KSLinear:
@@ -130,11 +138,8 @@ class KSLinears(nn.ModuleList):
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
             return False
-        kinds = {
-            (each.layout, each.precision, each.activation, each.between, each.fuse, each.backend, each.bias is None) for each in layers
-        }
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
-        if len(kinds) > 1 or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
+        if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
         is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features

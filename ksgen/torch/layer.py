@@ -189,8 +189,8 @@ class KSLinear(Folding, nn.Linear):
 
     @staticmethod
     def group(layers: "Sequence[KSLinear]") -> nn.Module:
-        """Layers that take the same x, such as q, k and v, as one module that gives their outputs beside each other: in one launch on a
-        processor, if only the values are needed. `parts(x)` gives them apart."""
+        """Layers that take the same x, such as q, k and v, as one module that gives their outputs beside each other: in one launch
+        where that is faster, if only the values are needed. `parts(x)` gives them apart."""
         from ksgen.torch.group import group  # which is made of layers
 
         return group(layers)

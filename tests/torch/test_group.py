@@ -153,6 +153,8 @@ def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytes
             torch.testing.assert_close(torch.cat(list(together.parts(x)), -1), wanted)
     assert len(verdicts) == 1
     assert together.explain(MANY).startswith("layer by layer: it is slower\n")
+    verdicts[0], own[1].activation = Verdict(True, "it is faster"), "none"
+    assert together.explain(MANY).startswith("layer by layer: the layers differ in more than their chains\n")
 
 
 @pytest.mark.parametrize(
