@@ -214,11 +214,16 @@ class QuantizedKSLinear(Folding, nn.Module):
     # ---- words
 
     def explain(self, batch: int = 1024) -> str:
-        """How each factor's weights are stored, and which kernel multiplies at a batch of that many rows of bias's type, or float32."""
+        """Whether all factors are one launch at a batch of that many rows of bias's type, or float32; how each factor's weights are stored,
+        and which kernel multiplies by it alone."""
         device = self.values[0].device
         kind = "float32" if self.bias is None else dtype_name(self.bias.dtype)
         last = Epilogue(self.bias is not None, self.activation)
         lines = []
+        if has_kernels(device) and len(self.chain) > 1:
+            own = chain_launcher(self._shapes, self.between, self.fuse)
+            whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, weights=self.storage)
+            lines.append(whole.splitlines()[0])
         for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
             stored = f"{each}: {self.storage} weights with a scale per {self.per}, {count} of {each.weight_count} saturated"
             if has_kernels(device):

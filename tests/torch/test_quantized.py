@@ -189,7 +189,10 @@ def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_says_what_it_is() -> None:
     _, made = layer_of()
-    first, second = made.explain(1).splitlines()
+    whole, first, second = made.explain(1).splitlines()
+    assert whole.startswith("3,8,16,1 then 2,6,4,3: a launch for each factor; ")
+    made.fuse = "yes"
+    assert ": one launch, by vector_chain, " in made.explain(1).splitlines()[0]
     assert first.startswith(
         "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
     )
