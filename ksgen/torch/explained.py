@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ksgen.launch.fused import Verdict
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.backends import explain
 from ksgen.torch.checks import dtype_name
@@ -21,8 +22,11 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layer.layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
-    if len(chain) > 1 and first.device.type == "cuda" and layer.backend in BACKENDS:
-        found = is_one_launch(chain_launcher(patterns, layer.between, layer.fuse), first.device, kind, layer.layout, last, batch)
+    is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, "auto" is what was timed: it stands below
+    if len(chain) > 1 and is_told and layer.backend in BACKENDS:
+        found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
+        if first.device.type == "cuda":
+            found = is_one_launch(chain_launcher(patterns, layer.between, layer.fuse), first.device, kind, layer.layout, last, batch)
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch, layer.between)

@@ -44,3 +44,10 @@ def test_a_split_layer_explains_what_this_process_has(
 def test_ways_to_split_come_last() -> None:
     lines = KSLinear(UP, backend="einsum").explain(10, processes=2).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["6,64,64,1:", "1,768,192,2:", "not", "KSColwise", "KSRowwise"]
+
+
+def test_on_a_processor_it_says_what_was_asked_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_kernels(monkeypatch)
+    told = {fuse: KSLinear(UP, fuse=fuse, backend="ksgen").explain(10).splitlines()[0] for fuse in ("auto", "yes", "no")}
+    assert told.pop("auto").startswith("6,64,64,1: ")
+    assert told == {"yes": "one launch: fuse='yes'", "no": "a launch for each factor: fuse='no'"}
