@@ -474,14 +474,14 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
     """What x each layer meets, of one call of the model."""
     met: dict[str, Tensor] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def keep(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             assert isinstance(layer, KSLinear)
-            met.setdefault(name, _rows(layer, given[0]).clone())
+            met.setdefault(name, _rows(layer, given[0] if given else named["x"]).clone())
 
         return keep
 
-    handles = [layer.register_forward_pre_hook(hook(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
     were_training = [(each, each.training) for each in model.modules()]  # some may be otherwise than the model
     try:
         with torch.no_grad():

@@ -279,7 +279,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
             self.met, self.missed = KSLinear(CHAIN), KSLinear(CHAIN)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.met(x)
+            return self.met(x=x)
 
     model = Half()
     with pytest.raises(SpecError, match="inputs reach no missed; accepted: inputs that every layer meets"):
