@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # what has a scale of its own: axes of (a, b, c, d) along which scales differ
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
+LARGEST = float(np.finfo(np.float32).max)
 ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
 
 
@@ -190,6 +191,10 @@ def _checked_weights(weights: Any) -> Array:
         raise LaunchError(f"got weights of shape {wide.shape}; accepted: (a, b, c, d)")
     if count := int(np.count_nonzero(~np.isfinite(wide))):
         raise LaunchError(f"{count} of {counted(wide.size, 'weight')} not finite; accepted: finite ones, which eight bits can stand for")
+    if count := int(np.count_nonzero(np.abs(wide) > LARGEST)):
+        raise LaunchError(
+            f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, float32's largest, as scales are; accepted: smaller ones"
+        )
     return wide
 
 
@@ -198,7 +203,8 @@ def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:
     given = _as_array(scale)
     if given.size != prod(wanted):
         raise LaunchError(f"scale has shape {given.shape}; accepted for per={per}: {wanted}")
-    scales = given.reshape(wanted).astype(np.float32)
+    with np.errstate(over="ignore"):
+        scales = given.reshape(wanted).astype(np.float32)
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise LaunchError(f"scale={excerpt(scale)}; accepted: finite numbers above 0")
     return scales

@@ -109,6 +109,7 @@ def test_nobody_writes_to_arrays_that_were_packed() -> None:
         (WEIGHTS, {"per": "row"}, "per='row'; accepted: factor, i, output"),
         (WEIGHTS[0], {}, r"got weights of shape \(6, 8, 3\); accepted: \(a, b, c, d\)"),
         (np.where(WEIGHTS.max() == WEIGHTS, np.nan, WEIGHTS), {}, "1 of 288 weights not finite; accepted: finite ones"),
+        (np.where(WEIGHTS.max() == WEIGHTS, np.float64(1e39), WEIGHTS), {}, r"1 of 288 weights beyond 3.4e\+38, float32's largest"),
         (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
         ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
         (WEIGHTS, {"x": X.T}, r"got x of shape \(48, 50\); layout bsf wants \(batch, 48\)"),
@@ -116,6 +117,7 @@ def test_nobody_writes_to_arrays_that_were_packed() -> None:
         (WEIGHTS, {"x": X, "layout": "rows"}, "layout='rows'; accepted: bsf, bsl"),
         (WEIGHTS, {"scale": np.ones(5), "per": "i"}, r"scale has shape \(5,\); accepted for per=i: \(2, 1, 1, 1\)"),
         (WEIGHTS, {"scale": -1.0, "per": "factor"}, "scale=-1.0; accepted: finite numbers above 0"),
+        (WEIGHTS, {"scale": 1e39, "per": "factor"}, r"scale=1e\+39; accepted: finite numbers above 0"),
         (WEIGHTS, {"scale": 1.0, "x": X}, "both x and scale were given"),
     ],
 )
