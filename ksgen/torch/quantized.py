@@ -30,6 +30,7 @@ from ksgen.torch.folding import Folding
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
 from ksgen.torch.prepared import MOST_CALLS, Step, begins_well, in_a_kernel, lies_here
+from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
@@ -467,6 +468,7 @@ def quantize_model(
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
         if layer in made:
             put(model, name, made[layer])
+    write_stored(model, found, storage)
     return QuantizedReport(storage, per, bool(met), told)
 
 

@@ -5,7 +5,7 @@ A small JSON file, or, for a model of transformers, a part of its config.json. `
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from glob import escape
 from os import PathLike
@@ -86,6 +86,9 @@ def from_json(written: object, where: str) -> dict[str, Beside]:
         raise SpecError(f"{where}: {excerpt(written)} is no rule; accepted: what save_rule writes")
     rule = {}
     for name, layer in written.items():
+        if isinstance(layer, dict) and "weights" in layer:
+            stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
+            raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
         if not isinstance(layer, dict) or set(layer) - {"chain", "count", *_OPTIONS} or "chain" not in layer:
             raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(_OPTIONS)}")
         options = {option: layer[option] for option in _OPTIONS if option in layer}
@@ -133,6 +136,16 @@ def write_config(model: nn.Module) -> None:
     """Put the rule into the config of a model of transformers, so that `save_pretrained` saves it."""
     if (config := _config_of(model)) is not None:
         config.quantization_config = {"quant_method": METHOD, "layers": as_json(rule_of(model))}
+
+
+def write_stored(model: nn.Module, names: Iterable[str], storage: str) -> None:
+    """Put into that config that these layers' weights are stored otherwise now: what `save_pretrained` saves of them is refused when it is
+    read, and not drawn anew."""
+    if (config := _config_of(model)) is not None and _method(config) == METHOD:
+        given = config.quantization_config
+        layers = dict(given["layers"] if isinstance(given, dict) else given.layers)
+        layers |= {name: {**layers.get(name, {}), "weights": storage} for name in names}
+        config.quantization_config = {"quant_method": METHOD, "layers": layers}
 
 
 def _config_of(model: nn.Module) -> Any:

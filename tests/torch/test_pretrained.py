@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop]'")
 
-import ksgen.torch.pretrained  # noqa: E402, F401  (after the skips; it registers)
+import ksgen.torch.pretrained  # noqa: E402  (after the skips; it registers)
 from ksgen.errors import SpecError  # noqa: E402
 from ksgen.torch import KSLinear, convert  # noqa: E402
 
@@ -53,6 +53,15 @@ def test_t5_reads_the_type_of_its_weight() -> None:
     for stack in (model.encoder, model.decoder):
         stack.block[0].layer[-1].DenseReluDense.wo.float()
     torch.testing.assert_close(logits_of(model).float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_weights_in_eight_bits_are_not_drawn_anew_where_they_are_loaded(tmp_path: Path) -> None:
+    model = bert()
+    convert(model, BERT_RULE)
+    ksgen.torch.quantize(model, "int8", names=["*.intermediate.dense"])
+    model.save_pretrained(tmp_path)
+    with pytest.raises(SpecError, match=r"intermediate.dense had weights in 'int8', which are not read back; save a model before"):
+        type(model).from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(("make", "rule"), [(t5, {"wi": UP, "wo": DOWN}), (bert, BERT_RULE)])
