@@ -77,9 +77,11 @@ ROWS += [
         ("tf32", "bsf", "STG.128"), ("tf32x3", "bsf", "STG.128"), ("fp16x3", "bsf", "STG.128"),  # in bsl these have no room
     )
 ]  # fmt: skip
-# few entries: weights 16 bytes at a time straight to registers, six on their way or more, and X from shared memory as wide
+# few entries: weights 16 bytes at a time straight to registers, six on their way or more (on sm_89, where a thread has one output by
+# default, two), and X from shared memory as wide
 ROWS += [
-    Row("few", precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": 3, "STG": 1}, ("FFMA", least), batch=8)
+    Row("few", precision, layout, targets, {"LDG.128": loads, "LDS.128": 8, "SHFL": 3, "STG": 1}, ("FFMA", least), batch=8)
+    for targets, loads in ((("sm_80", "sm_90a"), 6), (("sm_89",), 2))
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]

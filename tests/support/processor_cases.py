@@ -174,7 +174,7 @@ AMX = [
         (True, "relu", True),
         (37,),
         "amx",
-        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "past": 0},
+        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "past": 0, "depth": 1},
     ),
     Case(
         (1, 17, 33, 2),
@@ -182,7 +182,7 @@ AMX = [
         "bsl",
         batches=(37,),
         family="amx",
-        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "past": 1},
+        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "past": 1, "depth": 1},
     ),
     Case((1, 17, 33, 3), "bf16x6", batches=(70,), family="amx_gradient", constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1}),
     Case(
