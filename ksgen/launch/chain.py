@@ -13,7 +13,7 @@ from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, y_shape
-from ksgen.launch.fused import Verdict, chain_kernel, fused_plan, verdict
+from ksgen.launch.fused import Verdict, chain_kernel, fused_plan, is_turned, verdict
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
@@ -79,10 +79,10 @@ class ChainLauncher:
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
         layouts = self._layouts(layout, out_layout)
-        if out_layout not in (None, layout):
+        if is_turned(layout, out_layout):
             check_turns(self, view(x, "x"))
         for number, (factor, weights_of_it) in enumerate(zip(self.factors, own, strict=True)):
-            if out_layout not in (None, layout) and number == self.chain.turn:
+            if is_turned(layout, out_layout) and number == self.chain.turn:
                 x = turned(x, stream)
             is_last = number + 1 == len(self.factors)
             more = {"activation": activation, **last_only} if is_last else {"activation": self.between}
@@ -148,7 +148,7 @@ class ChainLauncher:
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
         found = self.verdict(where, precision, layout, last, batch, out_layout, weights)
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
-        told += f" from {layout} to {out_layout}" if out_layout not in (None, layout) else ""
+        told += f" from {layout} to {out_layout}" if is_turned(layout, out_layout) else ""
         if found.is_one:
             choice = PLANNER.choice(where, self._kernel(precision, layout, last, out_layout, weights), batch)
             return f"{told} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
@@ -157,7 +157,7 @@ class ChainLauncher:
             factor.explain(batch, precision=precision, layout=layout_of_it, epilogue=own, device=device, weights=weights)
             for factor, layout_of_it, own in zip(self.factors, self._layouts(layout, out_layout), epilogues, strict=True)
         ]
-        once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if out_layout not in (None, layout) else ""
+        once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if is_turned(layout, out_layout) else ""
         return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
     def verdict(
@@ -165,7 +165,7 @@ class ChainLauncher:
         weights: str = SAME,
     ) -> Verdict:  # fmt: skip
         """Whether a call is one launch on a device, and why."""
-        if len(self.factors) == 1 and out_layout in (None, layout):
+        if len(self.factors) == 1 and not is_turned(layout, out_layout):
             return Verdict(False, "there is one")
         return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights), batch, self.fuse)
 
@@ -176,7 +176,7 @@ class ChainLauncher:
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
-        if len(self.factors) == 1 and out_layout in (None, options.layout):
+        if len(self.factors) == 1 and not is_turned(options.layout, out_layout):
             return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
@@ -204,8 +204,9 @@ class ChainLauncher:
         what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
         fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
         if fused is None:
-            apart = "weights of one factor are stored otherwise than another's"
-            self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, stored).why)
+            if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
+                apart = "weights of one factor are stored otherwise than another's"
+                self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, stored).why)
             return None
         check_memory(self, every)
         packed = []

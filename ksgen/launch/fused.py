@@ -44,6 +44,11 @@ class Verdict:
     why: str
 
 
+def is_turned(layout: str, out_layout: str | None) -> bool:
+    """Whether Y has another layout than X."""
+    return out_layout not in (None, layout)
+
+
 def chain_kernel(
     chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
     out_layout: str | None = None, weights: str = SAME,
@@ -62,7 +67,7 @@ def fused_plan(
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
     not stored alike. While a graph is recorded on the stream, nothing is built or loaded for it."""
-    is_one_alone = sum(map(len, chains)) < 2 and out_layout in (None, layout)
+    is_one_alone = sum(map(len, chains)) < 2 and not is_turned(layout, out_layout)
     if is_one_alone or weights is None or (fuse == "auto" and _has_few(device, batch)):
         return None
     where: Any = device  # devices are hashed by their identity

@@ -32,13 +32,13 @@ class Seen:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self._memory = tensor, tensor.untyped_storage()
-        self._look, self._writes = look_of(tensor), _writes_to(tensor)
+        self._look, self._writes = look_of(tensor), writes_to(tensor)
 
     def what_happened(self) -> str:
         """What became of the tensor since, in words; nothing where nothing can be noticed."""
         if look_of(self.tensor) != self._look:
             return "got other memory"
-        return "" if _writes_to(self.tensor) == self._writes else "was written to"
+        return "" if writes_to(self.tensor) == self._writes else "was written to"
 
 
 def look_of(tensor: Any) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ def look_of(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _writes_to(tensor: Any) -> int | None:
+def writes_to(tensor: Any) -> int | None:
     """PyTorch's count of writes, of which it misses many; None where it counts none."""
     return None if tensor.is_inference() else tensor._version
 

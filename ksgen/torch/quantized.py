@@ -18,6 +18,7 @@ from ksgen.launch import checks
 from ksgen.launch.call import Elsewhere
 from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.planner import PLANNER
+from ksgen.launch.weights import writes_to
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized, quantize
 from ksgen.spec import Epilogue
@@ -63,7 +64,7 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _forget(self) -> None:
         """What belongs to this process."""
-        self._seen: tuple[tuple[int, int], ...] = ()
+        self._seen: tuple[tuple[int, int | None], ...] = ()
         self._parts: list[Quantized] = []
         self._calls: dict[Hashable, _Served | None] = {}
 
@@ -263,11 +264,11 @@ def _is_plain_here(tensor: Tensor) -> bool:
     return lies_here(tensor) and tensor.is_contiguous() and begins_well(tensor)
 
 
-def _seen(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+def _seen(tensor: Tensor) -> tuple[int, int | None]:
+    return tensor.data_ptr(), writes_to(tensor)
 
 
-_made: MutableMapping[Tensor, tuple[tuple[int, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
+_made: MutableMapping[Tensor, tuple[tuple[int | None, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
 
 
 def _made_of(values: Tensor, scale: Tensor, storage: str, per: str) -> Quantized:

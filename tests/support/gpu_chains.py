@@ -99,3 +99,10 @@ def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: li
         run(each, each.entry, alone.geometry(kernel, own, batch), arguments)
         x = y
     return x
+
+
+def check_beside_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
+    """One launch is right, and gives the bits of a launch for each factor."""
+    got = run_chain(source, arrays, run)
+    assert is_right(source.kernel, got, truth)
+    np.testing.assert_array_equal(got, one_by_one(source, arrays, run))

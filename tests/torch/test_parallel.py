@@ -219,14 +219,18 @@ def save_from_two(folder: str) -> None:
     torch.distributed.barrier()
 
 
+def over_four(is_sharded: bool) -> tuple[nn.Module, slice]:
+    """A model sharded by FSDP2 over all processes, or split among them, and the rows of x that this one takes."""
+    if not is_sharded:
+        return split_over(init_device_mesh("cpu", (4,))), slice(None)
+    model, first = made(), 2 * torch.distributed.get_rank()
+    fsdp.fully_shard(model, shard_placement_fn=shard_placement)
+    return model, slice(first, first + 2)
+
+
 def load_into_four(folder: str, is_sharded: bool) -> None:
     """All processes split a model, or shard it by FSDP2, and go on from what one saved."""
-    model, alone = made(), made()
-    if is_sharded:
-        fsdp.fully_shard(model, shard_placement_fn=shard_placement)
-    else:
-        model = split_over(init_device_mesh("cpu", (4,)))
-    rows = slice(2 * torch.distributed.get_rank(), 2 * torch.distributed.get_rank() + 2) if is_sharded else slice(None)
+    (model, rows), alone = over_four(is_sharded), made()
     optimizer, optimizer_alone = (torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone))
     resume(model, optimizer, folder)
     for number in range(2):
@@ -263,12 +267,7 @@ def test_a_checkpoint_goes_from_two_processes_to_one_to_four(four: Processes, tm
 
 def go_on_with_two(folder: str, is_sharded: bool) -> None:
     """Four processes split a model, or shard it by FSDP2, train a step and save it. The first two split it among them, and go on."""
-    model, alone = made(), made()
-    if is_sharded:
-        fsdp.fully_shard(model, shard_placement_fn=shard_placement)
-    else:
-        model = split_over(init_device_mesh("cpu", (4,)))
-    rows = slice(2 * torch.distributed.get_rank(), 2 * torch.distributed.get_rank() + 2) if is_sharded else slice(None)
+    (model, rows), alone = over_four(is_sharded), made()
     optimizer, optimizer_alone = (torch.optim.AdamW(each.parameters(), 0.05) for each in (model, alone))
     step(model, optimizer, 0, rows)
     checkpoint.save(state_of(model, optimizer), checkpoint_id=folder)
