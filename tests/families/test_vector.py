@@ -218,7 +218,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
         return found.parts, Shape(kernel, found).is_split
 
     assert parts((1, 384, 384, 3), 9) == parts((1, 384, 384, 3), 16) == (8, True)
-    assert parts((1, 48, 48, 3), 16) == (1, False)
+    assert parts((1, 48, 48, 7), 16) == (1, False)
     assert parts((4, 384, 384, 3), 16) == (4, False)
     assert parts((1, 384, 384, 3), 6272) == (1, False)
     for shape, batch, layout in (((1, 384, 384, 3), 8, "bsf"), ((1, 384, 384, 3), 7, "bsl"), ((1, 256, 256, 24), 32, "bsf")):
@@ -227,6 +227,38 @@ def test_few_entries_keep_all_cores_busy() -> None:
         assert Shape(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"
+
+
+@pytest.mark.parametrize(
+    ("shape", "precision", "tile"),
+    [
+        ((1, 64, 64, 6), "float32", (3, 6)),
+        ((1, 48, 48, 24), "float32", (3, 6)),
+        ((1, 48, 48, 12), "bfloat16", (3, 6)),
+        ((1, 64, 64, 6), "float64", (3, 6)),
+        ((1, 48, 48, 3), "float32", (2, 9)),  # nine vectors in all
+        ((1, 48, 192, 3), "float32", (3, 9)),  # whose weights leave the first-level cache
+        ((1, 64, 64, 5), "float32", (2, 10)),
+        ((1, 64, 64, 7), "float32", None),  # a shuffle for nearly each multiply-add
+        ((1, 384, 384, 3), "float32", None),  # so many multiply-adds that turning costs less
+        ((1, 48, 192, 24), "float32", None),  # rows that leave the first-level cache
+        ((1, 48, 48, 12), "float64", None),
+        ((1, 64, 64, 6), "complex64", None),
+    ],
+)
+def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...], precision: str, tile: tuple[int, int] | None) -> None:
+    """Of many entries, each made by a shuffle for two vectors or three, where that is faster than to turn inputs: with AVX-512."""
+    found = FAMILY.default(kernel_of(shape, precision), CPU, 6272)
+    assert (found.along, tile and (found.height, found.width)) == ("outputs" if tile else "batch", tile)
+    narrow = FAMILY.default(kernel_of(shape, precision), replace(CPU, vector_bytes=32), 6272)
+    assert narrow.along == "batch" or Shape(kernel_of(shape, precision), narrow).period == 1
+    assert FAMILY.default(kernel_of(shape, precision, layout="bsl"), CPU, 6272).along == "batch"
+
+
+def test_inputs_that_are_copied_as_pairs_are_spread_where_runs_are_longer() -> None:
+    able = replace(CPU, dots=("bf16",))
+    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), able, 6272).along for d in (3, 6)] == ["batch", "outputs"]
+    assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), CPU, 6272).along for d in (3, 6)] == ["outputs", "outputs"]
 
 
 @needs_opencl
@@ -407,7 +439,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     number = st.integers
-    shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 7, 8, 20])))
+    shape = data.draw(st.tuples(number(1, 4), number(1, 20), number(1, 12), st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 12, 20, 24])))
     precision = data.draw(st.sampled_from(["float32", "float64", "float16", "bfloat16"]))
     kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
     constants = any_constants(data, kernel)
@@ -611,9 +643,9 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
 def test_turned_outputs_leave_past_the_caches_by_whole_lines_alone(precision: str, vector_bytes: int, past: int) -> None:
     """By half a line at a time they took four times as long."""
     limits = replace(CPU, vector_bytes=vector_bytes)
-    turned = FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 6272)
+    turned = FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 6272)
     assert (turned.along, turned.past) == ("batch", past)
-    assert FAMILY.default(kernel_of((1, 48, 48, 12), precision), limits, 16).past == 0
+    assert FAMILY.default(kernel_of((1, 192, 192, 3), precision), limits, 16).past == 0
 
 
 @pytest.mark.parametrize(

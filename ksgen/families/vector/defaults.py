@@ -21,6 +21,8 @@ WAYS = 8  # of a first-level cache
 FEW, MANY = 16, 1 << 20  # batch entries
 PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
 SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer than cores: less is over before another core has begun
+SPREAD_WORTH, SPREAD_ROW_BYTES = 96, 12 * 1024  # multiply-adds for each input or output, and a row's inputs, up to which spreading pays
+SPREAD_RUN = 6  # j from which on it does where inputs are copied as pairs
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
 
@@ -47,8 +49,10 @@ def alike(batch: int) -> int:
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants:
     batch = kernel.batch or alike(batch or MANY)
     lanes = lanes_of(kernel, limits)
-    along_outputs = are_few(kernel, limits, lanes, batch) or (
-        prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch)
+    along_outputs = (
+        are_few(kernel, limits, lanes, batch)
+        or spread_is_faster(kernel, limits, lanes)
+        or (prefers_outputs(kernel, lanes, batch) and not turned_is_faster(kernel, limits, lanes, batch))
     )
     found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
     if not multiplies_pairs(kernel, limits):
@@ -90,6 +94,28 @@ def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
     return sizes if {height for height, _ in sizes} == {1, 2} else []
 
 
+def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
+    """Whether vectors of outputs that take other inputs each until they repeat are faster than turned inputs, with many entries too
+    (batch-size-first): measured on AVX-512, where a shuffle need not take a multiply-add's place. A tile reads its rows again for all
+    columns, from the second-level cache if they are long; turning costs a copy, for which many multiply-adds make up.
+    """
+    _, b, c, d = kernel.pattern.shape
+    if kernel.layout == "bsl" or limits.vector_bytes < LINE_BYTES or kernel.is_quantized or not spread_sizes(kernel, limits):
+        return False
+    is_short = d < lanes or kernel.real_bytes == 4
+    is_long_enough = d >= SPREAD_RUN or not multiplies_pairs(kernel, limits)
+    return is_short and is_long_enough and b * c < SPREAD_WORTH * (b + c) and c * d * kernel.real_bytes <= SPREAD_ROW_BYTES
+
+
+def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
+    """(height, width) of tiles for many entries whose vectors take other inputs until they repeat: each is made once for two."""
+    d, lanes = kernel.pattern.d, lanes_of(kernel, limits)
+    period = period_of(d, lanes)
+    if lanes % d == 0 or d % lanes == 0 or kernel.arithmetic.is_complex or period > 5:
+        return []
+    return [(20 // width, width) for width in (2 * period, 3 * period, period)] + ([(3, 3 * period)] if period == 3 else [])
+
+
 def prefers_outputs(kernel: KernelSpec, lanes: int, batch: int) -> bool:
     _, b, _, d = kernel.pattern.shape
     if d <= lanes and lanes % d:
@@ -115,11 +141,14 @@ def turned_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch: int)
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, _, d = kernel.pattern.shape
     few = are_few(kernel, limits, lanes, batch)
-    vectors = divide_up(b * d if few or d <= lanes else b * lanes, lanes)
+    is_spread = few or spread_is_faster(kernel, limits, lanes)
+    vectors = divide_up(b * d if is_spread or d <= lanes else b * lanes, lanes)
     if few:  # the fewest vectors for the core with the most columns; narrow tiles shuffle more often
         cores = limits.multiprocessors
         sizes = [(height, width) for height, width in few_sizes(kernel, limits) if height == min(2, batch)]
         height, width = min(sizes, key=lambda size: (divide_up(divide_up(vectors, size[1]), cores) * size[1], -size[1]))
+    elif is_spread:
+        height, width = min(spread_sizes(kernel, limits), key=lambda size: _spread_cost(kernel, limits, size, vectors))
     else:
         most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
         height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
@@ -129,6 +158,15 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
     meets = d > lanes and kernel.in_features * kernel.item_bytes % CONFLICTING_BYTES == 0
     return _with_parts(kernel, replace(found, panel=int(meets or needs_panel(kernel, found))), limits, batch)
+
+
+def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
+    """As `cost`: the share that is for nothing, what a shuffle for each multiply-add costs, and weights that come from farther away."""
+    height, width = size
+    period = period_of(kernel.pattern.d, limits.vector_bytes // kernel.real_bytes)
+    padded = divide_up(vectors, width) * width / vectors
+    missed = kernel.pattern.c * width * limits.vector_bytes > FIRST_LEVEL_BYTES
+    return padded * max(1.0, 0.7 + 0.6 * period / width) * (1 + MISSED * (missed and height < 3))
 
 
 def past(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:

@@ -13,7 +13,7 @@ from ksgen.families.shaped import Shaped
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE, each_chains, layout_of
 from ksgen.families.tiles import divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, tile_sizes
+from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import lanes_of, tile_picture
 from ksgen.families.vector.shape import Shape, VectorConstants, needs_panel
 from ksgen.spec import KernelSpec
@@ -77,7 +77,7 @@ class Vector(Shaped[VectorConstants]):
         for both, along, panel, past, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
-            for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits))):
+            for height, width in dict.fromkeys((*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, past, both)
                 if self.keeps_rules(kernel, constants) and not Shape(kernel, constants).is_split:  # which the default knows when to take

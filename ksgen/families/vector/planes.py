@@ -95,7 +95,7 @@ class Planes:
             "lanes": lanes,
             "layout": self.kernel.layout,
             "columns_from": self.columns_from,
-            "spread": spread(self.run, lanes, self.mask, precision)[: self.period] if self.is_along_outputs else [],
+            "spread": spread(self.run, lanes, self.mask, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask,
             "turns": [(half, _of_parts(low, halves), _of_parts(high, halves)) for half, low, high in _turns(lanes)],
             **(_words_of_parts(lanes) if precision.is_complex else {}),

@@ -10,28 +10,36 @@ def period_of(d: int, lanes: int) -> int:
     return d // gcd(d, lanes)
 
 
-def spread(d: int, lanes: int, mask: str, precision: Precision) -> list[str]:
-    """For each vector of a period the expression that makes it of the inputs `at`. Where d does not divide the lanes but is less, it reads
-    as many inputs as there are lanes: `at` points into a panel then. A complex number is two neighbours."""
+def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
+    """Statements that make `each` of a period's first vectors of the inputs `at`. Where d neither divides the lanes nor is more, they read
+    up to as many inputs as there are lanes: `at` points into a panel then. A complex number is two neighbours."""
     halves, at = precision.halves, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
-    firsts = [each * lanes % d for each in range(period_of(d, lanes))]
-    return [_spread(d * halves, lanes * halves, mask, first * halves, at) for first in firsts]
-
-
-def _spread(d: int, lanes: int, mask: str, first: int, at: str) -> str:
-    """A vector whose first lane has j = `first`."""
-    if d == 1:
-        return "(lanes)(*at)"
-    if first + lanes <= d:
-        return f"in_register(vload{lanes}(0, {at} + {first}))" if first else f"in_register(vload{lanes}(0, {at}))"
-    wanted = [(first + lane) % d for lane in range(lanes)]
+    d, lanes, firsts = d * halves, lanes * halves, [each * lanes % d * halves for each in range(vectors)]
+    if d == lanes:
+        return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
     if lanes % d == 0:
-        return f"vload{d}(0, {at}).s{''.join(f'{j:x}' for j in wanted)}"
-    if d < lanes:
-        return f"shuffle2(vload{lanes}(0, {at}), vload{lanes}(0, {at}), ({mask})({_listed(wanted)}))"
-    last = d - lanes  # where the vector of the last inputs begins
-    taken = [j - last if j >= first else lanes + j for j in wanted]
-    return f"shuffle2(vload{lanes}(0, {at} + {last}), vload{lanes}(0, {at}), ({mask})({_listed(taken)}))"
+        return ["each[0] = (lanes)(*at);" if d == 1 else f"each[0] = {_repeated(d, lanes, at)};"]
+    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}  # vectors as they lie, of which others are made
+    loads = [f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));" for first, name in kept.items()]
+    if 2 * d <= lanes:  # fewer bytes are less often parts of two lines
+        loads = [f"const lanes head = in_register({_repeated(1 << (d - 1).bit_length(), lanes, at)});"]
+
+    def vector(first: int) -> str:
+        if first in kept and d > lanes:
+            return kept[first]
+        if first + lanes <= d:
+            return f"in_register(vload{lanes}(0, {at} + {first}))"
+        wanted = [(first + lane) % d for lane in range(lanes)]
+        if d < lanes:
+            return f"in_register(shuffle2(head, head, ({mask})({_listed(wanted)})))"
+        return f"in_register(shuffle2(tail, head, ({mask})({_listed([j - d + lanes if j >= first else lanes + j for j in wanted])})))"
+
+    return [*loads, *(f"each[{number}] = {vector(first)};" for number, first in enumerate(firsts))]
+
+
+def _repeated(inputs: int, lanes: int, at: str) -> str:
+    """A broadcasting load."""
+    return f"vload{inputs}(0, {at}).s{''.join(f'{lane % inputs:x}' for lane in range(lanes))}"
 
 
 def _listed(indices: list[int]) -> str:
