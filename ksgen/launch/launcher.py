@@ -66,6 +66,7 @@ class Launcher:
         out: Any = None,
         stream: Any = None,
         precision: str | None = None,
+        out_layout: str | None = None,
     ) -> Any:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
@@ -76,6 +77,7 @@ class Launcher:
         the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
         for "c64_tf32x3", on tensor cores.
         """
+        self._check_layouts(layout, out_layout)
         return self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))()
 
     def prepare(
@@ -90,15 +92,22 @@ class Launcher:
         out: Any = None,
         stream: Any = None,
         precision: str | None = None,
+        out_layout: str | None = None,
     ) -> Call:
         """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest, and keeps the
         memory that its launches work in: keep it as long as a graph that recorded it."""
+        self._check_layouts(layout, out_layout)
         call = self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
         given = (x, weights, bias, residual, call.out)
         found = [view(array) for array in given if array is not None and not isinstance(array, Weights | Quantized)]
         # A tensor may be given other memory before the launch, and a stream ends with its object.
         call.keep += (stream, *map(storage_of, found))
         return call
+
+    def _check_layouts(self, layout: str, out_layout: str | None) -> None:
+        if out_layout not in (None, layout):
+            turns = f"ChainLauncher({self!r}), which gives y in another layout than x"
+            raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
 
     def gradient(
         self, x: Any, grad_y: Any, *, layout: str = "bsf", out: Any = None, stream: Any = None, precision: str | None = None

@@ -21,7 +21,7 @@ from ksgen.torch.checks import check, check_activation, check_backend, check_fus
 from ksgen.torch.choice import Choice, choose, has_kernels, launcher
 from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import is_kept, made_of
-from ksgen.torch.ops import autocast, is_plain, is_transformed, multiply, multiply_chain
+from ksgen.torch.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, turned_at
 from ksgen.torch.products import permuted, permuted_back, permuted_multiply, to_dense
 
 
@@ -132,16 +132,17 @@ def multiply_by(backend: str, x: Tensor, weights: Tensor, bias: Tensor | None, r
 
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, activation: str,
-    between: str = "none", fuse: str = "auto", **options: Any,
+    between: str = "none", fuse: str = "auto", layout: str = "bsf", out_layout: str | None = None, turn: int = 0, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Multiply by one factor after the other. Bias, activation and residual belong to the last one, `between` to the others."""
     check_fuse(fuse, backend)
     if backend in ("auto", "ksgen", "strided"):
-        return multiply_chain(x, weights, bias, residual, activation=activation, between=between, fuse=fuse, backend=backend, **options)
-    *first, last = weights
-    for each in first:
-        x = multiply_by(backend, x, each, None, None, activation=between, **options)
-    return multiply_by(backend, x, last, bias, residual, activation=activation, **options)
+        whole: dict[str, Any] = {"activation": activation, "between": between, "fuse": fuse, "backend": backend, "layout": layout}
+        return multiply_chain(x, weights, bias, residual, out_layout=out_layout, turn=turn, **whole, **options)
+    *first, (turns, last, own) = turned_at(turn, weights, layout, out_layout)
+    for turns_before, each, own_before in first:
+        x = multiply_by(backend, turns_before(x), each, None, None, activation=between, layout=own_before, **options)
+    return multiply_by(backend, turns(x), last, bias, residual, activation=activation, layout=own, **options)
 
 
 def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:

@@ -196,12 +196,21 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
     return by_heuristic(kernel)
 
 
-def is_one_launch(own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+def layout_word(layout: str, out_layout: str | None) -> str:
+    """Of a layer's job: `bsf`, or `bsf_to_bsl`."""
+    return layout if out_layout in (None, layout) else f"{layout}_to_{out_layout}"
+
+
+def is_one_launch(
+    own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int,
+    out_layout: str | None = None,
+) -> Verdict:  # fmt: skip
     """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""
     if own in _not_one:
         return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
     try:
-        return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch)
+        more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
+        return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch, **more)
     except DeviceError as error:  # the factors by themselves say what is missing
         return Verdict(False, str(error))
 

@@ -16,7 +16,7 @@ from ksgen.pattern import Chain
 from ksgen.spec import Spec, load
 from ksgen.torch.checks import check_flags
 from ksgen.torch.factorize import Factorization, factorize
-from ksgen.torch.group import KSLinears
+from ksgen.torch.group import group
 from ksgen.torch.layer import KSLinear, Patterns, as_chain
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.propose import Proposals, propose
@@ -35,7 +35,8 @@ def convert(
 
     A rule maps names to chains. A name with a dot or one of *?[ is a pattern for the whole name, as in a shell, such as
     `blocks.*.up`; any other is one part of a name, such as `up`. The first match counts. A spec, or the path of one, gives
-    its `layers`; a rule that `save_rule` wrote may be named by its path, which ends in .json. With a `budget` instead, of the
+    its `layers`, with their `between`, `fuse` and `out_layout`; a rule that `save_rule` wrote may be named by its path, which
+    ends in .json. With a `budget` instead, of the
     dense weights, each layer gets a chain of its own (`propose`); a list of names and patterns of names then says which layers,
     and none means all whose weights are not tied. New weights are made from the old ones (`factorize`, with `refine` steps), or
     drawn. Bias, dtype, device, requires_grad and training mode stay; `options` go to `KSLinear`. If anything is wrong, nothing is
@@ -73,7 +74,7 @@ def read_rule(rule: Any) -> dict[str, Beside]:
     """A rule in any form, as chains with counts."""
     if isinstance(rule, str | Path):
         rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
-    chains: Any = {**rule.layers, **_groups(rule)} if isinstance(rule, Spec) else rule
+    chains: Any = _layers_of(rule) if isinstance(rule, Spec) else rule
     if not isinstance(chains, Mapping) or not chains:
         raise SpecError(f"rule={excerpt(rule)}; accepted: a mapping of names to chains, or a spec with layers")
     for name in chains:
@@ -82,12 +83,15 @@ def read_rule(rule: Any) -> dict[str, Beside]:
     return {name: each if isinstance(each, Beside) else Beside(as_chain(each)) for name, each in chains.items()}
 
 
-def _groups(spec: Spec) -> dict[str, Beside]:
-    """Those of a spec; `SpecError` on chains that differ, for which there is no way to write a rule."""
-    for name, chains in spec.groups.items():
+def _layers_of(spec: Spec) -> dict[str, Beside]:
+    """The layers and groups of a spec, with what they are besides their chains; `SpecError` on groups of chains that differ, for which
+    there is no way to write a rule."""
+    found = {}
+    for name, chains in ({name: (chain,) for name, chain in spec.layers.items()} | dict(spec.groups)).items():
         if len({chain.factors for chain in chains}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
-    return {name: Beside(chains[0], len(chains)) for name, chains in spec.groups.items()}
+        found[name] = Beside(chains[0], len(chains), spec.options_of(name).told)
+    return found
 
 
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool) -> dict[str, Beside]:
@@ -216,6 +220,8 @@ def _sparse(
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
     options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
+    if from_weights and (between := options.get("between", "none")) != "none":
+        raise SpecError(f"{name}: between={excerpt(between)}, with which no layer is near a matrix; accepted: from_weights=False")
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear] = []
     factorizations: list[Factorization] = []
@@ -229,7 +235,7 @@ def _sparse(
             _copy([part.bias], [added])
             part.bias.requires_grad_(added.requires_grad)
         parts.append(part)
-    new = parts[0] if wanted.count == 1 else KSLinears(parts)
+    new = parts[0] if wanted.count == 1 else group(parts)
     return new.train(layer.training), tuple(factorizations)
 
 

@@ -6,7 +6,7 @@ from ksgen.launch.fused import Verdict
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.torch.backends import explain
 from ksgen.torch.checks import dtype_name
-from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
+from ksgen.torch.choice import chain_launcher, is_one_launch, layout_word, told_of
 from ksgen.torch.intermediates import told_of_intermediates
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.splits import explain as explain_splits
@@ -19,17 +19,21 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     kind = layer.precision or dtype_name(first.dtype)
     for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
         epilogue = last if number == len(chain) else Epilogue(activation=layer.between)
-        kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layer.layout, epilogue)
+        layout = layer.layout if number <= chain.turn else layer.y_layout
+        kernel = KernelSpec(pattern, layer.precision or dtype_name(weights.dtype), layout, epilogue)
         lines.append(f"{pattern}: {explain(layer.backend, kernel, batch, weights.device)}")
     patterns = tuple(pattern.shape for pattern in chain)
     is_told = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, "auto" is what was timed: it stands below
-    if len(chain) > 1 and is_told and layer.backend in BACKENDS:
+    if (len(chain) > 1 or layer.out_layout) and is_told and layer.backend in BACKENDS:
         found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
-            found = is_one_launch(chain_launcher(patterns, layer.between, layer.fuse), first.device, kind, layer.layout, last, batch)
+            own = chain_launcher(patterns, layer.between, layer.fuse)
+            found = is_one_launch(own, first.device, kind, layer.layout, last, batch, layer.out_layout)
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
-        lines += told_of(patterns, first.dtype, layer.layout, last.activation, last.bias, batch, layer.between)
+        lines += told_of(
+            patterns, first.dtype, layout_word(layer.layout, layer.out_layout), last.activation, last.bias, batch, layer.between
+        )
     if layer.intermediates != "keep":
         activations = (layer.between, last.activation)
         lines.append(told_of_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))

@@ -21,6 +21,11 @@ class Folding:
         return self.chain.out_features
 
     @property
+    def y_layout(self) -> str:
+        """Of y and the residual."""
+        return self.layout
+
+    @property
     def own_chain(self) -> Chain:
         """What this process multiplies by."""
         return self.chain
@@ -36,7 +41,8 @@ class Folding:
             fits = x.dim() > 1 and x.shape[other] == chain.in_features
             remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
             raise LaunchError(f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}")
-        return (*x.shape[:-1], chain.out_features) if self.layout == "bsf" else (chain.out_features, *x.shape[1:])
+        batch = x.shape[:-1] if self.layout == "bsf" else x.shape[1:]
+        return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
 
     def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
         """The same; `LaunchError` on a residual of another shape."""
@@ -46,6 +52,6 @@ class Folding:
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         return y_shape
 
-    def _as_matrix(self, given: Tensor) -> Tensor:
-        """Folds all dimensions but the features into one batch."""
-        return given.reshape(-1, given.shape[-1]) if self.layout == "bsf" else given.reshape(given.shape[0], -1)
+    def _as_matrix(self, given: Tensor, layout: str | None = None) -> Tensor:
+        """Folds all dimensions but the features into one batch, of x unless another layout is named."""
+        return given.reshape(-1, given.shape[-1]) if (layout or self.layout) == "bsf" else given.reshape(given.shape[0], -1)

@@ -178,4 +178,6 @@ def group(layers: Sequence[KSLinear]) -> KSLinears:
     if len({layer.in_features for layer in given}) > 1:
         taken = ", ".join(str(layer.in_features) for layer in given)
         raise LaunchError(f"layers that take {taken} features; accepted: those that take the same x")
+    for layer in given:
+        layer.refuse_turned("a layer of a group")
     return KSLinears(given)

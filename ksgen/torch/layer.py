@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared
 from ksgen.torch.backends import NAMES
@@ -41,12 +41,12 @@ class KSLinear(Folding, nn.Linear):
     other with the activation `between` them.
 
     `patterns` are listed from the factor that meets x first to the last one. `weights` holds one parameter of shape
-    (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike.
+    (a, b, c, d) for each. x is (..., in_features) in layout "bsf" and (in_features, ...) in "bsl"; y alike, or as `out_layout` says.
     An `nn.Linear` whose `weight` is K, made of the factors when its values are asked for.
     """
 
     _parallel: Any = None  # how it is split over processes: a `ksgen.torch.parallel.Parallel`
-    between, fuse, intermediates = "none", "auto", "keep"  # of what was saved before there was a choice
+    between, fuse, intermediates, out_layout = "none", "auto", "keep", None  # of what was saved before there was a choice
 
     def __init__(
         self,
@@ -61,12 +61,14 @@ class KSLinear(Folding, nn.Linear):
         between: str = "none",
         fuse: str = "auto",
         intermediates: str = "keep",
+        out_layout: str | None = None,
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
         check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
         if between != "none" and len(self.chain) < 2:
             raise LaunchError(f"KSLinear({self.chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
+        check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
             KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
         check_device(device)
@@ -79,7 +81,7 @@ class KSLinear(Folding, nn.Linear):
         check_backend(backend, precision, dtype)
         check_fuse(fuse, backend)
         self.layout, self.precision, self.backend, self.activation, self.between = layout, precision, backend, activation, between
-        self.fuse, self.intermediates = fuse, intermediates
+        self.fuse, self.intermediates, self.out_layout = fuse, intermediates, None if out_layout == layout else out_layout
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -180,9 +182,11 @@ class KSLinear(Folding, nn.Linear):
     def _multiply(self, x: Tensor, weights: list[Tensor], bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
         """By weights of this process's own chain."""
         y_shape = self._checked_y_shape(x, residual)
-        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
+        rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual, self.y_layout)
         options: dict[str, Any] = {"layout": self.layout, "precision": self.precision, "activation": activation}
         options |= {"between": self.between, "fuse": self.fuse}
+        if self.out_layout is not None:
+            options |= {"out_layout": self.out_layout, "turn": self.own_chain.turn}
         again = self.intermediates != "keep" and is_recomputed(self.intermediates, self.own_chain, (self.between, activation))
         y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
         return y if y.shape == y_shape else torch.ops.aten._unsafe_view(y.contiguous(), y_shape)  # no view, as FSDP2 wants it
@@ -203,8 +207,8 @@ class KSLinear(Folding, nn.Linear):
 
     def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Rows of sequences of unequal lengths, which lie one after the other."""
-        if self.layout != "bsf":
-            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf'")
+        if "bsl" in (self.layout, self.y_layout):
+            raise LaunchError(f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too")
         if residual is not None and (residual.layout is not torch.jagged or residual.shape[:-1] != x.shape[:-1]):
             raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
         y = self(x.values(), None if residual is None else residual.values())
@@ -268,10 +272,19 @@ class KSLinear(Folding, nn.Linear):
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
         options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
-        options["intermediates"] = "keep"
+        options |= {"intermediates": "keep", "out_layout": None}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)
+
+    @property
+    def y_layout(self) -> str:
+        return self.out_layout or self.layout
+
+    def refuse_turned(self, what: str) -> None:
+        """Raise `LaunchError` where y has another layout than x, for what that is not done for."""
+        if self.out_layout is not None:
+            raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
 
     @property
     def split(self) -> Split | None:

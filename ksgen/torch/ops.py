@@ -26,7 +26,18 @@ from ksgen.spec import LAYOUTS, Epilogue
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, never_one_launch, serve, size_of
+from ksgen.torch.choice import (
+    chain_launcher,
+    faster,
+    has_kernels,
+    is_one_launch,
+    job_of,
+    launcher,
+    layout_word,
+    never_one_launch,
+    serve,
+    size_of,
+)
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
@@ -83,19 +94,22 @@ def multiply(
 
 def multiply_chain(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: str, precision: str | None,
-    activation: str, backend: str, between: str = "none", fuse: str = "auto",
+    activation: str, backend: str, between: str = "none", fuse: str = "auto", out_layout: str | None = None, turn: int = 0,
 ) -> Tensor:  # fmt: skip
     """`multiply` by one factor after the other, `between` the activation of all but the last; in one launch where that is faster, or where
-    `fuse` says so, if only the values are needed."""
-    *first, last = weights
+    `fuse` says so, if only the values are needed. `out_layout`: of y, where it is another one, which factor `turn` is the first to have."""
+    is_one_alone = len(weights) == 1 and out_layout is None
 
     def one_by_one() -> Tensor:
+        options: dict[str, Any] = {"precision": precision, "backend": backend}
+        *first, last = turned_at(turn, weights, layout, out_layout)
         rows = x
-        for each in first:
-            rows = multiply(rows, each, layout=layout, precision=precision, activation=between, backend=backend)
-        return multiply(rows, last, bias, residual, layout=layout, precision=precision, activation=activation, backend=backend)
+        for turns, each, own in first:
+            rows = multiply(turns(rows), each, layout=own, activation=between, **options)
+        turns, each, own = last
+        return multiply(turns(rows), each, bias, residual, layout=own, activation=activation, **options)
 
-    if not first or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
+    if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
     if not has_kernels(x.device):
         if fuse == "yes":
@@ -114,14 +128,14 @@ def multiply_chain(
             "precision": cast_precision,
         }
         ready = [operand(contiguous(each), False) for each in cast]
-        y: Tensor = own(rows_of(cast_x), ready, layout=layout, activation=activation, **extras)
+        y: Tensor = own(rows_of(cast_x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
         return y
 
     if fuse == "yes":
         return in_one_launch()
     if x.device.type == "cuda":
         epilogue = Epilogue(bias is not None, activation, residual is not None)
-        if is_one_launch(own, x.device, wanted, layout, epilogue, batch).is_one:
+        if is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout).is_one:
             try:
                 return in_one_launch()
             except ToolchainError as error:
@@ -130,9 +144,25 @@ def multiply_chain(
     if backend == "ksgen":
         return in_one_launch()
     shapes, added = [each.shape for each in cast], (bias is not None, residual is not None)
-    job = job_of("chain", shapes, cast_x.dtype, layout, activation, *added, between)
+    job = job_of("chain", shapes, cast_x.dtype, layout_word(layout, out_layout), activation, *added, between)
     ways = {"ksgen": in_one_launch, "each": one_by_one}
     return ways[faster((job, size_of(batch), *ways), ways)]()
+
+
+def turned_at(
+    turn: int, weights: Sequence[Tensor], layout: str, out_layout: str | None
+) -> list[tuple[Callable[[Tensor], Tensor], Tensor, str]]:
+    """For each factor: what is done to its X first, its weights, and the layout of both X and Y. One of them takes what was turned."""
+
+    def transposed(rows: Tensor) -> Tensor:
+        return rows.t().contiguous()
+
+    def as_it_is(rows: Tensor) -> Tensor:
+        return rows
+
+    is_turned = out_layout not in (None, layout)
+    own = [out_layout or layout if is_turned and number >= turn else layout for number in range(len(weights))]
+    return [(transposed if is_turned and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
 
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:

@@ -47,7 +47,7 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
         return None
     if not begins_well(x) or not (residual is None or begins_well(residual)):
         return None
-    options = (layer.layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
+    options = (layer.layout, layer.out_layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
     key = (x.shape, x.dtype, residual is None, *options, torch.get_num_threads(), PLANNER.generation)
     run = calls.get(key)
     if run is None:
@@ -83,6 +83,8 @@ def _usual(layer: nn.Module, x: Tensor, residual: Tensor | None) -> None:
 def _prepared(layer: Any, x: Tensor, residual: Tensor | None) -> Run:
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
+        return _usual
+    if layer.out_layout is not None:
         return _usual
     if layer.layout not in LAYOUTS or layer.activation not in ACTIVATIONS or layer.between not in ACTIVATIONS:
         return _usual

@@ -375,6 +375,7 @@ _operator.register_autograd(_backward, setup_context=_keep)
 
 def quantized(layer: KSLinear, storage: str, per: str = "output", x: Tensor | None = None) -> QuantizedKSLinear:
     """What `KSLinear.quantize` gives."""
+    layer.refuse_turned("a layer with weights in eight bits")
     if layer.split is not None:
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):

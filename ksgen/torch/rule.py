@@ -30,6 +30,7 @@ _OPTIONS = {  # with what KSLinear takes for granted
     "between": "none",
     "fuse": "auto",
     "intermediates": "keep",
+    "out_layout": None,
 }
 _MOST_BYTES = 2**26
 

@@ -259,3 +259,10 @@ def test_a_group_of_one_layer_on_the_hosts_arrays(gpu: FakeGpu, monkeypatch: pyt
     x, weights = draw(40, 128, precision="float16"), [draw(*each, precision="float16") for each in LAYER]
     (y,) = GroupLauncher(layer)(x, [weights])
     check(y, reference.multiply(layer.factors[0].pattern, x, weights[0], "bsf"), weights[1], precision="float16")
+
+
+def test_a_lone_launcher_says_who_turns_y() -> None:
+    with pytest.raises(
+        LaunchError, match=r"out_layout='bsl' beside layout='bsf'; accepted: ChainLauncher\(Launcher\(2, 9, 5, 3\)\), which"
+    ):
+        Launcher(2, 9, 5, 3)(draw(3, 30), draw(2, 9, 5, 3), out_layout="bsl")

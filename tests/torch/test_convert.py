@@ -168,6 +168,17 @@ def test_a_spec_and_its_path(tmp_path: Path) -> None:
     assert len(convert(blocks(3), str(path), from_weights=False).layers) == 6
 
 
+def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
+    square, model = "[[2, 3, 12, 1], [1, 12, 3, 2]]", blocks()
+    spec = parse(f"layers: {{qkv: {{group: [{square}, {square}, {square}], between: relu, fuse: no}}}}")
+    with pytest.raises(KsgenError, match=r"qkv: between='relu', with which no layer is near a matrix; accepted: from_weights=False"):
+        convert(model, spec)
+    convert(model, spec, from_weights=False)
+    assert {(part.between, part.fuse) for block in model["blocks"] for part in block.qkv} == {("relu", "no")}
+    convert(turned := blocks(), parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"), from_weights=False)
+    assert {each.out_layout for each in turned.modules() if isinstance(each, KSLinear)} == {"bsl"}
+
+
 def test_a_specs_group_is_chains_side_by_side() -> None:
     square = [[2, 3, 12, 1], [1, 12, 3, 2]]
     model = blocks()

@@ -134,6 +134,49 @@ def test_an_activation_between_factors(backend: str, monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("backend", ["ksgen", "bmm"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch or several, with gradients or without, kept or computed again: what the layer gives in one layout, turned."""
+    use_kernels(monkeypatch)
+    other = LAYOUTS[1 - LAYOUTS.index(layout)]
+    for chain in ([(2, 9, 5, 3), (1, 4, 18, 3)], [(2, 9, 5, 3)]):
+        options: dict[str, Any] = {"layout": layout, "activation": "gelu", "between": "relu" if len(chain) > 1 else "none"}
+        plain = KSLinear(chain, backend="bmm", dtype=torch.float64, **options)
+        turned = KSLinear(chain, backend=backend, dtype=torch.float64, out_layout=other, intermediates="recompute", **options)
+        turned.load_state_dict(plain.state_dict())
+        features = turned.out_features
+        for shape in ((70,), (5, 7)):
+            x = torch.randn(*(*shape, 30) if layout == "bsf" else (30, *shape), dtype=torch.float64, requires_grad=True)
+            residual = torch.randn(*(*shape, features) if other == "bsf" else (features, *shape), dtype=torch.float64)
+            wanted = plain(x).movedim(*(-1, 0) if layout == "bsf" else (0, -1)) + residual
+            y = turned(x, residual)
+            torch.testing.assert_close(y, wanted)
+            weights = torch.randn_like(y)
+            for got, expected in zip(
+                torch.autograd.grad((y * weights).sum(), [x, *turned.parameters()]),
+                torch.autograd.grad((wanted * weights).sum(), [x, *plain.parameters()]),
+                strict=True,
+            ):
+                torch.testing.assert_close(got, expected)
+            with torch.no_grad():
+                for _ in range(3):  # frozen too
+                    torch.testing.assert_close(turned(x, residual), wanted)
+                    turned.freeze()
+    assert f"out_layout={other}" in repr(turned)
+    assert KSLinear(chain, layout=layout, out_layout=layout).out_layout is None
+
+
+def test_what_is_not_done_with_y_in_another_layout_is_refused() -> None:
+    layer = KSLinear([(2, 9, 5, 3)], out_layout="bsl")
+    with pytest.raises(LaunchError, match="out_layout='bsl' of a layer with weights in eight bits; accepted: layers without it"):
+        layer.quantize("int8")
+    with pytest.raises(LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"):
+        KSLinear.group([layer, layer])
+    with pytest.raises(SpecError, match="out_layout='bfs'; did you mean"):
+        KSLinear([(2, 9, 5, 3)], out_layout="bfs")
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the values; what gradients are recorded of is launched factor by factor."""
