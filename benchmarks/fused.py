@@ -17,9 +17,10 @@ from ksgen.families import cuda_limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import default_us
 from ksgen.families.gpus import gpu_of
-from ksgen.launch.fused import apart_us, chain_kernel, family_of_chain
+from ksgen.launch.fused import apart_us, family_of_chain
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue
+from ksgen.spec.kernel import chain_kernel
 
 _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 

@@ -1,7 +1,7 @@
 """Compiles a whole spec for several targets; shared by `build`, `bundle` and `demo`."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import click
 
@@ -16,7 +16,8 @@ from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits
 from ksgen.families.expected import CLASSES, FEW, LARGE
 from ksgen.families.gpus import asked_for
-from ksgen.launch.choice import MOST_ENTRIES, choose_for_many, limits_from
+from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_from
+from ksgen.launch.fused import LEAST_ENTRIES, packing_choices, verdict_for
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices
@@ -55,13 +56,13 @@ class _Aim:
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Compile every kernel of the spec for every target, with the constants tuned for the named device."""
+    """Compile every kernel of the spec, and one launch of each layer, for every target, with constants tuned for the named device."""
     aims = _aims(arch)
     for aim in aims:
         if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
             click.echo(f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
-    wanted = [(aim, _sources(spec.kernels, aim.limits, aim.dialect, wisdom)) for aim in aims]
+    wanted = [(aim, _sources(spec, aim.limits, aim.dialect, wisdom)) for aim in aims]
     finished: list[Compiled] = []
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
@@ -113,13 +114,40 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources(kernels: Iterable[KernelSpec], limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
+def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
     """The sources that launchers on such a target will render: one for each batch that wisdom has and each class of batches."""
     classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *FEW]
     sources: dict[str, Source] = {}
-    for kernel in kernels:
+
+    def add(kernel: KernelSpec, choice: Choice) -> None:
+        source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
+        sources[source.digest] = source
+
+    for kernel in spec.kernels:
         for batch in sorted({*wisdom.batches(kernel), *([kernel.batch] if kernel.batch else classes)}):
-            choice = choose_for_many(kernel, batch, limits, wisdom)
-            source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
-            sources[source.digest] = source
+            add(kernel, choose_for_many(kernel, batch, limits, wisdom))
+    for kernel, batch in _launches(spec, limits, classes, wisdom):
+        choice = choose_for_many(kernel, batch, limits, wisdom)
+        add(kernel, choice)
+        for factor, packing in packing_choices(kernel, choice.family, choice.constants):
+            add(factor, packing)
     return list(sources.values())
+
+
+def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom) -> Iterator[tuple[KernelSpec, int]]:
+    """Whole layers and groups in one launch, and the batches at which launchers may take one: where that is expected to be faster, where
+    a search measured it, or always, as the layer's `fuse` says."""
+    kind = "processor" if limits.is_cpu else "cuda"
+    for name, launches in spec.launches.items():
+        fuse = spec.options_of(name).fuse
+        for asked in launches:
+            dense = replace(asked, batch=None, stride="dense")
+            known = wisdom.batches(dense)
+            for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
+                is_few = limits.is_cpu and batch < LEAST_ENTRIES  # on one core already
+                if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_few):
+                    continue
+                if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:
+                    apart = () if limits.is_cpu else ("dense",)  # a group's outputs that lie apart are no slices on a GPU
+                    strides = ("any", *apart) if asked.beside else (asked.stride,)
+                    yield from ((replace(dense, stride=stride), batch) for stride in strides)

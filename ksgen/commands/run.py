@@ -1,7 +1,8 @@
 """`ksgen run`."""
 
 import sys
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
 import click
 
@@ -19,37 +20,41 @@ from ksgen.commands.common import (
     weights_option,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
+from ksgen.commands.layers import Layer, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
-from ksgen.pattern import Chain, Pattern
-from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.pattern import Pattern
+from ksgen.spec import ACTIVATIONS, STRIDES, Epilogue, KernelSpec
 from ksgen.words import counted
 
 
 @click.command("run", short_help="Check and time one kernel.")
 @takes_patterns
+@takes_layers
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
-@click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
+@click.option(
+    "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: of slices, whose rows lie apart."
+)
 @weights_option
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
-@click.option("--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Of a layer's other factors.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
 @click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs. The median counts.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], batch: int | None, precision: str, layout: str, out_layout: str | None, weights: str, job: str,
-    family: str | None, bias: bool, activation: str, between: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, batch: int | None, precision: str, layout: str, stride: str, weights: str, job: str,
+    family: str | None, bias: bool, activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
-    Several patterns are the factors of a layer, from the one that meets x first: their launch as one, beside a launch for each.
+    Several patterns are the factors of a layer, from the one that meets x first: their launch as one, beside a launch for each. With
+    --beside it is a group, of this layer and others on the same x.
 
     \b
     Examples:
@@ -58,31 +63,26 @@ def command(
       ksgen run 6,64,64,1 --batch 1000 --job gradient
       ksgen run 1,1024,1024,1 --batch 1 --weights int8
       ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
+      ksgen run 6,64,64,1 --beside 6,64,64,1 --beside "2,48,192,1 1,192,48,2" --batch 1568
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
-    from ksgen.families.chains import factor_kernels
+    from ksgen.families.chains import factor_kernels, turned_bytes
     from ksgen.launch.choice import limits_of
-    from ksgen.launch.fused import chain_kernel
     from ksgen.measure.roofline import measure_ceilings
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure
 
-    if not patterns or (job == "gradient" and len(patterns) > 1):
+    if not patterns or (job == "gradient" and (len(patterns) > 1 or layer.is_asked_for)):
         accepted = "one, such as ksgen run 1,192,48,2" + ("" if patterns else "; or those of a layer's factors")
-        raise PatternError(f"got {counted(len(patterns), 'pattern')}; accepted: {accepted}")
-    chain = Chain(patterns)  # refuses factors that do not fit each other
+        raise PatternError(f"got {counted(len(patterns), 'pattern')}{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)
-    for option, value in (("--between", between), ("--out-layout", out_layout)):
-        if value not in (None, "none") and len(chain) < 2:
-            raise SpecError(f"{option} {value} where there is one factor; accepted: a layer's patterns, two or more")
-    if len(chain) > 1:
-        options: dict[str, Any] = {"between": between, "out_layout": out_layout, "weights": weights}
-        kernel = chain_kernel((chain.factors,), precision, layout, epilogue, **options)
-    else:
-        kernel = KernelSpec(chain[0], precision, layout, epilogue, job=job, weights=weights)
+    whole = layer.launch(precision, layout, epilogue, weights)  # refuses factors that do not fit each other
+    kernel = whole or KernelSpec(patterns[0], precision, layout, epilogue, job=job, weights=weights)
+    if stride == "any":
+        kernel = replace(kernel, stride=stride)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))
@@ -95,7 +95,8 @@ def command(
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if len(chain) > 1 else []
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if whole else []
+    turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,
@@ -115,6 +116,7 @@ def command(
         "floor_us": floor * 1e6,
         "share_of_floor": None if why else floor / seconds,
         **({"each_factor_us": [each.median_s * 1e6 for each in apart]} if apart else {}),
+        **({"turn_us": turn_s * 1e6} if turn_s else {}),
         "others_share": others_share,
         "doubt": why,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
@@ -149,8 +151,11 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("share", "{share}"),
     ]
     if each := figures.get("each_factor_us"):
-        apart = sum(cast("list[float]", each))
-        took = f"{apart:.1f} us for a launch of each factor, {apart / cast('float', figures['median_us']):.2f} of the time of one launch"
+        turn = cast("float", figures.get("turn_us", 0.0))
+        apart = sum(cast("list[float]", each)) + turn
+        copied = f", with {turn:.1f} us at least for the copy that turns what lies between" if turn else ""
+        share_of_one = apart / cast("float", figures["median_us"])
+        took = f"{apart:.1f} us for a launch of each factor{copied}: {share_of_one:.2f} of the time of one launch"
         rows.append(("apart", took))
     doubted = f"not said, as the time cannot be trusted: {figures['doubt']}"
     share = doubted if figures["doubt"] else f"{figures['share_of_floor']:.0%} of the floor"

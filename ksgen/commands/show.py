@@ -1,6 +1,6 @@
 """`ksgen show`."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,23 @@ from ksgen.commands.common import (
     weights_option,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
+from ksgen.commands.layers import Layer, takes_layers
 from ksgen.errors import PatternError
+from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import Epilogue, KernelSpec, LayerOptions
+from ksgen.spec.kernel import is_layer, layer_launch
 
 if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
 
 
+_CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # of a processor of no name
+
+
 @click.command("show", short_help="Describe a pattern, with a picture.")
 @takes_patterns
+@takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="Batch size, to count bytes and operations.")
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
@@ -38,45 +45,46 @@ if TYPE_CHECKING:
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], spec: Path | None, batch: int, precision: str, layout: str, weights: str,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str, layout: str, weights: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
-    applied to X first comes first.
+    applied to X first comes first. Of a layer, and of a group of them on one X (--beside), also whether it is one launch, and why.
 
     \b
     Examples:
       ksgen show 2,3,4,5 --png pattern.png
       ksgen show 2,48,192,1 1,192,48,2 --precision float16
+      ksgen show 6,64,64,1 --beside 6,64,64,1 --beside 6,64,64,1
       ksgen show --spec specs/vit.yaml
       ksgen show 1,192,48,2 --device cuda
     """
     if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
-    layers = {}
+    layers: dict[str, _Layer] = {}
     if spec:
         from ksgen.spec import load
 
         loaded = load(find_spec(spec))
-        patterns, layers = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels)), dict(loaded.layers)
-        for name, chains in loaded.groups.items():
-            layers |= {f"{name}[{number}]": chain for number, chain in enumerate(chains)}
-    elif len(patterns) > 1:
-        layers = {"chain": Chain(patterns)}
+        patterns = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels))
+        named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)
+        layers = {name: _Layer(chains, loaded.options_of(name)) for name, chains in named.items()}
+    elif len(patterns) > 1 or layer.is_asked_for:
+        layer.launch(precision, layout, Epilogue(), weights)  # refuses what is no layer
+        name = "group" if layer.beside else "chain"
+        layers = {name: _Layer(layer.chains, LayerOptions(layer.between, layer.out_layout))}
+        patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
     described = [_describe(KernelSpec(pattern, precision, layout, weights=weights), batch, device) for pattern in patterns]
+    of_layers = {name: _describe_layer(each, (precision, layout, weights), batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)
     if as_json:
-        print_json({"patterns": described, "layers": {name: _describe_chain(chain) for name, chain in layers.items()}})
+        print_json({"patterns": described, "layers": of_layers})
         return
     for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, with_picture=not spec)
-    for name, chain in layers.items():
-        click.echo(
-            "{name}: {chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(
-                name=name, chain=chain, **_describe_chain(chain)
-            )
-        )
+    for name, each in layers.items():
+        _print_layer(name, each, of_layers[name])
 
 
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
@@ -143,6 +151,68 @@ def _describe_chain(chain: Chain) -> dict[str, Any]:
         "share": chain.weight_count / (chain.in_features * chain.out_features),
         "chainable": chain.is_chainable,
     }
+
+
+@dataclass(frozen=True)
+class _Layer:
+    chains: tuple[Chain, ...]
+    options: LayerOptions
+
+
+def _describe_layer(layer: _Layer, numbers: tuple[str, str, str], batch: int, device: str | None) -> dict[str, Any]:
+    """Its sizes; those of each chain of a group; and how it is launched, in such a precision and layout and with such weights."""
+    each = [_describe_chain(chain) for chain in layer.chains]
+    sizes = each[0] if len(each) == 1 else {"chains": each}
+    precision, layout, weights = numbers
+    options = layer.options
+    if not is_layer(layer.chains, layout, options.out_layout):
+        return sizes
+    more: dict[str, Any] = {"between": options.between, "out_layout": options.out_layout, "weights": weights}
+    kernel = layer_launch(layer.chains, precision, layout, Epilogue(), **more)
+    return sizes | {"launch": _describe_launch(kernel, options.fuse, batch, device)}
+
+
+def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
+    """Which family serves it in one launch on devices of each kind, where that is expected to be faster; not told of processors below the
+    batch from which they take one. Of a device that is named: whether it is one launch there, by its wisdom, and why."""
+    from ksgen.families import family_for
+    from ksgen.launch.fused import LEAST_ENTRIES, verdict, verdict_for
+
+    kinds = {name: (limits, "cuda") for name, limits in _device_limits().items() if name != "opencl"} | {"processor": (_CORES, "processor")}
+    by_device = {
+        name: family_for(kernel, limits, batch).name if verdict_for(kernel, limits, kind, batch, fuse).is_one else None
+        for name, (limits, kind) in kinds.items()
+        if kind == "cuda" or fuse != "auto" or batch >= LEAST_ENTRIES * limits.multiprocessors
+    }
+    facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
+    if device is None:
+        return facts
+    from ksgen.devices import find_device
+
+    found = verdict(find_device(device), kernel, batch, fuse)
+    choice = _choice(kernel, batch, device) if found.is_one else None
+    chosen = choice_figures(choice.family, choice.constants) | {"chosen_by": choice.why} if choice else {}
+    return facts | {"one_launch": found.is_one, "why": found.why, **chosen}
+
+
+def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
+    for number, (chain, sizes) in enumerate(zip(layer.chains, facts.get("chains", [facts]), strict=True)):
+        of_group = f"[{number}]" if len(layer.chains) > 1 else ""
+        told = "{chain}, {in_features} -> {out_features}, {share:.1%} of dense".format(chain=chain, **sizes)
+        click.echo(f"{name}{of_group}: {told}")
+    if not (launch := facts.get("launch")):
+        return
+    others = "layer by layer" if len(layer.chains) > 1 else "a launch for each factor"
+    if "why" in launch:
+        chosen = ", ".join(f"{word}={value}" for word, value in launch.get("constants", {}).items())
+        told = f"one launch, {launch['family']}: {chosen}; {launch['chosen_by']}" if launch["one_launch"] else others
+        click.echo(f"  {launch['kernel']}: {told}; {launch['why']}")
+        return
+    ways: dict[str | None, list[str]] = {}
+    for device, family in launch["by_device"].items():
+        ways.setdefault(family, []).append(device)
+    each = (f"{f'one launch, {family}' if family else others} on {', '.join(devices)}" for family, devices in ways.items())
+    click.echo(f"  {launch['kernel']}: {'; '.join(each)}")
 
 
 def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:

@@ -24,10 +24,12 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import kernel_figures
+from ksgen.commands.layers import Layer, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
-from ksgen.pattern import Chain, Pattern
-from ksgen.spec import KernelSpec
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
@@ -41,7 +43,8 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 
 @click.command("tune", short_help="Find the fastest constants for a device.")
 @takes_patterns
-@click.option("--spec", type=SPEC, help="Tune every kernel of this spec.")
+@takes_layers
+@click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
 @click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: only kernels with such.")
@@ -58,7 +61,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help=f"Page with curves and tables to write; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, weights: str | None,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None,
     job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None,
     scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -71,7 +74,8 @@ def command(
       ksgen tune 1,192,48,2 --precision float16
       ksgen tune --spec specs/vit.yaml --report vit.html
       ksgen tune 1,192,48,2 --job gradient
-      ksgen tune 6,64,64,1 1,768,192,2 --chain --batch 1568
+      ksgen tune 6,64,64,1 1,768,192,2 --chain --between relu --batch 1568
+      ksgen tune 6,64,64,1 --beside 6,64,64,1 --beside 6,64,64,1 --batch 1568
       ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
@@ -80,9 +84,9 @@ def command(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
-    kernels = _kernels(patterns, spec, precision, layout, weights, job)
-    if chain:
-        kernels = [_one_launch(kernels, spec), *kernels]
+    is_layer = chain or layer.is_asked_for
+    wanted = (precision, layout, weights, job)
+    kernels = _of_layer(layer, spec, *wanted) if is_layer else _kernels(patterns, spec, *wanted)
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
@@ -90,11 +94,11 @@ def command(
     store = TrialStore()
     try:
         entries = batch or default_batch(engine.facts.limits)
-        jobs = [Job(kernel, kernel.batch or entries) for kernel in kernels]
+        jobs = [Job(_launched_as(kernel), kernel.batch or entries) for kernel in kernels]
         tuner = Tuner(engine, store, options)
         for each in jobs:
             check_memory(each.kernel, each.batch, tuner.limits)
-        jobs = _served(tuner, jobs, spec)
+        jobs = _served(tuner, _to_be_had(tuner, jobs, spec), spec)
         say_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
@@ -115,10 +119,12 @@ def _kernels(
     if spec is None:
         options: dict[str, Any] = {"job": job or "multiply", "weights": weights or SAME}
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", **options) for pattern in patterns]
+    loaded = load(find_spec(spec))
+    launches = [each for whole in loaded.launches.values() for kernel in whole for each in _with_layers(kernel)]
     wanted = [
         kernel
-        for kernel in dict.fromkeys(replace(each, stride="dense") for each in load(find_spec(spec)).kernels)  # whose wisdom serves slices
-        if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, kernel.job)
+        for kernel in dict.fromkeys([*launches, *(replace(each, stride="dense") for each in loaded.kernels)])  # whose wisdom serves slices
+        if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, _job_of(kernel))
         and weights in (None, kernel.weights)
     ]  # fmt: skip
     if not wanted:
@@ -126,14 +132,52 @@ def _kernels(
     return wanted
 
 
-def _one_launch(factors: list[KernelSpec], spec: Path | None) -> KernelSpec:
-    """All factors of a layer in one launch."""
-    from ksgen.launch.fused import chain_kernel
+def _job_of(kernel: KernelSpec) -> str:
+    return "multiply" if kernel.job == CHAIN else kernel.job
 
-    if spec or len(factors) < 2 or factors[0].job == "gradient":
-        raise KsgenError("--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient")
-    chain, last = Chain(tuple(each.pattern for each in factors)), factors[-1]  # refuses factors that do not fit each other
-    return chain_kernel((chain.factors,), last.precision, last.layout, last.epilogue, weights=last.weights)
+
+def _with_layers(kernel: KernelSpec) -> list[KernelSpec]:
+    """One launch as launchers ask for it, and of a group that of each layer besides: what it is compared with."""
+    from ksgen.families.chains import layer_kernels
+
+    if not kernel.beside:
+        return [replace(kernel, stride="dense")]
+    return [replace(kernel, stride="any"), *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN)]
+
+
+def _launched_as(kernel: KernelSpec) -> KernelSpec:
+    """What launchers ask for: all factors in one launch is no kernel for one batch alone."""
+    return replace(kernel, batch=None) if kernel.job == CHAIN else kernel
+
+
+def _of_layer(
+    layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None, job: str | None
+) -> list[KernelSpec]:
+    """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
+    from ksgen.families.chains import factor_kernels
+
+    accepted = "--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient"
+    if spec or job == "gradient" or not layer.patterns:
+        raise KsgenError(accepted)
+    if (whole := layer.launch(precision or "float32", layout or "bsf", Epilogue(), weights or SAME)) is None:
+        raise KsgenError(accepted)
+    return list(dict.fromkeys([*_with_layers(whole), *factor_kernels(whole)]))
+
+
+def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
+    """Without the layers of a spec that cannot be one launch on this device; one that was named is refused."""
+    from ksgen.launch.fused import verdict_for
+
+    found, kind = [], "processor" if tuner.limits.is_cpu else tuner.engine.facts.kind
+    for each in jobs:
+        one = verdict_for(each.kernel, tuner.limits, kind, each.batch, "yes") if each.kernel.job == CHAIN else None
+        if one is None or one.is_one:
+            found.append(each)
+        elif spec is None:
+            raise KsgenError(f"{each.kernel.name} in one launch on {tuner.engine.facts.name}: {one.why}")
+        else:
+            click.echo(f"left out, as {one.why}: {each.kernel.name}", err=True)
+    return found
 
 
 def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":

@@ -90,12 +90,13 @@ def _caption(running: Sequence["Progress"]) -> str:
 
 
 def name_of(job: "Job") -> str:
-    """`1,192,48,2 float32 bsf`, of a layer `6,64,64,1 then 1,768,192,2 ...`; with the epilogue or another job, and the batch where the
-    kernel serves no other."""
+    """`1,192,48,2 float32 bsf`, of a layer `6,64,64,1 then 1,768,192,2 ...`, of a group `..., beside ...`; with the epilogue or another
+    job, and the batch where the kernel serves no other."""
     kernel = job.kernel
     special = () if kernel.batch is None else (f"batch {kernel.batch}",)
     weights = (kernel.weights,) if kernel.is_quantized else ()
-    return " ".join((str(kernel.factors), kernel.precision, *weights, kernel.layout, *kernel.words, *special))
+    chains = ", beside ".join(map(str, kernel.chains))
+    return " ".join((chains, kernel.precision, *weights, kernel.layout_word, *kernel.words, *special))
 
 
 def clock(seconds: float | None) -> str:

@@ -6,12 +6,14 @@ those of the chains of a group with semicolons.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ def turns(kernel: KernelSpec, at: Place) -> bool:
     return kernel.out_layout is not None and at.at == kernel.chains[at.chain].turn
 
 
+def turned_bytes(kernel: KernelSpec, batch: int) -> int:
+    """What separate launches read and write besides, to turn what lies between from one layout into the other."""
+    return 2 * kernel.item_bytes * batch * sum(chain[chain.turn].in_features for chain in kernel.chains) if kernel.out_layout else 0
+
+
 def is_single(kernel: KernelSpec) -> bool:
     """Whether there is one factor in all: a launch of it that turns."""
     return not kernel.before and not kernel.beside
@@ -42,12 +49,29 @@ def is_single(kernel: KernelSpec) -> bool:
 def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each factor by itself, one chain after the other: the epilogue is that of the last one of each, and others have what is between.
     Its layout is what it writes."""
+    return list(_factor_kernels(kernel))
+
+
+@lru_cache(1024)
+def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     between = Epilogue(activation=kernel.between)
     alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
     found = []
     for each in places(kernel):
         layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
         found.append(replace(alone, pattern=each.pattern, layout=layout, epilogue=kernel.epilogue if each.is_last else between))
+    return tuple(found)
+
+
+def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
+    """Each chain of a group by itself."""
+    found = []
+    for *before, last in kernel.chains:
+        alone: dict[str, Any] = (
+            {"before": tuple(before), "job": CHAIN} if before or kernel.out_layout else {"before": (), "job": "multiply"}
+        )
+        between = kernel.between if before else "none"
+        found.append(replace(kernel, pattern=last, beside=(), between=between, **alone))
     return found
 
 

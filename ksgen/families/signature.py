@@ -41,12 +41,6 @@ def pitches_of(kernel: KernelSpec) -> dict[str, str]:
     return {array: f"{array}_pitch" for array in features_of(kernel)} if kernel.is_strided else {}
 
 
-def dense_pitches(kernel: KernelSpec, batch: int) -> dict[str, int]:
-    """Those operands for arrays without gaps."""
-    features = features_of(kernel)
-    return {pitch: features[array] if layout_of(kernel, array) == "bsf" else batch for array, pitch in pitches_of(kernel).items()}
-
-
 def layout_of(kernel: KernelSpec, array: str) -> str:
     """Of X, or of Y and what is added to it."""
     return kernel.layout if array == "x" else kernel.y_layout

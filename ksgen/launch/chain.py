@@ -13,7 +13,7 @@ from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, y_shape
-from ksgen.launch.fused import Verdict, chain_kernel, fused_plan, is_turned, verdict
+from ksgen.launch.fused import Verdict, fused_plan, is_turned, verdict
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
@@ -24,7 +24,7 @@ from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import FUSES, checked_batch, is_word
+from ksgen.spec.kernel import FUSES, chain_kernel, checked_batch, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted

@@ -10,7 +10,7 @@ from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, families_for, family_for, family_named
-from ksgen.families.chains import factor_kernels
+from ksgen.families.chains import factor_kernels, layer_kernels, turned_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
 from ksgen.launch.choice import Choice, limits_of
@@ -18,7 +18,7 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
+from ksgen.spec.kernel import CHAIN, chain_kernel
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
@@ -47,18 +47,6 @@ class Verdict:
 def is_turned(layout: str, out_layout: str | None) -> bool:
     """Whether Y has another layout than X."""
     return out_layout not in (None, layout)
-
-
-def chain_kernel(
-    chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
-    out_layout: str | None = None, weights: str = SAME,
-) -> KernelSpec:  # fmt: skip
-    """One launch of all factors of a layer, or of several on one X."""
-    (*before, last), *beside = chains
-    return KernelSpec(
-        last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(beside), between=between,
-        out_layout=out_layout, weights=weights,
-    )  # fmt: skip
 
 
 def fused_plan(
@@ -97,23 +85,29 @@ def fused_plan(
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:
     """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation.
     With another word for `fuse`: whether it can be had, or not at all."""
+    if fuse == "auto":
+        if _has_few(device, batch):
+            least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
+            return Verdict(False, f"below {least} each factor is shared out by its outputs")
+        where: Any = device  # devices are hashed by their identity
+        if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
+            return measured
+    return verdict_for(kernel, limits_of(device), "processor" if device.shares_host else device.kind, batch, fuse)
+
+
+def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse: str = "auto") -> Verdict:
+    """The same on such devices, of which nothing was measured: "processor", "cuda" or others."""
     if fuse == "no":
         return Verdict(False, "fuse='no'")
     if fuse == "yes":
-        lacks = _lacks(kernel, limits_of(device), device.kind, batch_like(kernel, batch))
+        lacks = _lacks(kernel, limits, kind, batch_like(kernel, batch))
         return Verdict(not lacks, lacks or "fuse='yes'")
-    if _has_few(device, batch):
-        least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
-        return Verdict(False, f"below {least} each factor is shared out by its outputs")
-    where: Any = device  # devices are hashed by their identity
-    if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
-        return measured
-    if device.shares_host:
-        has_none = _has_no_chains(kernel, limits_of(device))
+    if kind == "processor":
+        has_none = _has_no_chains(kernel, limits)
         return Verdict(not has_none, has_none or "what lies between factors stays in the cache")
-    if device.kind != "cuda":
+    if kind != "cuda":
         return Verdict(False, NO_FAMILY)
-    return _expected(kernel, limits_of(device), batch_like(kernel, batch))
+    return _expected(kernel, limits, batch_like(kernel, batch))
 
 
 def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
@@ -135,20 +129,42 @@ def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
 
 @lru_cache(REMEMBERED)
 def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
-    """By the times of one launch and of each factor's, where searches found all of them at one batch: with activations, or without.
-    A launch of a group was never searched."""
-    if kernel.beside:
-        return None
+    """By the times of one launch and of the others that would do the same, where searches found all of them at one batch: with activations,
+    or without."""
     dense = replace(kernel, stride="dense")
     for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
-        found = [PLANNER.measured(device, own, batch) for own in (whole, *factor_kernels(whole))]
-        entries = [entry for entry in found if entry is not None]
-        if len(entries) == len(found) and len({entry.batch for entry in entries}) == 1:
-            one, *each = [entry.median_us or 0.0 for entry in entries]
-            at = f"at batch {entries[0].batch}"
-            told = f"searches measured {one:.3g} us of one launch {at}, and {sum(each):.3g} us of one for each factor"
-            return Verdict(one < sum(each), told)
+        one = PLANNER.measured(device, whole, batch)
+        if one is None or (apart := _apart(device, whole, batch, one.batch)) is None:
+            continue
+        told = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
+        copy = ", with the copy that turns what lies between" if kernel.out_layout else ""
+        others = "of the layers one by one" if kernel.beside else f"of one for each factor{copy}"
+        return Verdict((one.median_us or 0.0) < apart, f"{told} {others}")
     return None
+
+
+def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
+    """Microseconds of a launch for each factor, and of the copy that turns what lies between, as searches measured them at one batch; of a
+    group, of each layer as it was the fastest. None where one of them was not measured."""
+    if kernel.beside:
+        each = [_of_layer(device, layer, batch, at) for layer in layer_kernels(kernel)]
+    else:
+        each = [_time(device, factor, batch, at) for factor in factor_kernels(kernel)]
+    found = [us for us in each if us is not None]
+    if len(found) < len(each):
+        return None
+    whole = PLANNER.measured(device, kernel, batch) if kernel.out_layout else None
+    return sum(found) + (whole.measured.get("turn_us") or 0.0 if whole else 0.0)
+
+
+def _of_layer(device: Any, layer: KernelSpec, batch: int, at: int) -> float | None:
+    both = _apart(device, layer, batch, at), _time(device, layer, batch, at) if layer.job == CHAIN else None
+    return min((us for us in both if us is not None), default=None)
+
+
+def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
+    found = PLANNER.measured(device, kernel, batch)
+    return (found.median_us or 0.0) if found and found.batch == at else None
 
 
 def _has_few(device: Device, batch: int) -> bool:
@@ -166,8 +182,7 @@ def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     rates = gpu_of(limits.target).rates
     if not kernel.out_layout or not rates:
         return own
-    features = sum(chain[chain.turn].in_features for chain in kernel.chains)
-    return own + LAUNCH_US + 2 * features * batch * kernel.item_bytes / (rates.memory_gb_s * 1e3)
+    return own + LAUNCH_US + turned_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
 
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
@@ -175,10 +190,8 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     if not kernel.beside:
         return each_us(kernel, limits, batch)
     found = 0.0
-    for chain in kernel.chains:
-        *before, last = chain
-        layer = replace(kernel, pattern=last, before=tuple(before), beside=(), job=CHAIN if before else "multiply")
-        whole = family_of_chain(layer, limits, batch) if before else None
+    for layer in layer_kernels(kernel):
+        whole = family_of_chain(layer, limits, batch) if layer.job == CHAIN else None
         found += min(each_us(layer, limits, batch), default_us(whole, layer, limits, batch) if whole else inf)
     return found
 
@@ -220,14 +233,19 @@ def _plan(
     except ToolchainError:
         if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise
-        return None  # bundles hold each factor by itself
+        return None  # a bundle holds one launch where it was expected to be faster, and each factor by itself
 
 
 def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
-    """The plans that pack the weights of each factor for a chain's launch."""
-    packed_by = family_named(whole.choice.family).packed_by
-    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(whole.kernel)]
+    """The plans that pack the weights of each factor for a chain's launch, by binaries for the target that the chain's own is for."""
     return tuple(
-        PLANNER.plan_of(device, each, whole.batch, Choice(packed_by, own, "part of a chain"))
-        for each, own in zip(factors, whole.choice.constants.parsed, strict=True)
+        PLANNER.plan_of(device, each, whole.batch, choice, whole.binary.target)
+        for each, choice in packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
     )
+
+
+def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:
+    """The kernels of each factor by itself whose texts pack its weights for a chain's launch under such constants."""
+    packed_by = family_named(family).packed_by
+    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
+    return [(each, Choice(packed_by, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]

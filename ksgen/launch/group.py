@@ -14,7 +14,7 @@ from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of
 from ksgen.launch.checks import check_memory, group_shape
-from ksgen.launch.fused import FusedPlan, Verdict, chain_kernel, fused_plan, verdict
+from ksgen.launch.fused import FusedPlan, Verdict, fused_plan, verdict
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
@@ -22,7 +22,7 @@ from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, packed_in, stored_alike
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import chain_kernel, checked_batch
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -88,7 +88,7 @@ class GroupLauncher:
         batch, where, own = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
         name, found = self.title, self.verdict(where, precision, layout, own, batch)
         if found.is_one:
-            choice = PLANNER.choice(where, self._kernel(precision, layout, own), batch)
+            choice = PLANNER.choice(where, self._kernel(where, precision, layout, own), batch)
             return f"{name} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
         each = [layer.explain(batch, precision=precision, layout=layout, epilogue=own, device=device) for layer in self.layers]
         return "\n".join([f"{name}: layer by layer; {found.why}", *each])
@@ -101,7 +101,7 @@ class GroupLauncher:
             return Verdict(False, "fuse='no'")
         if self._between is None:
             return Verdict(False, "the activations between their factors differ")
-        return verdict(device, self._kernel(precision, layout, epilogue), batch)
+        return verdict(device, self._kernel(device, precision, layout, epilogue), batch)
 
     @property
     def _is_apart(self) -> bool:
@@ -113,9 +113,10 @@ class GroupLauncher:
         found = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
         return found.pop() if len(found) == 1 else None
 
-    def _kernel(self, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
-        chains = tuple(chain.factors for chain in self.chains)
-        return chain_kernel(chains, precision, layout, epilogue, between=self._between or "none")
+    def _kernel(self, device: Device, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
+        """Of one launch into one array, whose columns are slices."""
+        stride = "any" if device.shares_host or layout == "bsf" else "dense"
+        return chain_kernel(self.chains, precision, layout, epilogue, stride, self._between or "none")
 
     # ---- what was given
 

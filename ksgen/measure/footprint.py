@@ -6,7 +6,8 @@ Counts what `verify.py` and `reference.py` hold; the tests compare it with trace
 from dataclasses import dataclass
 
 from ksgen.families import Limits, family_for
-from ksgen.measure.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS
+from ksgen.families.signature import features_of, layout_of
+from ksgen.measure.verify import CACHE_BYTES, GAP, MOST_REFERENCE_FLOPS
 from ksgen.reference import ELEMENTS_AT_ONCE
 from ksgen.spec import KernelSpec
 
@@ -26,17 +27,21 @@ class Footprint:
 
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     """The footprint of one kernel at a batch on a device with these limits, with its family's default constants."""
-    pattern, item = kernel.pattern, kernel.item_bytes
-    inputs, outputs, weights = batch * kernel.in_features, batch * pattern.out_features, kernel.factors.weight_count
+    item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
+    inputs, outputs, weights = batch * kernel.in_features, batch * features, sum(chain.weight_count for chain in kernel.chains)
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
-    given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + pattern.out_features * kernel.epilogue.bias
+    given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias
     entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))  # that are compared
-    compared = weights if is_gradient else entries * pattern.out_features
-    part = min(entries * (pattern.in_features + pattern.out_features), max(ELEMENTS_AT_ONCE, pattern.in_features + pattern.out_features))
+    compared = weights if is_gradient else entries * features
+    widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
+    part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))
     of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
     of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
     of_rounding = 48 * weights if kernel.is_quantized else 0  # float64 numbers on their way to values of eight bits
+    if kernel.is_strided:  # the rows of slices lie apart
+        rows = {"bsf": batch, "bsl": 0}
+        given += GAP * sum(rows[layout_of(kernel, array)] or count for array, count in features_of(kernel).items())
     reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
     device = 0
     if limits.is_cpu:

@@ -13,7 +13,8 @@ import numpy as np
 
 from ksgen import reference
 from ksgen.devices.base import Buffer, Device, uploaded
-from ksgen.families.signature import dense_pitches, result_of, weights_of
+from ksgen.families.chains import layer_kernels
+from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.fused import packings
 from ksgen.launch.memory import numpy_dtype
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # at most so many sets of arrays, used in turn by timed runs
+GAP = 16  # elements between the rows of slices
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
@@ -55,11 +57,22 @@ class Problem:
     most_compared: int | None = None  # batch entries; None: as many as the reference computes in about a second
     before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
     quantized: tuple[Quantized, ...] = ()  # what all these weights are in eight bits, where they are stored so: exactly
+    others: "tuple[Problem, ...]" = ()  # of a group's chains beside the first one, whose problem this is: on the same X
+
+    @property
+    def each(self) -> "tuple[Problem, ...]":
+        """That of each chain: one, but for a group."""
+        return self, *self.others
 
     @property
     def given(self) -> "tuple[Array, ...]":
         """The weights of each factor as a device is given them."""
-        return tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
+        own = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
+        return own + tuple(array for other in self.others for array in other.given)
+
+    def comparing(self, most: int) -> "Problem":
+        """The same, with so many batch entries compared at most."""
+        return replace(self, most_compared=most, others=tuple(other.comparing(most) for other in self.others))
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -77,9 +90,10 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that rounding explains, of all factors together."""
+        """The largest relative error that rounding explains, of all factors together; of a group, in the chain that has most to round."""
         precision = self.kernel.precision
-        return tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.before)
+        own = tolerance(precision, self.terms) + sum(tolerance(precision, pattern.c) for pattern in self.kernel.before)
+        return max(own, *(other.tolerance for other in self.others)) if self.others else own
 
     @cached_property
     def chosen(self) -> Any:
@@ -159,7 +173,14 @@ def tolerance(precision: str, terms: int) -> float:
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """The same arrays for the same kernel, batch and seed; one chain, not several beside each other."""
+    """The same arrays for the same kernel, batch and seed; equal chains of a group have weights of their own."""
+    first = _made(kernel, batch, seed, None)
+    others = enumerate(layer_kernels(kernel)[1:], 1)
+    return replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others)) if kernel.beside else first
+
+
+def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
+    """Of one chain, on an X of its own if there is none yet."""
     dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
     pattern = kernel.pattern
@@ -187,7 +208,7 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     return Problem(
         kernel,
         batch,
-        normal(batch, inputs) if first else normal(inputs, batch),
+        (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x,
         weights,
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
@@ -205,10 +226,14 @@ class Bench:
 
     def __init__(self, device: Device, problem: Problem) -> None:
         self.device, self.problem = device, problem
-        self._poison = np.full(problem.result_shape, np.nan, np.float32).astype(problem.x.dtype)
-        given = {"x": problem.x, "grad_y": problem.grad_y, "bias": problem.bias, "residual": problem.residual}
-        self._result = result_of(problem.kernel)
-        self._arrays = {name: array for name, array in given.items() if array is not None} | {self._result: self._poison}
+        kernel = problem.kernel
+        given = {"x": problem.x, "grad_y": problem.grad_y}
+        for name in ("bias", "residual"):
+            given |= dict(zip(each_chains(kernel, name), (getattr(each, name) for each in problem.each), strict=True))
+        results = zip(each_chains(kernel, result_of(kernel)), problem.each, strict=True)
+        self._poison = {name: np.full(each.result_shape, np.nan, np.float32).astype(problem.x.dtype) for name, each in results}
+        self._arrays = {name: array for name, array in given.items() if array is not None} | self._poison
+        self._arrays |= {name: _spaced(self._arrays[name]) for name in pitches_of(kernel)}
         weights = problem.given if problem.grad_y is None else ()
         self._weights = [uploaded(device, array) for array in weights]
         self._sets = [self._new_set()]
@@ -235,13 +260,17 @@ class Bench:
     def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
         """Launch once on a poisoned output and workspace: the relative error, and how many batch entries were compared."""
         arrays = self._sets[0]
-        self.device.upload(arrays[self._result], self._poison)
+        for name in self._poison:
+            self.device.upload(arrays[name], self._arrays[name])
         if (workspace := self._workspace_of(plan)) is not None:  # where another plan may have left the right values
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
         plan.launch(self._arguments(plan, packed, arrays), None)
-        result = np.empty_like(self._poison)
-        self.device.download(result, arrays[self._result])
-        return compare(self.problem, result)
+        results = []
+        for name, poison in self._poison.items():
+            landing = np.empty_like(self._arrays[name])
+            self.device.download(landing, arrays[name])
+            results.append(landing[tuple(map(slice, poison.shape))])
+        return compare(self.problem, *results)
 
     def launches(self, plan: Plan, packed: Packed) -> Callable[[], None]:
         """A function to time: each call launches on the next set of arrays."""
@@ -252,7 +281,7 @@ class Bench:
         return lambda: plan.launch(next(ready), None)
 
     def _arguments(self, plan: Plan, packed: Packed, arrays: dict[str, Buffer]) -> Arguments:
-        pitches = dense_pitches(plan.kernel, plan.batch)
+        pitches = {pitch: self._arrays[array].shape[1] for array, pitch in pitches_of(plan.kernel).items()}
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
@@ -264,6 +293,13 @@ class Bench:
             )  # freed first, so that there are never two; this waits for launches that use it
             self._workspace, self._workspace_bytes = plan.workspace(), plan.workspace_bytes
         return self._workspace if plan.workspace_bytes else None
+
+
+def _spaced(array: "Array") -> "Array":
+    """The array as a slice of a larger one: what a kernel of slices reads and writes."""
+    wide = np.full((array.shape[0], array.shape[1] + GAP), np.nan, np.float32).astype(array.dtype)
+    wide[:, : array.shape[1]] = array
+    return wide
 
 
 def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> Measured:
@@ -293,8 +329,14 @@ def host_call(device: Device, problem: Problem) -> "Call":
     )  # fmt: skip
 
 
-def compare(problem: Problem, result: "Array") -> tuple[float, int]:
-    """The relative error of a result, and how many batch entries were compared. NaN if any number is not finite."""
+def compare(problem: Problem, *results: "Array") -> tuple[float, int]:
+    """The relative error of a result, and how many batch entries were compared. NaN if any number is not finite. Of a group's results, one
+    a chain: the largest error."""
+    found = [_compared(each, result) for each, result in zip(problem.each, results, strict=True)]
+    return max(found, key=lambda each: (each[0] != each[0], each[0]))
+
+
+def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth

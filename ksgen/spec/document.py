@@ -24,6 +24,7 @@ class Spec:
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
+    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
 
     def options_of(self, layer: str) -> LayerOptions:
         return self.options.get(layer, LayerOptions())

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -256,3 +256,26 @@ class KernelSpec:
     def scales_begin(self) -> int:
         """Bytes from the first of a factor's values to its scales, as they are given to a kernel that packs them."""
         return scales_begin(self.pattern.weight_count)
+
+
+def chain_kernel(
+    chains: Sequence[Iterable[Pattern]], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
+    out_layout: str | None = None, weights: str = SAME,
+) -> KernelSpec:  # fmt: skip
+    """One launch of all factors of a layer, or of several on one X."""
+    (*before, last), *beside = chains
+    return KernelSpec(
+        last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(map(tuple, beside)),
+        between=between, out_layout=out_layout, weights=weights,
+    )  # fmt: skip
+
+
+def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bool:
+    """Whether there is more than one factor, or one that gives another layout than it takes."""
+    return sum(map(len, chains)) > 1 or out_layout not in (None, layout)
+
+
+def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:
+    """What a launcher asks for where it takes one launch of all: a group's outputs lie beside each other in one array, so that they are
+    slices."""
+    return chain_kernel(chains, precision, layout, epilogue, "any" if len(chains) > 1 else "dense", **options)

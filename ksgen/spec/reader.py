@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, FUSES, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, hint
+from ksgen.spec.kernel import ACTIVATIONS, FUSES, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, chain_kernel, hint, is_layer
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
@@ -73,8 +73,15 @@ class Request:
 
 def read_spec(
     text: str, file: str
-) -> tuple[tuple[KernelSpec, ...], dict[str, Chain], dict[str, tuple[Chain, ...]], dict[str, LayerOptions]]:
-    """Every kernel once, in the order of the text; the layers' chains; those of layers that are groups; and what these are besides."""
+) -> tuple[
+    tuple[KernelSpec, ...],
+    dict[str, Chain],
+    dict[str, tuple[Chain, ...]],
+    dict[str, LayerOptions],
+    dict[str, tuple[KernelSpec, ...]],
+]:
+    """Every kernel once, in the order of the text; the layers' chains; those of layers that are groups; what these are besides; and one
+    launch of all of each, where there may be one."""
     root = read_nodes(text, file)
     sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
     sections.check_keys(_SECTIONS)
@@ -86,6 +93,7 @@ def read_spec(
     layers: dict[str, Chain] = {}
     groups: dict[str, tuple[Chain, ...]] = {}
     options_of: dict[str, LayerOptions] = {}
+    launched: dict[str, Callable[[], tuple[KernelSpec, ...]]] = {}
     requests: list[Request] = []
     for section, node in sections.pairs.items():
         if section == "kernels":
@@ -98,12 +106,13 @@ def read_spec(
                 else:
                     (layers[name],) = chains
                 requests += [each for chain in chains for each in _factors(entry.place, chain, own, options_of[name])]
+                launched[name] = partial(_launches, entry.place, chains, own, options_of[name])
         elif section == "patterns":
             patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
     if not requests:
         raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
-    return _collect(requests), layers, groups, options_of
+    return _collect(requests), layers, groups, options_of, {name: each() for name, each in launched.items()}
 
 
 def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
@@ -171,6 +180,18 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
         turned = of_layer.out_layout if number >= chain.turn else None
         yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
     yield Request(place, last, replace(options, layout=(of_layer.out_layout,)) if of_layer.out_layout else options)
+
+
+def _launches(place: Place, chains: tuple[Chain, ...], options: Options, of_layer: LayerOptions) -> tuple[KernelSpec, ...]:
+    """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
+    found: list[KernelSpec] = []
+    with _blaming(place):
+        for last in options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
+            if is_layer(chains, last.layout, of_layer.out_layout):
+                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout, "weights": last.weights}
+                whole = chain_kernel(chains, last.precision, last.layout, last.epilogue, last.stride, **own)
+                found.append(replace(whole, batch=last.batch))
+    return tuple(found)
 
 
 def _chain(name: str, node: Node) -> Chain:

@@ -1,10 +1,11 @@
 """The search for the fastest constants of a kernel on a device: `ksgen.tune`. The command `ksgen tune` does the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.values import excerpt
@@ -13,33 +14,34 @@ __all__ = ["Progress", "Tuned", "tune"]
 
 
 def tune(
-    pattern: Pattern | Chain, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
+    pattern: Pattern | Chain | Sequence[Chain], *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
-    job: str = "multiply", weights: str = SAME,
+    job: str = "multiply", weights: str = SAME, between: str = "none", out_layout: str | None = None,
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
-    Of a `Chain`: of all its factors in one launch. Once each factor was tuned too, the way that was measured to be faster is taken.
+    Of a `Chain`: of all its factors in one launch, with the activation `between` them and the layout of y that `out_layout` names. Of a
+    list of chains: of a group, all of them in one launch. Once each factor was tuned too, with the activation that follows it, the way that
+    was measured to be faster is taken.
     `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as "int8". `batch` is 25088 on a GPU
     and 1568 on a processor unless given. `budget` is a time such as "60s", or a number of candidates. `progress` is called after each
     candidate, in a thread of its own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
-    from ksgen.launch.fused import chain_kernel
     from ksgen.launch.planner import PLANNER
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     epilogue = epilogue or Epilogue()
-    if isinstance(pattern, Chain) and len(pattern) > 1:
+    chains = _chains(pattern)
+    if is_layer(chains, layout, out_layout):
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
-        kernel = chain_kernel((pattern.factors,), precision, layout, epilogue, weights=weights)
+        kernel = layer_launch(chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights)
     else:
-        alone = pattern[0] if isinstance(pattern, Chain) else pattern
-        kernel = KernelSpec(alone, precision, layout, epilogue, job=job, weights=weights)
+        kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights)
     options = Options(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()
@@ -55,3 +57,13 @@ def tune(
     if isinstance(found, KsgenError):
         raise found
     return found
+
+
+def _chains(given: object) -> tuple[Chain, ...]:
+    """Those of a layer or a group."""
+    if isinstance(given, Pattern | Chain):
+        return (given if isinstance(given, Chain) else Chain((given,)),)
+    chains = tuple(given) if isinstance(given, list | tuple) else ()
+    if not chains or not all(isinstance(each, Chain) for each in chains):
+        raise SpecError(f"pattern={excerpt(given)}; accepted: a Pattern, a Chain, or a list of Chains that take the same x")
+    return chains

@@ -17,6 +17,7 @@ from ksgen.build.request import Binary
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
+from ksgen.families.chains import turned_bytes
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.model import Machine, misfit
@@ -85,7 +86,10 @@ class Tuned:
             "template": best.template,
             "date": best.measured_at,
         }
-        return Entry(best.kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
+        if turned := turned_bytes(best.kernel, best.batch):  # the least that a copy takes, which separate launches need besides
+            measured["turn_us"] = round(turned / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
+        kernel = replace(best.kernel, stride="dense")  # whose wisdom serves slices
+        return Entry(kernel, best.batch, best.family, best.constants, measured | ({"note": best.note} if best.note else {}))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -56,7 +56,7 @@ class Arrays:
 
     def __init__(self, device: Device, job: Job) -> None:
         self.job = job
-        whole = replace(make_problem(job.kernel, job.batch), most_compared=MOST_COMPARED)
+        whole = make_problem(job.kernel, job.batch).comparing(MOST_COMPARED)
         ragged = [] if job.kernel.batch else [make_problem(job.kernel, batch) for batch in RAGGED_BATCHES]
         self.benches = [Bench(device, problem) for problem in (*ragged, whole)]
         self.ready: OrderedDict[Candidate, Ready] = OrderedDict()

@@ -64,6 +64,7 @@ class Entry:
         job: dict[str, Any] = {} if kernel.job == "multiply" else {"job": kernel.job}
         if kernel.job == CHAIN:
             job["before"] = [list(pattern.shape) for pattern in kernel.before]
+            job |= {"beside": [[list(pattern.shape) for pattern in chain] for chain in kernel.beside]} if kernel.beside else {}
             job |= {} if kernel.between == "none" else {"between": kernel.between}
             job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
         if kernel.is_quantized:
@@ -87,10 +88,11 @@ class Entry:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
         before = tuple(Pattern(*shape) for shape in row.get("before", ()))
+        beside = tuple(tuple(Pattern(*shape) for shape in chain) for chain in row.get("beside", ()))
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
-            row.get("job", "multiply"), before, between=row.get("between", "none"), out_layout=row.get("out_layout"),
-            weights=row.get("weights", SAME),
+            row.get("job", "multiply"), before, beside=beside, between=row.get("between", "none"),
+            out_layout=row.get("out_layout"), weights=row.get("weights", SAME),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])
@@ -98,7 +100,7 @@ class Entry:
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
         measured = {**row["measured"]}
-        for name in ("median_us", "floor_us"):
+        for name in ("median_us", "floor_us", "turn_us"):
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:
                 raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")

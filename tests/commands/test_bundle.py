@@ -1,5 +1,6 @@
 """`ksgen bundle` writes one file, for GPUs and for processors, and launchers run what it holds without a compiler."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,51 @@ def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: P
     folder.mkdir()
     (folder / "c++").symlink_to(shutil.which(find_host_compiler().command[0]) or "")
     assert run_without_compiler(bundle, unused, PATH=str(folder), KSGEN_NO_COMPILE="1") == [named[best].target] * 3
+
+
+LAYERS = """
+layers:
+  heads: {group: [[[2,5,5,3], [1,4,10,3]], [[2,4,5,3]]], bias: true, between: silu, batch: 64}
+  up: {chain: [[2,5,5,3], [1,4,10,3]], between: relu, out_layout: bsl, fuse: yes, batch: 64}
+"""
+# Runs the one launch of each: nothing else serves them, as the bundle's kernels of single factors are for a batch of 64 alone.
+LAYERS_USER = """
+import sys
+import numpy as np
+import ksgen
+from ksgen import reference
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.pattern import Pattern
+
+ksgen.use_bundle(sys.argv[1])
+first, second, alone = (2, 5, 5, 3), (1, 4, 10, 3), (2, 4, 5, 3)
+random = np.random.default_rng(1)
+x, *weights = (random.standard_normal(shape).astype(np.float32) for shape in ((64, 30), first, second, alone))
+bias = [random.standard_normal(count).astype(np.float32) for count in (12, 24)]
+
+def pair_of(between, **more):
+    y = reference.multiply(Pattern(*first), x, weights[0], "bsf", activation=between)
+    return reference.multiply(Pattern(*second), y, weights[1], "bsf", **more)
+
+chain = [Launcher(*first), Launcher(*second)]
+y = ChainLauncher(*chain, between="relu", fuse="yes")(x, weights[:2], out_layout="bsl")
+assert np.abs(y.T - pair_of("relu")).max() < 1e-4
+group = GroupLauncher(ChainLauncher(*chain, between="silu"), Launcher(*alone))
+ys = group(x, [weights[:2], weights[2]], bias=bias)
+assert np.abs(ys[0] - pair_of("silu", bias=bias[0])).max() < 1e-4
+assert np.abs(ys[1] - reference.multiply(Pattern(*alone), x, weights[2], "bsf", bias=bias[1])).max() < 1e-4
+print("right")
+"""
+
+
+def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_path: Path) -> None:
+    (tmp_path / "layers.yaml").write_text(LAYERS)
+    done = ksgen("bundle", "layers.yaml", "--arch", sets[0], cwd=tmp_path)
+    assert f"of layers for {sets[0]} in layers.ksb (" in done.stdout, done.stderr
+    command = [sys.executable, "-c", LAYERS_USER, str(tmp_path / "layers.ksb")]
+    given = {"KSGEN_NO_COMPILE": "1", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | given)
+    assert ran.stdout == "right\n", ran.stderr
 
 
 def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:

@@ -1,9 +1,21 @@
 """What the commands that compile share."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ksgen.build.request import Binary
+from ksgen.commands.compiling import _sources
+from ksgen.families import cuda_limits
+from ksgen.launch import fused, planner
+from ksgen.launch.choice import limits_of
+from ksgen.launch.plan import Loaded
+from ksgen.launch.planner import Planner
+from ksgen.spec import STRIDES, Epilogue, parse
+from ksgen.wisdom.store import Wisdom
+from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen, needs_compiler
 
 
@@ -23,3 +35,33 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
 def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_90", cwd=spec.parent)
     assert done.stderr == "--arch sm_90: launchers on such a GPU ask for sm_90a, and take no other binary\n"
+
+
+LAYERS = """
+defaults: {precision: float16}
+layers:
+  heads: {group: [[[2,16,32,1], [1,16,32,1]], [[2,24,32,1]]], bias: true}
+  up: {chain: [[2,16,32,1], [1,16,32,1]], between: relu, out_layout: bsl, fuse: yes}
+"""
+
+
+def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one launch of each, and what packs its weights: of the target's usual card, for whatever batch."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(fused, "refuse_capture", lambda *_: None)
+    gpu: Any = FakeGpu()
+    gpu.limits = replace(gpu.limits, multiprocessors=cuda_limits(gpu.target).multiprocessors)
+    spec = replace(parse(LAYERS), kernels=())  # of single factors
+    held = {source.text for source in _sources(spec, limits_of(gpu), gpu.dialect, Wisdom())}
+    monkeypatch.setattr(Planner, "_binary", lambda self, device, source, target: Binary(b"", source.entry, target))
+    monkeypatch.setattr(planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries)))
+    groups: Any = [(spec.groups["heads"], Epilogue(True), stride, {}) for stride in STRIDES]
+    turned: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl", "fuse": "yes"})
+    found = 0
+    for batch in (30, 100000):
+        for chains, epilogue, stride, more in (*groups, turned):
+            plan = fused.fused_plan(gpu, chains, "float16", "bsf", epilogue, batch, stride, **more)
+            if plan:
+                found += 1
+                assert {plan.whole.source.text, *(each.source.text for each in plan.factors)} <= held
+    assert found > 2

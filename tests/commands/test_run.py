@@ -40,3 +40,19 @@ def test_weights_in_eight_bits() -> None:
     assert figures["passed"]
     assert (figures["kernel"], figures["stored_weights"]) == ("ks_2x9x5x3_float32_e4m3_bsf", "e4m3")
     assert 0 < figures["error"] <= figures["tolerance"]
+
+
+@needs_device
+def test_a_group_a_turned_layer_and_slices() -> None:
+    shared = ("--batch", "70", "--runs", "2")
+    group = ("2,9,5,3", "--beside", "2,9,5,3 1,4,18,3", "--between", "relu", "--residual", *shared)
+    figures = json.loads(ksgen("run", *group, "--json").stdout)
+    assert figures["passed"]
+    assert (figures["pattern"], figures["beside"]) == ([[2, 9, 5, 3]], [[[2, 9, 5, 3], [1, 4, 18, 3]]])
+    assert len(figures["each_factor_us"]) == 3
+    layer = ("2,9,5,3", "1,4,18,3", "--out-layout", "bsl", "--stride", "any", *shared)
+    figures = json.loads(ksgen("run", *layer, "--json").stdout)
+    assert figures["passed"]
+    assert figures["kernel"] == "ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl_strided"
+    assert figures["turn_us"] > 0
+    assert "at least for the copy that turns what lies between" in " ".join(ksgen("run", *layer).stdout.split())

@@ -10,6 +10,7 @@ import pytest
 from ksgen.commands import doctor
 from ksgen.errors import KsgenError
 from tests.support.commands import run
+from tests.support.program import needs_device
 
 compilers_found = cache(doctor._compilers)  # each is tried, which takes seconds
 
@@ -28,6 +29,40 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
     spec = run("show", "--spec", "specs/vit.yaml")
     assert "attention: 2,48,192,1 then 1,192,48,2" in spec.stdout
     assert spec.stdout.count("weights in") == 6
+
+
+def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
+    (tmp_path / "layers.yaml").write_text(
+        """
+        layers:
+          heads: {group: [[[2,48,64,1], [1,64,48,2]], [[2,48,64,1]]], between: silu}
+          turned: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
+          apart: {chain: [[2,48,64,1], [1,64,48,2]], fuse: no}
+        """
+    )
+    spec = ("show", "--spec", str(tmp_path / "layers.yaml"), "--precision", "float16")
+    found = json.loads(run(*spec, "--json").stdout)["layers"]
+    heads = found["heads"]
+    assert [each["out_features"] for each in heads["chains"]] == [128, 96]
+    assert (heads["launch"]["between"], heads["launch"]["by_device"]["sm_75"]) == ("silu", None)
+    assert found["turned"]["launch"]["by_device"] == {
+        "sm_75": None, "sm_80": "mma_chain", "sm_86": "mma_chain", "sm_90a": "mma_chain", "processor": "vector_chain"
+    }  # fmt: skip
+    assert set(found["apart"]["launch"]["by_device"].values()) == {None}
+    told = run(*spec).stdout
+    assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
+    assert "turned: " in told
+    assert "a launch for each factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a; one launch, vector_chain on processor" in told
+    group = json.loads(run("show", "6,64,64,1", "--beside", "6,32,64,1", "--batch", "1", "--json").stdout)
+    assert [each["kernel"] for each in group["patterns"]] == ["ks_6x64x64x1_float32_bsf", "ks_6x32x64x1_float32_bsf"]
+    assert "processor" not in group["layers"]["group"]["launch"]["by_device"]  # below the entries that are worth one launch there
+
+
+@needs_device
+def test_show_of_a_layer_on_a_device_says_why() -> None:
+    told = run("show", "2,9,5,3", "1,4,18,3", "--device", "native", "--batch", "7000").stdout
+    assert "ks_2x9x5x3_1x4x18x3_float32_bsf: one launch, vector_chain: block=" in told
+    assert "what lies between factors stays in the cache" in told
 
 
 def test_show_of_weights_in_eight_bits() -> None:

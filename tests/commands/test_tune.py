@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 from ksgen.cli import cli
 from ksgen.devices import find_device
 from ksgen.errors import KsgenError, SpecError
-from ksgen.launch.fused import chain_kernel
 from ksgen.launch.planner import PLANNER
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.spec import Epilogue
+from ksgen.spec.kernel import chain_kernel
 from ksgen.tuning.trials import TrialStore
 from tests.tuning.test_worker import HAS_OPENCL
 
@@ -120,6 +120,43 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=with_bias)
     kernel = chain_kernel((launcher.chain.factors,), "float32", "bsf", with_bias)
     assert PLANNER.choice(find_device("opencl:0"), kernel, 70).why == "wisdom, measured at batch 70"
+
+
+@pytest.mark.slow
+@needs_opencl
+def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) -> None:
+    (home / "layers.yaml").write_text(
+        """
+        layers:
+          heads: {group: [[[2,9,5,3]], [[2,9,5,3], [1,4,18,3]]], between: relu}
+          turned: {chain: [[2,9,5,3], [1,4,18,3]], out_layout: bsl, stride: any}
+        """
+    )
+    done = tune("--spec", str(home / "layers.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "2")
+    assert done.exit_code == 0, done.output
+    for name in (
+        "2,9,5,3, beside 2,9,5,3 then 1,4,18,3 float32 bsf relu_between strided: ",
+        "2,9,5,3 then 1,4,18,3 float32 bsf relu_between: ",
+        "2,9,5,3 then 1,4,18,3 float32 bsf_to_bsl: ",
+    ):
+        assert name in done.stderr
+    factor, pair = Launcher(2, 9, 5, 3), (Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
+    group, turned = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
+    assert "us of the layers one by one" in group.explain(70, device="opencl:0")
+    assert "with the copy that turns what lies between" in turned.explain(70, device="opencl:0", out_layout="bsl")
+    assert "searches" not in turned.explain(70, device="opencl:0")  # which was not tuned in one layout
+    entries = {each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)}
+    assert entries["ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl"]["measured"]["turn_us"] > 0
+    group_kernel = chain_kernel(tuple(each.factors for each in group.chains), "float32", "bsf", Epilogue(), "any", "relu")
+    assert PLANNER.choice(find_device("opencl:0"), group_kernel, 70).why == "wisdom, measured at batch 70"
+
+
+@pytest.mark.slow
+@needs_opencl
+def test_a_group_is_tuned_beside_its_layers(home: Path) -> None:
+    done = tune("2,9,5,3", "--beside", "2,9,5,3 1,4,18,3", "--batch", "70", "--device", "opencl:0", "--budget", "1")
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 kernels on " in done.stdout  # all, the second layer, and two factors
 
 
 @needs_opencl

@@ -1,6 +1,7 @@
 """When all factors of a layer are worth one launch. What that launch gives: `tests/families/test_vector_chain.py`."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ksgen.families import Limits as FamilyLimits
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
 CORES = 4
@@ -44,9 +46,11 @@ def test_a_long_batch_of_several_factors_on_shared_memory(
 def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], is_one: bool) -> None:
     """Of the whole and of each factor, all of them near this batch; without one of them the rule does."""
     device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="")
-    kernel = fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
+    kernel = chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue(True, "relu"))
     chains = (PAIR.factors, *((each,) for each in PAIR))
-    found: dict[Any, Any] = {chain: SimpleNamespace(batch=5000, median_us=us) for chain, us in zip(chains, times, strict=True)}
+    found: dict[Any, Any] = {
+        chain: SimpleNamespace(batch=5000, median_us=us, measured={"turn_us": 2.0}) for chain, us in zip(chains, times, strict=True)
+    }
 
     def measured(_device: Any, own: KernelSpec, _batch: int) -> Any:
         return None if own.epilogue.words else found.get(own.factors.factors)
@@ -56,15 +60,19 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     assert verdict.is_one == is_one
     assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
     assert not fused.verdict(device, kernel, fused.LEAST_ENTRIES * CORES - 1).is_one
-    group = fused.chain_kernel((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
+    turned = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
+    assert turned.is_one
+    assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that turns what lies between")
+    group = chain_kernel((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
+    apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
+    assert fused.verdict(device, group, 6272).why.endswith(f"at batch 5000, and {apart_us:.3g} us of the layers one by one")
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
-    assert fused.verdict(device, group, 6272).why == "what lies between factors stays in the cache"
     found[PAIR.factors].batch = 6000  # at another batch than its factors
     assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
 
 
 def test_who_has_no_chains_has_none_by_order_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = fused.chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
+    kernel = chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     limits = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=4, async_copies=False, tiles=("bf16",))
     device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="nobody's")
     monkeypatch.setattr(fused, "limits_of", lambda _device: limits)
@@ -97,7 +105,7 @@ GPU: Any = Imagined(
 )
 def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precision: str, target: str, says: str) -> None:
     device: Any = Imagined(**vars(GPU) | {"target": target})
-    kernel = fused.chain_kernel((chain.factors,), precision, "bsf", Epilogue())
+    kernel = chain_kernel((chain.factors,), precision, "bsf", Epilogue())
     found = fused.verdict(device, kernel, 25088)
     assert re.search(says, found.why)
     assert found.is_one == ("expects" in says)
@@ -105,7 +113,7 @@ def test_the_cost_model_says_whether_a_layer_is_one_launch(chain: Chain, precisi
 
 def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
     """Few tiles of the batch leave most multiprocessors without work, and each reads all weights."""
-    kernel = fused.chain_kernel(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
+    kernel = chain_kernel(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
     found = fused.verdict(GPU, kernel, 64)
     one_us, each_us = map(float, re.findall(r"([\d.]+) us", found.why))
     assert one_us > each_us
@@ -113,6 +121,7 @@ def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
 
 
 def test_other_devices_have_no_chains() -> None:
-    device: Any = Imagined(shares_host=False, name="nobody's", kind="opencl", limits=SimpleNamespace(multiprocessors=CORES))
-    found = fused.verdict(device, fused.chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
+    limits = Limits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
+    device: Any = Imagined(shares_host=False, name="nobody's", kind="opencl", target="", limits=limits)
+    found = fused.verdict(device, chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family does that on such a device")

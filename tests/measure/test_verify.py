@@ -17,6 +17,7 @@ from ksgen.measure.roofline import measure_ceilings
 from ksgen.measure.verify import Bench, compare, host_call, make_problem, measure, numpy_way, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu
 
@@ -127,9 +128,9 @@ def test_plans_of_one_problem_share_the_largest_workspace(gpu: Any) -> None:
         assert bench.check(plan, bench.pack(plan))[0] <= tolerance("float32", 1000)
         assert len(gpu._memory) - before == (1 if plan.workspace_bytes else 0)
     y = bench._sets[0]["grad"]
-    gpu.upload(y, bench._poison)
+    gpu.upload(y, bench._poison["grad"])
     launch()  # made ready before there was memory for the large one
-    result = np.empty_like(bench._poison)
+    result = np.empty_like(bench._poison["grad"])
     gpu.download(result, y)
     assert compare(bench.problem, result)[0] <= tolerance("float32", 1000)
     assert again.workspace_bytes < large.workspace_bytes == gpu._memory[bench._workspace.pointer].nbytes
@@ -171,3 +172,32 @@ def test_a_chains_problem_has_weights_of_every_factor() -> None:
     plain = reference.multiply(factors[1], between, turned.weights, "bsf")
     np.testing.assert_allclose(turned.truth, plain.T + turned.residual, rtol=1e-12)
     assert problem.tolerance == tolerance("float32", 5) + tolerance("float32", 18)
+
+
+def test_a_groups_problem_is_one_for_each_chain_on_the_same_x() -> None:
+    """Equal chains have weights of their own, so that none passes by another's; each output counts."""
+    pair, alone = (Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)), (Pattern(2, 4, 5, 3),)
+    problem = make_problem(chain_kernel((pair, alone, pair), "float32", "bsf", Epilogue(True), between="relu"), 70)
+    first, second, third = problem.each
+    assert first.x is second.x is third.x
+    assert [array.shape for array in problem.given] == [each.shape for each in (*pair, *alone, *pair)]
+    assert (first.weights != third.weights).any()
+    assert second.bias is not None
+    np.testing.assert_array_equal(second.truth, reference.multiply(alone[0], problem.x, second.weights, "bsf", bias=second.bias))
+    results = [each.truth.astype(np.float32) for each in problem.each]
+    assert compare(problem, *results) == (pytest.approx(0, abs=1e-7), 70)
+    assert compare(problem.comparing(64), *results)[1] <= 64
+    results[1][3, 4] += 1
+    assert compare(problem, *results)[0] > problem.tolerance
+    results[2][0, 0] = np.nan
+    assert np.isnan(compare(problem, *results)[0])
+
+
+@needs_opencl
+def test_a_kernel_of_slices_is_measured_on_slices() -> None:
+    device = find_device("opencl")
+    bench = Bench(device, make_problem(replace(KERNEL, stride="any"), 40))
+    assert {name: array.shape for name, array in bench._arrays.items() if name != "bias"} == {
+        "x": (40, 30 + verify.GAP), "y": (40, 54 + verify.GAP), "residual": (40, 54 + verify.GAP)
+    }  # fmt: skip
+    assert measure(device, replace(KERNEL, stride="any"), 40, runs=1).passed

@@ -9,11 +9,11 @@ from ksgen.emit.render import Source, render
 from ksgen.families import family_named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains, features_of, operands_of, pitches_of
-from ksgen.launch.fused import chain_kernel
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
 

@@ -38,6 +38,11 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector_chain"
     with pytest.raises(SpecError, match=r"job='gradient' of a chain; accepted: multiply"):
         ksgen.tune(layer, job="gradient")
+    for given in ([], [Pattern(1, 2, 3, 4)], "1,2,3,4"):
+        with pytest.raises(SpecError, match="accepted: a Pattern, a Chain, or a list of Chains that take the same x"):
+            ksgen.tune(given)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="between=relu where there is one factor"):
+        ksgen.tune(Pattern(2, 24, 9, 3), between="relu")
     assert found.best.constants == chosen
     assert told[-1].phase == "done"
     assert str(told[-1]).startswith("ks_2x24x9x3_float32_bsf, batch 70: done, 1 done, 0 left; best ")

@@ -19,6 +19,7 @@ from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
 from tests.support.fake_gpu import FakeGpu
@@ -102,6 +103,18 @@ def test_a_chains_entry_reads_back_as_it_was_written() -> None:
         entry = Entry(other, 1000, "vector_chain", FAMILIES["vector_chain"].default(other, processor, 1000), {"median_us": 1.5})
         assert Entry.from_json(json.loads(json.dumps(entry.as_json()))) == entry
         assert Wisdom([entry]).lookup(chain, 1000) is None
+
+
+def test_a_groups_entry_serves_this_group_alone_and_slices_too() -> None:
+    processor = Limits(2**18, registers=0, is_cpu=True, vector_bytes=32, multiprocessors=4, async_copies=False)
+    group = chain_kernel(((KERNEL.pattern,), (KERNEL.pattern,)), "float32", "bsf", Epilogue())
+    found = Entry(group, 1000, "vector_chain", FAMILIES["vector_chain"].default(group, processor, 1000), {"median_us": 1.5})
+    (again,) = parse(dump("a device", Wisdom([found])), "file")
+    assert again == found
+    for asked in (group, replace(group, stride="any"), replace(group, epilogue=Epilogue(True, "relu"))):
+        assert Wisdom([again]).lookup(asked, 1000) == found
+    for other in (KERNEL, replace(group, beside=group.beside * 2), replace(group, layout="bsl")):
+        assert Wisdom([again]).lookup(other, 1000) is None
     assert Wisdom([again]).lookup(KERNEL, 1000) is None
 
 

@@ -1,0 +1,71 @@
+"""Layers as commands take them: the patterns of a chain, others beside it on the same x, and what is done between factors.
+
+Shared by `run`, `tune` and `show`. Measures nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from ksgen.commands.common import LAYOUT
+from ksgen.errors import PatternError, SpecError
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.values import excerpt
+
+
+def chain_in(text: str) -> Chain:
+    """`6,64,64,1 1,768,192,2`. A click type."""
+    if not (words := text.split()):
+        raise PatternError(f"--beside {excerpt(text)}; accepted: patterns such as '6,64,64,1 1,768,192,2'")
+    return Chain(tuple(map(Pattern.parse, words)))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the patterns of a command line and these options say."""
+
+    patterns: tuple[Pattern, ...]
+    beside: tuple[Chain, ...] = ()  # of a group
+    between: str = "none"
+    out_layout: str | None = None
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether an option asks for a layer."""
+        return bool(self.beside) or self.between != "none" or self.out_layout is not None
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """One, or those of a group; `PatternError` on patterns that do not fit each other."""
+        return Chain(self.patterns), *self.beside
+
+    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str) -> KernelSpec | None:
+        """All of it in one launch; None of a single product."""
+        if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
+            raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")
+        if self.beside and self.out_layout:
+            raise SpecError(f"--out-layout {self.out_layout} of chains beside each other; accepted: of one chain")
+        if not is_layer(self.chains, layout, self.out_layout):
+            return None
+        more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights}
+        return layer_launch(self.chains, precision, layout, epilogue, **more)
+
+
+def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds those options to a command that takes patterns, which come as its `layer`."""
+
+    @click.option("--beside", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated.")
+    @click.option("--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Of a layer's other factors.")
+    @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
+    @wraps(function)
+    def taking(
+        patterns: tuple[Pattern, ...], beside: tuple[Chain, ...], between: str, out_layout: str | None, **options: Any
+    ) -> None:  # fmt: skip
+        function(patterns, layer=Layer(patterns, beside, between, out_layout), **options)
+
+    return taking

@@ -1,0 +1,42 @@
+"""The options by which a command line names a layer or a group, and what a mistake in them says."""
+
+import pytest
+
+from ksgen.commands.layers import Layer, chain_in
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue
+from tests.support.commands import run
+
+FIRST, SECOND = Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3)
+
+
+def test_a_layer_is_what_launchers_ask_for() -> None:
+    """Of a group: kernels of slices, as its outputs lie beside each other in one array. A single product is no layer."""
+    pair = chain_in("2,9,5,3 1,4,18,3")
+    assert pair == Chain((FIRST, SECOND))
+    layers = (
+        Layer((FIRST,)),
+        Layer((FIRST,), out_layout="bsl"),
+        Layer((FIRST, SECOND), between="relu"),
+        Layer((FIRST,), (pair,)),
+    )
+    found = [layer.launch("float32", "bsf", Epilogue(), "same") for layer in layers]
+    assert [kernel and kernel.name.removeprefix("ks_2x9x5x3_") for kernel in found] == [
+        None, "float32_bsf_to_bsl", "1x4x18x3_float32_bsf_relu_between", "and_2x9x5x3_1x4x18x3_float32_bsf_strided"
+    ]  # fmt: skip
+    assert [layer.is_asked_for for layer in layers] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--beside", "1,2,3,1"), "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; or those of a layer's factors"),
+        (("1,2,3,1", "--beside", "1,2,4,1"), "chains 1,2,3,1, 1,2,4,1 beside each other; accepted: those that take as many features"),
+        (("1,2,3,1", "--beside", " "), "--beside ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
+        (("1,2,3,1", "--between", "relu"), "--between relu where there is one factor; accepted: a layer's patterns, two or more"),
+        (("1,2,3,1", "--beside", "1,3,3,1", "--out-layout", "bsl"), "--out-layout bsl of chains beside each other; accepted: of one chain"),
+        (("1,2,3,1", "--beside", "1,3,3,1", "--job", "gradient"), "got 1 pattern of a layer; accepted: one, such as ksgen run 1,192,48,2"),
+    ],
+)
+def test_mistakes_about_layers(arguments: tuple[str, ...], says: str) -> None:
+    assert str(run("run", *arguments).exception).startswith(says)
