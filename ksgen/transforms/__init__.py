@@ -12,7 +12,7 @@ import numpy as np
 
 from ksgen.pattern import Chain, Pattern
 from ksgen.transforms import factors, wavelets
-from ksgen.transforms.radices import butterfly, checked_radix, checked_size, radices
+from ksgen.transforms.radices import butterfly, checked_inverse, checked_radix, checked_size, radices
 from ksgen.transforms.real import of_cosines, of_hartley, of_real, to_real
 from ksgen.transforms.transform import Transform, made_again
 from ksgen.transforms.windowed import of_windows, to_windows
@@ -26,7 +26,7 @@ RADIX = 32  # the largest that is made of several primes, where none is asked fo
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     """`numpy.fft.fft`, or `ifft`. One step of indexing puts the chain's outputs, whose digits are reversed, in order."""
     found = radices(checked_size(n), checked_radix(radix))
-    name = "idft" if inverse else "dft"
+    name = "idft" if checked_inverse(inverse) else "dft"
     return Transform(f"{name}({n})", butterfly(found, name), factors.fourier(found, inverse), digits=found)
 
 
@@ -75,7 +75,7 @@ def haar(n: int) -> Transform:
 def daubechies(n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX) -> Transform:
     """`pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined: the means, then each level from the coarsest on; or
     `pywt.waverec`. The chain is the factor of the finest levels, with windows of up to `radix` entries; the others are further ones."""
-    taps = wavelets.checked_taps(taps)
+    taps, inverse = wavelets.checked_taps(taps), checked_inverse(inverse)
     size, levels = wavelets.checked_levels(n, taps, levels)
     own = wavelets.within(taps, levels, checked_radix(radix))
     rest = None

@@ -6,6 +6,7 @@ from typing import Any
 from ksgen.errors import LaunchError
 from ksgen.values import excerpt
 
+NUMBERS = "buifc"  # kinds of NumPy's types
 _LIBRARIES = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
 
 
@@ -131,5 +132,8 @@ def library_of(x: Any, caller: str) -> Library:
     """That an array belongs to; `LaunchError` for other things."""
     for name, kind in _LIBRARIES.items():
         if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind, ())):
+            dtype: Any = getattr(x, "dtype", None)
+            if name != "torch" and dtype.kind not in NUMBERS and str(dtype) != "bfloat16":
+                raise LaunchError(f"{caller}: x is of {dtype}; accepted: numbers")
             return PyTorch(name) if name == "torch" else Library(name)
     raise LaunchError(f"{caller}: x={excerpt(x)}; accepted: a NumPy or CuPy array, or a PyTorch tensor")

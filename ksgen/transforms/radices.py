@@ -28,6 +28,13 @@ def checked_radix(radix: object) -> int:
     return most
 
 
+def checked_inverse(inverse: object) -> bool:
+    """Which way a transform goes; `PatternError` on what does not say it."""
+    if type(inverse) is not bool:
+        raise PatternError(f"inverse={excerpt(inverse)}; accepted: True or False")
+    return inverse
+
+
 def radices(n: int, most: int) -> tuple[int, ...]:
     """As few as there can be of at most `most` each, the largest of them as small as that allows. A size of 1 has one of 1."""
     primes = [prime for prime in reversed(PRIMES) for _ in range(_power(n, prime))]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ksgen import transforms
-from ksgen.errors import LaunchError, SpecError
+from ksgen.errors import LaunchError, PatternError, SpecError
 from tests.support.program import needs_device
 from tests.transforms.arrays import agree, drawn
 
@@ -31,12 +31,20 @@ def test_any_axes_of_a_batch_and_either_layout() -> None:
         (np.zeros((2, 8)), {"layout": "bsl"}, LaunchError, r"rdft\(8\): got x of shape \(2, 8\); layout bsl wants \(8, ...\)"),
         (np.float64(1), {}, LaunchError, "accepted: a NumPy or CuPy array"),
         (np.zeros((2, 8), complex), {}, LaunchError, r"rdft\(8\): got x of complex128; accepted: real numbers"),
+        (np.full((2, 8), "a"), {}, LaunchError, r"rdft\(8\): x is of <U1; accepted: numbers"),
+        (np.full((2, 8), None), {}, LaunchError, r"rdft\(8\): x is of object; accepted: numbers"),
         (np.zeros((2, 8)), {"layout": "any"}, SpecError, "layout='any'; accepted: bsf, bsl"),
     ],
 )
 def test_what_no_transform_takes(x: Any, options: dict[str, str], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         transforms.rdft(8)(x, **options)
+
+
+@pytest.mark.parametrize("make", [transforms.dft, transforms.daubechies])
+def test_which_way_a_transform_goes_is_no_word(make: Any) -> None:
+    with pytest.raises(PatternError, match="inverse='no'; accepted: True or False"):
+        make(8, inverse="no")
 
 
 @needs_device
