@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ksgen.errors import KsgenError
     from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
     from ksgen.pattern import Chain, Pattern
-    from ksgen.quantized import Quantized, quantize
+    from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
     from ksgen.tuning import tune
 
 __version__ = "0.1.0"
@@ -26,8 +26,10 @@ __all__ = [
     "Launcher",
     "Pattern",
     "Quantized",
+    "QuantizedInputs",
     "__version__",
     "quantize",
+    "quantize_inputs",
     "tune",
     "use_bundle",
 ]
@@ -40,7 +42,9 @@ _HOMES = {
     "Launcher": "ksgen.launcher",
     "Pattern": "ksgen.pattern",
     "Quantized": "ksgen.quantized",
+    "QuantizedInputs": "ksgen.quantized",
     "quantize": "ksgen.quantized",
+    "quantize_inputs": "ksgen.quantized",
     "tune": "ksgen.tuning",
     "use_bundle": "ksgen.launcher",
 }

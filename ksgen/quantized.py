@@ -15,14 +15,15 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, STORAGES, Storage
 from ksgen.spec.kernel import hint, is_word
-from ksgen.spec.storage import SCALE_BYTES, scales_begin
-from ksgen.values import excerpt
+from ksgen.spec.storage import SAME, SCALE_BYTES, scales_begin
+from ksgen.values import excerpt, real_number
 from ksgen.words import counted
 
 Array = np.ndarray[Any, Any]
 
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # what has a scale of its own: axes of (a, b, c, d) along which scales differ
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]  # shares of the largest weight that calibration tries as the largest value; all of it first
+ROUNDED = 1 + 2.0**-20  # of the largest value: a number up to so much of it was rounded, and is not beyond it
 LARGEST = float(np.finfo(np.float32).max)
 ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
 
@@ -37,9 +38,16 @@ class Quantized:
     values: Any  # (a, b, c, d), in eight bits each
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
     saturated: int = 0  # weights beyond the largest value, which they became
+    x_scale: float | None = None  # of the x that they multiply, which is in eight bits as they are; None: x is as y
 
     def __repr__(self) -> str:
-        return f"Quantized({self.pattern}, {self.storage}, a scale per {self.per}, {self.told})"
+        beside = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
+        return f"Quantized({self.pattern}, {self.storage}, a scale per {self.per}, {self.told}{beside})"
+
+    @property
+    def inputs(self) -> str:
+        """How the x that they multiply is stored."""
+        return SAME if self.x_scale is None else self.storage
 
     @property
     def told(self) -> str:
@@ -73,26 +81,93 @@ class Quantized:
 
     @property
     def whole(self) -> Any:
-        """Values, then scales, one for each output: the bytes that kernels pack, in one array, or in one tensor where the values lie."""
+        """Values, then scales, one for each output, times that of x: the bytes that kernels pack, in one array, or in one tensor where the
+        values lie."""
         a, b, _, d = self.pattern.shape
         gap = scales_begin(self.pattern.weight_count) - self.pattern.weight_count
         if _is_tensor(self.values):
             torch = sys.modules["torch"]
             with torch.inference_mode(False), torch.no_grad():
-                scales = self.scale.expand(a, b, 1, d).contiguous().view(torch.uint8).reshape(-1)
+                scale = self.scale if self.x_scale is None else self.scale * self.x_scale
+                scales = scale.expand(a, b, 1, d).contiguous().view(torch.uint8).reshape(-1)
                 values = self.values.contiguous().view(torch.uint8).reshape(-1)
                 return torch.cat([values, values.new_zeros(gap), scales])
-        scales = np.ascontiguousarray(np.broadcast_to(self.scale, (a, b, 1, d))).view(np.uint8).ravel()
+        scale = self.scale if self.x_scale is None else self.scale * np.float32(self.x_scale)
+        scales = np.ascontiguousarray(np.broadcast_to(scale, (a, b, 1, d))).view(np.uint8).ravel()
         return np.concatenate([self.values.view(np.uint8).ravel(), np.zeros(gap, np.uint8), scales])
 
 
-def quantize(weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None) -> Quantized:
+@dataclass(frozen=True, eq=False)
+class QuantizedInputs:
+    """X in eight bits, made by `quantize_inputs`: `values` are what a launcher takes, with weights that were made for its scale."""
+
+    storage: str
+    values: Any  # shaped as x
+    scale: float  # of all of it
+    saturated: int = 0  # elements beyond the largest value, which they became
+
+    def __repr__(self) -> str:
+        count = counted(int(prod(self.values.shape)), "element")
+        return f"QuantizedInputs({tuple(self.values.shape)}, {self.storage} times {self.scale:.6g}, {self.saturated} of {count} saturated)"
+
+    def dequantized(self) -> Any:
+        """The x that it stands for, in float32."""
+        if _is_tensor(self.values):
+            return self.values.to(sys.modules["torch"].float32) * self.scale
+        return self.values.astype(np.float32) * np.float32(self.scale)
+
+
+def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
+    """X in eight bits, with one scale for all of it: that by which none of it saturates, or a `scale` that was found on other data.
+
+    With a scale that would saturate some of it, it is refused, unless `saturate=True` makes those the largest value; `saturated` counts
+    them.
+    """
+    if not is_word(storage, STORAGES):
+        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
+    if type(saturate) is not bool:
+        raise LaunchError(f"saturate={excerpt(saturate)}; accepted: True or False")
+    wide, how = _as_array(x), STORAGES[storage]
+    if count := int(np.count_nonzero(~np.isfinite(wide))):
+        raise LaunchError(
+            f"{count} of {counted(wide.size, 'element')} of x not finite; accepted: finite ones, which eight bits can stand for"
+        )
+    largest = float(np.abs(wide).max(initial=0.0))
+    chosen = max(largest / how.largest, float(np.finfo(np.float32).tiny)) if largest else 1.0
+    if scale is None and chosen > LARGEST:
+        raise LaunchError(f"x up to {largest:.3g}, of which {storage} would have a scale beyond float32; accepted: smaller ones")
+    own = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
+    values, saturated = _values(wide, np.asarray(own, np.float32), how)
+    if saturated and not saturate:
+        told, most = counted(saturated, "element"), own * how.largest
+        raise LaunchError(
+            f"scale={own:.6g}: {told} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger scale, or saturate=True"
+        )
+    return QuantizedInputs(storage, _like(x, values, how), own, saturated)
+
+
+def checked_x_scale(scale: Any) -> float:
+    """A scale of x, as float32 has it; `LaunchError` on anything else."""
+    given = real_number(scale)
+    with np.errstate(over="ignore"):
+        found = 0.0 if given is None else float(np.float32(given))
+    if not (np.finfo(np.float32).tiny <= found <= LARGEST):
+        raise LaunchError(f"scale={excerpt(scale)}; accepted: a number above 0 that float32 has")
+    return found
+
+
+def quantize(
+    weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None, x_scale: Any = None
+) -> Quantized:
     """The weights (a, b, c, d) in eight bits, with one scale per factor, per i, or per output (i, k, j).
 
     A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer meets them, each is
     chosen anew so that X K^T changes least; then the largest weights may saturate, and `saturated` says how many did. A `scale` of your
-    own must leave none of them saturated.
+    own must leave none of them saturated. With an `x_scale`, they multiply x in eight bits as they are, whose values are to be multiplied
+    by it: what `quantize_inputs` gives.
     """
+    if isinstance(weights, Quantized):
+        raise LaunchError(f"got {weights!r}, which is in eight bits already; accepted: the weights that it was made of")
     if not is_word(storage, STORAGES):
         raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
     if not is_word(per, PER):
@@ -109,7 +184,13 @@ def quantize(weights: Any, storage: str, per: str = "output", *, x: Any = None, 
     if scale is not None and saturated:
         count = counted(saturated, "weight")
         raise LaunchError(f"scale={excerpt(scale)}: {count} would be beyond {how.largest:g} of {storage}; accepted: a larger scale")
-    return Quantized(pattern, storage, per, *_like(weights, values, scales, how), saturated)
+    beside = None if x_scale is None else checked_x_scale(x_scale)
+    if beside is not None:
+        with np.errstate(over="ignore", under="ignore"):
+            both = scales * np.float32(beside)
+        if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
+            raise LaunchError(f"x_scale={excerpt(x_scale)}, times a scale of these weights, is no normal float32; accepted: another")
+    return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, beside)
 
 
 def rounded(wide: Array, how: Storage) -> Array:
@@ -130,7 +211,7 @@ def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
     """Values for these scales, and how many were beyond the largest one: more than half a step, which rounding alone explains."""
     given = wide / scales.astype(np.float64)
     kept = np.clip(given, -how.largest, how.largest)
-    return rounded(kept, how), int(np.count_nonzero(np.abs(given) > how.largest * (1 + 2.0**-20)))
+    return rounded(kept, how), int(np.count_nonzero(np.abs(given) > how.largest * ROUNDED))
 
 
 def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
@@ -229,12 +310,12 @@ def _as_array(given: Any) -> Array:
         raise LaunchError(f"got {excerpt(given)}; accepted: an array of NumPy, or a tensor of PyTorch") from error
 
 
-def _like(weights: Any, values: Array, scales: Array, how: Storage) -> tuple[Any, Any]:
-    """Values and scales as the weights are: tensors on their device, or arrays that nobody can write to."""
-    if _is_tensor(weights):
+def _like(given: Any, made: Array, how: Storage | None = None) -> Any:
+    """Values, or scales, as what they were made of is: a tensor on its device, or an array that nobody can write to."""
+    if _is_tensor(given):
         torch = sys.modules["torch"]
-        bits = torch.from_numpy(np.ascontiguousarray(values).view(np.uint8)).to(weights.device)
-        return bits.view(getattr(torch, how.dtype)), torch.from_numpy(np.ascontiguousarray(scales)).to(weights.device)
-    for array in (values, scales):
-        array.flags.writeable = False
-    return values, scales
+        if how is None:
+            return torch.from_numpy(np.ascontiguousarray(made)).to(given.device)
+        return torch.from_numpy(np.ascontiguousarray(made).view(np.uint8)).to(given.device).view(getattr(torch, how.dtype))
+    made.flags.writeable = False
+    return made

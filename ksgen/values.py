@@ -14,6 +14,14 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def real_number(value: Any) -> float | None:
+    """A real number of any library as Python's own; None for anything else. True is no number, and no text is one."""
+    try:
+        return None if isinstance(value, bool | str | bytes) else float(value)
+    except Exception:  # an array of several numbers, or whatever a stranger's object answers
+        return None
+
+
 def listed(values: Any) -> tuple[Any, ...] | None:
     """What can be gone through, as a tuple; None for anything else."""
     try:

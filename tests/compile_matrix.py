@@ -52,6 +52,7 @@ class Promise:
     static_shared_bytes: int = 0  # the rest is asked for at the launch
     batches: tuple[int | None, ...] = (None,)  # that its defaults are chosen for, by turns
     stored: tuple[str, ...] = ()  # how weights are stored, where kernels read them in eight bits; none where those are alike
+    inputs: tuple[str, ...] = ()  # how X is stored, where it is in eight bits as the weights are
 
 
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
@@ -61,15 +62,24 @@ PROMISES = {
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
-    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED),
+    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED, inputs=("e4m3", "e5m2")),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
     # by up to 66 in a group of three layers of two factors, in bsl
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=72, precisions=MULTIPLIED),
     "simt_chain": Promise(("sm_80", "sm_90a"), register_error=42, precisions=("float32", "float64")),
-    "simt": Promise(("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED, stored=("e4m3",)),
+    "simt": Promise(
+        ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=42, precisions=STORED, stored=("e4m3",), inputs=("e4m3",)
+    ),
     # where c is not known to ptxas to be few it reads more of X ahead, or less, in some 5 of 320 kernels by more than 64
     # of sm_89, whose conversions it has, weights in eight bits are what differs
-    "few": Promise(("sm_80", "sm_89", "sm_90a"), register_error=80, precisions=STORED, batches=(1, 8, None), stored=tuple(STORAGES)),
+    "few": Promise(
+        ("sm_80", "sm_89", "sm_90a"),
+        register_error=80,
+        precisions=STORED,
+        batches=(1, 8, None),
+        stored=tuple(STORAGES),
+        inputs=tuple(STORAGES),
+    ),
     "gradient_mma": Promise(
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
     ),
@@ -139,6 +149,8 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     if everything or target in (*MAIN_TARGETS, "sm_89"):
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [KernelSpec(pattern, precision, layout, weights=weights) for pattern, precision, layout, weights in sorted(many)]
+        many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.inputs)
+        jobs += [KernelSpec(*each, weights=storage, inputs=storage) for *each, storage in sorted(many)]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
     return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]

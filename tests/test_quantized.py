@@ -8,9 +8,9 @@ import torch
 
 import ksgen
 from ksgen import reference
-from ksgen.errors import LaunchError
-from ksgen.launcher import Launcher
-from ksgen.quantized import CLIPPED, PER, Quantized, numpy_type, quantize
+from ksgen.errors import LaunchError, SpecError
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.quantized import CLIPPED, PER, Quantized, QuantizedInputs, numpy_type, quantize, quantize_inputs
 from ksgen.spec import STORAGES
 from tests.support.native import chosen_native
 
@@ -172,3 +172,132 @@ def test_launchers_refuse_what_they_cannot_multiply(monkeypatch: pytest.MonkeyPa
 def test_they_are_named_at_the_top() -> None:
     assert ksgen.Quantized is Quantized
     assert ksgen.quantize is quantize
+    assert ksgen.QuantizedInputs is QuantizedInputs
+    assert ksgen.quantize_inputs is quantize_inputs
+
+
+# ---- x in eight bits
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_x_has_one_scale_and_none_of_it_saturates(storage: str) -> None:
+    made, how = quantize_inputs(X, storage), STORAGES[storage]
+    assert np.abs(made.values.astype(np.float64)).max() == how.largest
+    assert (made.values.dtype, made.saturated) == (numpy_type(how), 0)
+    assert "0 of 2400 elements saturated" in repr(made)
+    np.testing.assert_allclose(made.dequantized(), reference.dequantized(made.values, made.scale), rtol=1e-6)
+    smallest = min(2.0**-how.mantissa, 1.0) if how.mantissa else 1.0
+    assert np.abs(made.dequantized() - X).max() <= 0.51 * made.scale * how.largest * smallest
+    again = quantize_inputs(X / 2, storage, scale=made.scale)
+    assert again.scale == made.scale
+    tensor = quantize_inputs(torch.tensor(X), storage)
+    np.testing.assert_array_equal(tensor.values.view(torch.uint8).numpy(), made.values.view(np.uint8))
+    assert tensor.dequantized().dtype == torch.float32
+    assert quantize_inputs(np.zeros((2, 3)), storage).scale == 1
+
+
+def test_what_saturates_of_x_is_refused_or_counted() -> None:
+    scale = float(np.float32(np.abs(X).max() / 2 / 448))
+    beyond = np.count_nonzero(np.abs(X) > 448 * scale)
+    with pytest.raises(LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest of e4m3 then; accepted: a larger scale, or"):
+        quantize_inputs(X, "e4m3", scale=scale)
+    made = quantize_inputs(X, "e4m3", scale=scale, saturate=True)
+    assert (made.saturated, np.abs(made.values.astype(np.float64)).max()) == (beyond, 448)
+    for options, told in (
+        ({"scale": 0}, "scale=0; accepted: a number above 0 that float32 has"),
+        ({"scale": "1"}, "scale='1'"),
+        ({"scale": np.inf}, "scale=inf"),
+        ({"scale": 1e-44}, "scale=1e-44"),
+        ({"saturate": "no"}, "saturate='no'; accepted: True or False"),
+    ):
+        with pytest.raises(LaunchError, match=told):
+            quantize_inputs(X, "e4m3", **options)
+    with pytest.raises(LaunchError, match="storage='e5m3'; did you mean e5m2"):
+        quantize_inputs(X, "e5m3")
+    with pytest.raises(LaunchError, match="1 of 2 elements of x not finite"):
+        quantize_inputs(np.array([1, np.nan]), "int8")
+    with pytest.raises(LaunchError, match=r"x up to 1e.300, of which e4m3 would have a scale beyond float32"):
+        quantize_inputs(np.full(3, 1e300), "e4m3")
+    with pytest.raises(LaunchError, match=r"got Quantized\(2,6,8,3, int8.*which is in eight bits already; accepted: the weights"):
+        quantize(quantize(WEIGHTS, "int8"), "int8")
+    with pytest.raises(LaunchError, match="scale=-1; accepted"):
+        quantize(WEIGHTS, "int8", x_scale=-1)
+    with pytest.raises(LaunchError, match="x_scale=1e-37, times a scale of these weights, is no normal float32"):
+        quantize(WEIGHTS, "int8", x_scale=1e-37)
+
+
+@pytest.mark.parametrize(("storage", "layout"), list(product(STORAGES, ["bsf", "bsl"])))
+def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its own type or as bits; y is float32, or as what is given besides, or as is asked."""
+    chosen_native(monkeypatch)
+    own, given = Launcher(2, 6, 8, 3), quantize_inputs(X if layout == "bsf" else np.ascontiguousarray(X.T), storage)
+    made = quantize(WEIGHTS, storage, x_scale=given.scale)
+    bias = RANDOM.standard_normal(36).astype(np.float16)
+    truth = reference.multiply(own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout)
+    added = reference.multiply(own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout, bias=bias)
+    for options, wanted, dtype, within in (
+        ({}, truth, "float32", 1e-6),
+        ({"precision": "bfloat16"}, truth, "bfloat16", 4e-3),
+        ({"bias": bias}, added, "float16", 5e-4),
+        ({"out": np.empty(truth.shape, np.float16)}, truth, "float16", 5e-4),
+    ):
+        for x in (given.values, given.values.view(np.uint8)):
+            y = np.asarray(own(x, made, layout=layout, **options))
+            assert y.dtype.name == dtype
+            assert np.linalg.norm(y.astype(np.float64) - wanted) <= within * np.linalg.norm(wanted)
+    packed = own.pack(made)
+    np.testing.assert_array_equal(own.prepare(given.values, packed, layout=layout)(), own(given.values, made, layout=layout))
+    tensor = quantize_inputs(torch.tensor(given.dequantized()), storage, scale=given.scale).values
+    y = own(tensor, quantize(torch.tensor(WEIGHTS), storage, x_scale=given.scale), layout=layout, precision="bfloat16")
+    assert (y.dtype, tuple(y.shape)) == (torch.bfloat16, truth.shape)
+    wide = np.concatenate([given.values, given.values], 1)  # of which a half is a slice
+    half = wide[:, : given.values.shape[1]]
+    np.testing.assert_array_equal(own(half, packed, layout=layout), own(given.values, packed, layout=layout))
+
+
+def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    own, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
+    made, x = quantize(WEIGHTS, "e4m3", x_scale=given.scale), given.values
+    for weights, options, told in (
+        (WEIGHTS, {}, "x is of float8_e4m3fn; give float32.*or weights that ksgen.quantize made with x_scale, which take x in eight bits"),
+        (quantize(WEIGHTS, "e4m3"), {}, "x is of float8_e4m3fn; give float32"),
+        (made, {"precision": "float64"}, "weights in e4m3 with precision=float64; accepted: x of float32, float16, bfloat16"),
+        (made, {"precision": "tf32"}, "weights in e4m3 with precision=tf32; accepted: x of float32, float16, bfloat16"),
+        (made, {"precision": "bfloat16", "bias": np.zeros(36, np.float16)}, "got float16 for bias and y in bfloat16; give both in one"),
+        (
+            made,
+            {"residual": np.zeros((50, 36), np.float16), "bias": np.zeros(36)},
+            "got float16 for residual and y in float64|precision=float",
+        ),
+    ):
+        with pytest.raises((LaunchError, SpecError), match=told):
+            own(x, weights, **options)
+    with pytest.raises(LaunchError, match=r"got x of float32 for weights that multiply x in e4m3; give float8_e4m3fn or uint8: ksgen"):
+        own(X.astype(np.float32), made)
+    with pytest.raises(LaunchError, match="weights is of float8_e4m3fn; give float32"):
+        own(X, x)
+    chain, second = ChainLauncher(own, Launcher(1, 5, 36, 1)), RANDOM.standard_normal((1, 5, 36, 1)).astype(np.float32)
+    y = chain(x, [made, second])
+    np.testing.assert_array_equal(y, Launcher(1, 5, 36, 1)(own(x, made), second))
+    assert chain(x, [made, quantize(second, "int8")], precision="bfloat16").dtype.name == "bfloat16"
+    with pytest.raises(LaunchError, match="x in eight bits is taken by a launch for each factor; accepted: fuse='auto' or 'no'"):
+        ChainLauncher(own, Launcher(1, 5, 36, 1), fuse="yes")(x, [made, second])
+    with pytest.raises(LaunchError, match="weights of layer 1 multiply x in eight bits; accepted: a ChainLauncher for each layer"):
+        GroupLauncher(own, own)(x, [made, made])
+    with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
+        GroupLauncher(own, own)(X, [quantize(WEIGHTS, "int8")] * 2)
+    told = own.explain(1, precision="bfloat16", weights="e4m3", inputs="e4m3")
+    assert told.endswith("; 552 bytes, with x in bfloat16 600")
+
+
+def test_a_write_to_a_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    own, made = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8")
+    x = X.astype(np.float32)
+    packed = own.pack(made)
+    own(x, made)
+    made.scale.mul_(2)
+    for weights in (packed, made):
+        with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
+            own(x, weights)

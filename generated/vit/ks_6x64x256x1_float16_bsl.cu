@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 4bc5b82e, spec b0b27720
+// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 e6b0cdfa, spec b0b27720
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 
@@ -378,8 +378,12 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 }
 
 // ---- store: from the sums to Y
-// A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: one chunk of Y. They share a bias;
-// the residual is read in such chunks, before the first of an output's is needed.
+// Which of a lane's batch entries a chunk of Y begins with, among those that VECTOR matrix instructions found.
+DEVICE constexpr int line_of(const int run, const int column) {
+    return (run * Y_VECTOR / VECTOR * 8 + 4 * column) * VECTOR + run * Y_VECTOR % VECTOR;
+}
+// A lane has VECTOR neighbouring batch entries of an output from as many matrix instructions: chunks of Y. They share a bias; the
+// residual is read in such chunks, before the first of an output's is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch, const stored* bias,
                        const stored* residual, const extent residual_pitch) {
     const bool chunks_are_whole = batch % Y_VECTOR == 0 && y_pitch % Y_VECTOR == 0 && residual_pitch % Y_VECTOR == 0;
@@ -392,23 +396,23 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
         const extent y_offset = feature * y_pitch + tile.first_batch + first_line;
         const extent residual_offset = feature * residual_pitch + tile.first_batch + first_line;
         const stored own_bias = HAS_BIAS ? bias[feature] : stored(0);
-        Run own_residual[COLUMN_TILES / VECTOR][2] = {};
-        UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
+        Run own_residual[COLUMN_TILES / Y_VECTOR][2] = {};
+        UNROLL for (int run = 0; run < COLUMN_TILES / Y_VECTOR; ++run)
             UNROLL for (int column = 0; column < 2; ++column) {
-                const int line = (group * 8 + 4 * column) * VECTOR, left = tile.batch_left - first_line - line;
-                if (HAS_RESIDUAL && left > 0) own_residual[group][column] = read_run(residual + residual_offset + line, wide, left);
+                const int line = line_of(run, column), left = tile.batch_left - first_line - line;
+                if (HAS_RESIDUAL && left > 0) own_residual[run][column] = read_run(residual + residual_offset + line, wide, left);
             }
-        UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
+        UNROLL for (int run = 0; run < COLUMN_TILES / Y_VECTOR; ++run)
             UNROLL for (int column = 0; column < 2; ++column) {
-                const int line = (group * 8 + 4 * column) * VECTOR, left = tile.batch_left - first_line - line;
+                const int line = line_of(run, column), left = tile.batch_left - first_line - line;
                 if (left <= 0) continue;
-                stored values[VECTOR];
-                UNROLL for (int e = 0; e < VECTOR; ++e) {
-                    const real sum = sum_of(sums[0][q / 2][group * VECTOR + e], q % 2, column);
-                    values[e] = narrow(finish(sum, own_bias, own_residual[group][column].at[e]));
+                stored values[Y_VECTOR];
+                UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
+                    const real sum = sum_of(sums[0][q / 2][run * Y_VECTOR + e], q % 2, column);
+                    values[e] = narrow(finish(sum, own_bias, own_residual[run][column].at[e]));
                 }
                 if (wide) write_wide(y + y_offset + line, values);
-                else UNROLL for (int e = 0; e < VECTOR; ++e)
+                else UNROLL for (int e = 0; e < Y_VECTOR; ++e)
                     if (e < left) y[y_offset + line + e] = values[e];
             }
     }

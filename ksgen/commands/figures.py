@@ -22,6 +22,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         **({"beside": [[list(each.shape) for each in chain] for chain in kernel.chains[1:]]} if kernel.beside else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
+        **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),
         "layout": kernel.layout,
         "epilogue": asdict(kernel.epilogue),
         "batch": batch,

@@ -15,6 +15,7 @@ from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 
 
@@ -44,7 +45,7 @@ class Layer:
         """One, or those of a group; `PatternError` on patterns that do not fit each other."""
         return Chain(self.patterns), *self.beside
 
-    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str) -> KernelSpec | None:
+    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str) -> KernelSpec | None:
         """All of it in one launch; None of a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
             raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")
@@ -52,6 +53,8 @@ class Layer:
             raise SpecError(f"--out-layout {self.out_layout} of chains beside each other; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
+        if inputs != SAME:
+            raise SpecError(f"--inputs {inputs} of a layer; accepted: one pattern, as only a layer's first factor takes x in eight bits")
         more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights}
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 

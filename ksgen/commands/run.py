@@ -13,6 +13,7 @@ from ksgen.commands.common import (
     check_memory,
     console,
     device_option,
+    inputs_option,
     json_option,
     print_json,
     say_if_busy,
@@ -38,6 +39,7 @@ from ksgen.words import counted
     "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: of slices, whose rows lie apart."
 )
 @weights_option
+@inputs_option
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
@@ -48,8 +50,8 @@ from ksgen.words import counted
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, batch: int | None, precision: str, layout: str, stride: str, weights: str, job: str,
-    family: str | None, bias: bool, activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, batch: int | None, precision: str, layout: str, stride: str, weights: str, inputs: str,
+    job: str, family: str | None, bias: bool, activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -62,6 +64,7 @@ def command(
       ksgen run 6,64,64,1 --batch 1000 --bias --activation gelu --json
       ksgen run 6,64,64,1 --batch 1000 --job gradient
       ksgen run 1,1024,1024,1 --batch 1 --weights int8
+      ksgen run 1,192,48,2 --precision bfloat16 --weights e4m3 --inputs e4m3
       ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
       ksgen run 6,64,64,1 --beside 6,64,64,1 --beside "2,48,192,1 1,192,48,2" --batch 1568
     """
@@ -79,8 +82,8 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)
-    whole = layer.launch(precision, layout, epilogue, weights)  # refuses factors that do not fit each other
-    kernel = whole or KernelSpec(patterns[0], precision, layout, epilogue, job=job, weights=weights)
+    whole = layer.launch(precision, layout, epilogue, weights, inputs)  # refuses factors that do not fit each other
+    kernel = whole or KernelSpec(patterns[0], precision, layout, epilogue, job=job, weights=weights, inputs=inputs)
     if stride == "any":
         kernel = replace(kernel, stride=stride)
     where = find_device(device)

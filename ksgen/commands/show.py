@@ -13,6 +13,7 @@ from ksgen.commands.common import (
     SPEC,
     console,
     find_spec,
+    inputs_option,
     json_option,
     print_json,
     takes_patterns,
@@ -41,11 +42,12 @@ _CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_byte
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
 @weights_option
+@inputs_option
 @click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str, layout: str, weights: str,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str, layout: str, weights: str, inputs: str,
     device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
@@ -70,11 +72,11 @@ def command(
         named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)
         layers = {name: _Layer(chains, loaded.options_of(name)) for name, chains in named.items()}
     elif len(patterns) > 1 or layer.is_asked_for:
-        layer.launch(precision, layout, Epilogue(), weights)  # refuses what is no layer
+        layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
         name = "group" if layer.beside else "chain"
         layers = {name: _Layer(layer.chains, LayerOptions(layer.between, layer.out_layout))}
         patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
-    described = [_describe(KernelSpec(pattern, precision, layout, weights=weights), batch, device) for pattern in patterns]
+    described = [_describe(KernelSpec(pattern, precision, layout, weights=weights, inputs=inputs), batch, device) for pattern in patterns]
     of_layers = {name: _describe_layer(each, (precision, layout, weights), batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)

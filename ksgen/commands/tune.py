@@ -48,6 +48,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
 @click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: only kernels with such.")
+@click.option("--inputs", type=STORED, help="How X of the patterns is stored (default same). With --spec: only kernels with such.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
@@ -62,8 +63,8 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None,
-    job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str, device: str | None,
-    scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
+    inputs: str | None, job: str | None, chain: bool, batch: int | None, family: str | None, budget: str | None, strategy: str,
+    device: str | None, scheduler: str | None, fresh: bool, noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers find them.
 
@@ -85,7 +86,7 @@ def command(
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     is_layer = chain or layer.is_asked_for
-    wanted = (precision, layout, weights, job)
+    wanted = (precision, layout, weights, inputs, job)
     kernels = _of_layer(layer, spec, *wanted) if is_layer else _kernels(patterns, spec, *wanted)
     if report:
         check_report(report)
@@ -110,14 +111,20 @@ def command(
 
 
 def _kernels(
-    patterns: tuple[Pattern, ...], spec: Path | None, precision: str | None, layout: str | None, weights: str | None, job: str | None
+    patterns: tuple[Pattern, ...],
+    spec: Path | None,
+    precision: str | None,
+    layout: str | None,
+    weights: str | None,
+    inputs: str | None,
+    job: str | None,
 ) -> list[KernelSpec]:
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
         raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     if spec is None:
-        options: dict[str, Any] = {"job": job or "multiply", "weights": weights or SAME}
+        options: dict[str, Any] = {"job": job or "multiply", "weights": weights or SAME, "inputs": inputs or SAME}
         return [KernelSpec(pattern, precision or "float32", layout or "bsf", **options) for pattern in patterns]
     loaded = load(find_spec(spec))
     launches = [each for whole in loaded.launches.values() for kernel in whole for each in _with_layers(kernel)]
@@ -125,10 +132,10 @@ def _kernels(
         kernel
         for kernel in dict.fromkeys([*launches, *(replace(each, stride="dense") for each in loaded.kernels)])  # whose wisdom serves slices
         if precision in (None, kernel.precision) and layout in (None, kernel.layout) and job in (None, _job_of(kernel))
-        and weights in (None, kernel.weights)
+        and weights in (None, kernel.weights) and inputs in (None, kernel.inputs)
     ]  # fmt: skip
     if not wanted:
-        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, weights, job)))}")
+        raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, (precision, layout, weights, inputs, job)))}")
     return wanted
 
 
@@ -151,7 +158,7 @@ def _launched_as(kernel: KernelSpec) -> KernelSpec:
 
 
 def _of_layer(
-    layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None, job: str | None
+    layer: Layer, spec: Path | None, precision: str | None, layout: str | None, weights: str | None, inputs: str | None, job: str | None
 ) -> list[KernelSpec]:
     """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
     from ksgen.families.chains import factor_kernels
@@ -159,7 +166,7 @@ def _of_layer(
     accepted = "--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient"
     if spec or job == "gradient" or not layer.patterns:
         raise KsgenError(accepted)
-    if (whole := layer.launch(precision or "float32", layout or "bsf", Epilogue(), weights or SAME)) is None:
+    if (whole := layer.launch(precision or "float32", layout or "bsf", Epilogue(), weights or SAME, inputs or SAME)) is None:
         raise KsgenError(accepted)
     return list(dict.fromkeys([*_with_layers(whole), *factor_kernels(whole)]))
 

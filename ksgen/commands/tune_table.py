@@ -94,9 +94,8 @@ def name_of(job: "Job") -> str:
     job, and the batch where the kernel serves no other."""
     kernel = job.kernel
     special = () if kernel.batch is None else (f"batch {kernel.batch}",)
-    weights = (kernel.weights,) if kernel.is_quantized else ()
     chains = ", beside ".join(map(str, kernel.chains))
-    return " ".join((chains, kernel.precision, *weights, kernel.layout_word, *kernel.words, *special))
+    return " ".join((chains, kernel.precision, *kernel.stored, kernel.layout_word, *kernel.words, *special))
 
 
 def clock(seconds: float | None) -> str:

@@ -94,7 +94,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "template": template,
         "template_digest": template_digest(chosen.name),
         "layout_words": " to ".join(LAYOUT_WORDS[each] for each in dict.fromkeys((kernel.layout, kernel.y_layout))),
-        "epilogue_words": (f", {kernel.weights} weights" if kernel.is_quantized else "")
+        "epilogue_words": (f", {kernel.weights} {'X and weights' if kernel.has_bytes_in else 'weights'}" if kernel.is_quantized else "")
         + "".join(f", {word}" for word in kernel.words if word != kernel.job),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
@@ -103,6 +103,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
         "item_bytes": kernel.item_bytes,
         "storage": kernel.dtype,
+        "x_stored": "given" if kernel.has_bytes_in else "stored",  # the type of X, where that of weights before they are packed is too
+        "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "reals": "real",
         "activated": "" if kernel.between == "none" else "activate_between",  # of what lies between factors
         "part": part_of(kernel.arithmetic),
@@ -112,7 +114,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     complexes = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
-    numbers = (*complexes, *((kernel.weights, "quantized") if kernel.is_quantized else ()))
+    stored = (*((f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()), kernel.weights, "quantized")
+    numbers = (*complexes, *(stored if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
     of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)
@@ -215,6 +218,7 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         unusual = {} if kernel.job == "multiply" else {"job": kernel.job}
         unusual |= {"stride": kernel.stride} if kernel.is_strided else {}
         unusual |= {"weights": kernel.weights} if kernel.is_quantized else {}
+        unusual |= {"inputs": kernel.inputs} if kernel.has_bytes_in else {}
         return unusual | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",

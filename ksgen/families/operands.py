@@ -31,6 +31,8 @@ def is_precise(kernel: KernelSpec) -> bool:
 
 def tensor_operand(kernel: KernelSpec) -> Operand:
     """What tensor cores multiply of a kernel."""
+    if kernel.has_bytes_in:
+        return Operand(kernel.inputs, kernel.x_item_bytes)
     if kernel.arithmetic.operand is None:
         raise ConstantsError(
             f"{kernel.name}: tensor cores have no products in {kernel.precision}; accepted: {', '.join(on_tensor_cores())}"
@@ -50,7 +52,7 @@ class TensorTile(Moved, Tiled):
     @cached_property
     def vector(self) -> int:
         """Elements of X a chunk."""
-        return CHUNK // self.kernel.item_bytes
+        return CHUNK // self.kernel.x_item_bytes
 
     @property
     def operand(self) -> str:

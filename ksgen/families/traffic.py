@@ -56,18 +56,18 @@ class Moved:
     def x_bytes_moved(self, batch: int) -> float:
         """For one tile along the outputs."""
         c, own = self.kernel.pattern.c, self.constants
-        return array_bytes(self.kernel, c, c, own.tile_d, batch, own.tile_batch)
+        return array_bytes(self.kernel, c, c, own.tile_d, batch, own.tile_batch, self.kernel.x_item_bytes)
 
     def y_bytes_moved(self, batch: int) -> float:
         """And of the residual, if there is one."""
         own, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
-        return arrays * array_bytes(self.kernel, self.kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch)
+        outputs = self.kernel.pattern.b
+        return arrays * array_bytes(self.kernel, outputs, own.tile_out, own.tile_d, batch, own.tile_batch, self.kernel.item_bytes)
 
 
-def array_bytes(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int) -> float:
+def array_bytes(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int) -> float:
     """Of X or Y, of which i has so many features: by blocks with `tile` of them, `tile_d` neighbouring j and `tile_batch` entries each."""
     a, _, _, d = kernel.pattern.shape
-    item_bytes = kernel.item_bytes
     if kernel.layout == "bsf":
         return a * batch * entry_bytes(features, d, tile, tile_d, item_bytes)
     return a * features * d * line_bytes(batch, tile_batch, item_bytes)

@@ -17,6 +17,7 @@ from ksgen.devices.libcuda import device_of
 from ksgen.errors import KsgenError, LaunchError
 from ksgen.launch.dlpack import PLACES, Managed, element_type
 from ksgen.spec.precision import stored_types
+from ksgen.spec.storage import BYTE_TYPES
 from ksgen.values import excerpt, whole_number
 
 DTYPES = stored_types()
@@ -34,7 +35,7 @@ class ArrayView(NamedTuple):
     kind: str  # "numpy", "torch", "pycuda", "cupy", "pyopencl", "cuda" (its array interface) or "dlpack"
     pointer: Any  # an address, or a pyopencl Buffer
     shape: tuple[int, ...]
-    dtype: str  # one of DTYPES
+    dtype: str  # one of DTYPES; of x also one of BYTE_TYPES
     strides: tuple[int, ...] | None  # bytes from one element to the next along each axis; None: row-major, without gaps
     device: Place
     stream: Any  # the CUDA handle or pyopencl queue that the owner works on now; None where it does not tell
@@ -47,6 +48,7 @@ FORM = slice(2, 6)  # of an ArrayView: its shape, dtype, strides and device, whi
 Reader = Callable[[Any, str, int | None], ArrayView]
 
 _NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}  # NumPy's letters
+_BYTES = {"|u1": "uint8", "|i1": "int8"}
 _readers: dict[type, Reader] = {}  # of the types seen so far
 _dtypes: dict[Any, str] = {}  # of the dtype objects seen so far
 
@@ -226,6 +228,8 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     strides = None if steps is None or _is_row_major(shape, steps, tensor.bits // 8) else steps
     pointer = (tensor.data or 0) + tensor.byte_offset
     dtype, words = element_type(tensor)
+    if dtype is None and name == "x" and words in BYTE_TYPES:
+        dtype = words
     if dtype is None:
         raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
     return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), owner.writeable)
@@ -245,6 +249,8 @@ def _dtype(dtype: Any, name: str) -> str:
     if (known := _dtypes.get(dtype)) is not None:
         return known
     text = str(dtype).removeprefix("torch.")
+    if name == "x" and (text := _BYTES.get(text, text)) in BYTE_TYPES:  # which nothing else may be stored in
+        return text
     if text not in DTYPES:
         raise LaunchError(f"{name} is of {text}; give {', '.join(DTYPES)}")
     return _dtypes.setdefault(dtype, text)

@@ -12,7 +12,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
-from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, y_shape
+from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
 from ksgen.launch.fused import Verdict, fused_plan, is_turned, verdict
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import is_whole
@@ -76,6 +76,9 @@ class ChainLauncher:
         options = CallOptions(layout, activation, stream, precision)
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
         own = self.weights_of_each(weights)
+        if inputs_of(own) != SAME:  # what lies between factors is of one type, as y is
+            precision = self._type_of_call(x, own, last_only, precision)
+            options = options._replace(precision=precision)
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
         layouts = self._layouts(layout, out_layout)
@@ -123,7 +126,7 @@ class ChainLauncher:
     ) -> int:
         """The batch; `LaunchError` on what any factor would refuse."""
         between, batch = views["x"], 0
-        check_precision(self, options.precision, between.dtype)
+        check_precision(self, options.precision, type_of_call(self, views, options.precision))
         check_words(self, options.layout, options.activation)
         check_words(self, options.layout if out_layout is None else out_layout, options.activation, "out_layout")
         layouts = self._layouts(options.layout, out_layout)
@@ -178,6 +181,9 @@ class ChainLauncher:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
         if len(self.factors) == 1 and not is_turned(options.layout, out_layout):
             return None
+        if inputs_of(own) != SAME:
+            self._check_asked("x in eight bits is taken by a launch for each factor")
+            return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
         batch = self.check(views, own_views, options, out_layout)
@@ -217,10 +223,19 @@ class ChainLauncher:
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
 
+    def _type_of_call(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], precision: str | None) -> str:
+        views = views_of({"x": x, **last_only}, None)
+        return precision or type_of_call(self, views, None, inputs_of(own))
+
     def _check_asked(self, why: str) -> None:
         """Raise `LaunchError` where one launch was asked for and cannot be had."""
         if self.fuse == "yes":
             raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
+
+
+def inputs_of(own: Sequence[Any]) -> str:
+    """How the x is stored that the first factor's weights multiply."""
+    return own[0].inputs if isinstance(own[0], Weights) else SAME
 
 
 def layer_of(launcher: Any) -> ChainLauncher | None:

@@ -12,8 +12,10 @@ from ksgen.launch.arrays import ArrayView
 from ksgen.launch.memory import rows_are_whole, size_of
 from ksgen.launch.views import Views
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES
 from ksgen.spec.kernel import is_word
+from ksgen.spec.precision import stored_types
+from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes
 from ksgen.values import excerpt
 
 
@@ -47,10 +49,28 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
     raise LaunchError(f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}")
 
 
-def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, job: str = "multiply") -> int:
+def type_of_call(caller: object, views: Views, precision: str | None, inputs: str = SAME) -> str:
+    """The type of all arrays of a call but x in eight bits, which `inputs` says: then it is that of what is given besides, or float32."""
+    x = views["x"].dtype
+    if inputs == SAME:
+        if x in BYTE_TYPES:
+            made = "weights that ksgen.quantize made with x_scale, which take x in eight bits"
+            raise LaunchError(f"{caller!r}: x is of {x}; give {', '.join(stored_types())}, or {made}")
+        return x
+    if x not in (accepted := STORAGES[inputs].dtypes):
+        makes = f"ksgen.quantize_inputs(x, {inputs!r}).values"
+        raise LaunchError(f"{caller!r}: got x of {x} for weights that multiply x in {inputs}; give {' or '.join(accepted)}: {makes}")
+    given = next((views[name].dtype for name in ("out", "bias", "residual") if name in views), "float32")
+    asked = PRECISIONS.get(precision) if isinstance(precision, str) else None
+    return given if asked is None else asked.dtype
+
+
+def check_arrays(
+    caller: object, pattern: Pattern, layout: str, views: Views, job: str = "multiply", dtype: str | None = None
+) -> int:  # fmt: skip
     """Raise `LaunchError` on the first array whose shape, precision or strides do not fit; the batch.
 
-    `views` holds x, and any of weights, bias, residual, grad_y and out.
+    `views` holds x, and any of weights, bias, residual, grad_y and out. `dtype`: that of all others, where x is in eight bits.
     """
     x = views["x"]
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
@@ -64,7 +84,9 @@ def check_arrays(caller: object, pattern: Pattern, layout: str, views: Views, jo
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
-        if given.dtype != x.dtype:
+        if dtype is not None and name != "x" and given.dtype != dtype:
+            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and y in {dtype}; give both in one precision")
+        if dtype is None and given.dtype != x.dtype:
             raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision")
         if given.strides is not None and not (job == "multiply" and name in ("x", "out", "residual") and rows_are_whole(given)):
             raise LaunchError(f"{caller!r}: {name} is not {_accepted(job, name)}; give a contiguous copy of it")
@@ -93,9 +115,8 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
 def check_memory(caller: object, views: Views) -> None:
     """Raise `LaunchError` on what arrays of fitting shapes may still have wrong: it is asked anew at every call."""
     _check_gradients(caller, views)
-    item_bytes = PRECISIONS[views["x"].dtype].item_bytes
     for name, given in views.items():
-        if given.device != "host" and isinstance(given.pointer, int) and given.pointer % item_bytes:
+        if given.device != "host" and isinstance(given.pointer, int) and given.pointer % element_bytes(given.dtype):
             raise LaunchError(f"{caller!r}: {name} starts inside a {given.dtype}, at {given.pointer:#x}; give a copy of it")
     if "out" in views:
         _check_out(caller, views)
@@ -132,5 +153,5 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
     if first.strides is None or second.strides is None or first.strides[0] != second.strides[0]:
         return True
     begin = (second.pointer - first.pointer) % first.strides[0]  # of the second's rows, behind where those of the first begin
-    lengths = [each.shape[1] * PRECISIONS[each.dtype].item_bytes for each in (first, second)]
+    lengths = [each.shape[1] * element_bytes(each.dtype) for each in (first, second)]
     return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])

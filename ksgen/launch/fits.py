@@ -6,7 +6,7 @@ from functools import cached_property
 
 from ksgen.devices.base import Device
 from ksgen.launch.arrays import FORM, Place, common_device
-from ksgen.launch.checks import check_arrays, check_precision, check_words
+from ksgen.launch.checks import check_arrays, check_precision, check_words, type_of_call
 from ksgen.launch.plan import Plan
 from ksgen.launch.views import CallOptions, Views
 from ksgen.pattern import Pattern
@@ -41,19 +41,20 @@ class Fits:
     def __len__(self) -> int:
         return len(self._found)
 
-    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME) -> Fit:
+    def find(self, caller: object, options: CallOptions, views: Views, weights: str = SAME, inputs: str = SAME) -> Fit:
         """What was found when arguments like these were checked first: shapes, precisions, strides and places. `weights`: how those are
-        stored that were packed before."""
+        stored that were packed before; `inputs`: how the x that they multiply is."""
         layout, activation, _, precision = options
-        key = (layout, activation, precision, weights, *[(name, found[FORM]) for name, found in views.items()])
+        key = (layout, activation, precision, weights, inputs, *[(name, found[FORM]) for name, found in views.items()])
         try:
             return self._found[key]
         except (KeyError, TypeError):  # what cannot be looked up is refused below
             check_words(caller, layout, activation)
-            precision = check_precision(caller, precision, views["x"].dtype)
-        batch = check_arrays(caller, self.pattern, layout, views, self._job)
+            dtype = type_of_call(caller, views, precision, inputs)
+            precision = check_precision(caller, precision, dtype)
+        batch = check_arrays(caller, self.pattern, layout, views, self._job, None if inputs == SAME else dtype)
         place = common_device(views)
-        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights)
+        kernel = self.kernel(precision, layout, Epilogue("bias" in views, activation, "residual" in views), batch, weights, inputs)
         if any(found.strides is not None for found in views.values()):
             kernel = replace(kernel, stride="any")
         if len(self._found) >= MOST_FITS:
@@ -61,6 +62,8 @@ class Fits:
         fit = self._found[key] = Fit(batch, place, kernel)
         return fit
 
-    def kernel(self, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME) -> KernelSpec:
+    def kernel(
+        self, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME, inputs: str = SAME
+    ) -> KernelSpec:  # fmt: skip
         own = batch if batch in self._batches else None
-        return KernelSpec(self.pattern, precision, layout, epilogue, own, self._job, weights=weights)
+        return KernelSpec(self.pattern, precision, layout, epilogue, own, self._job, weights=weights, inputs=inputs)

@@ -20,9 +20,10 @@ from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, packed_in, stored_alike
+from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, stored_alike
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel, checked_batch
+from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -158,8 +159,13 @@ class GroupLauncher:
         for number, (layer, weights) in enumerate(zip(self.layers, own, strict=True), 1):
             given = {each: views[f"{each}_{number}"] for each in ADDED if f"{each}_{number}" in views}
             name, own_views = f"out of layer {number}", layer.views_of_weights(weights)
+            if any(isinstance(each, Weights) and each.inputs != SAME for each in weights):
+                raise LaunchError(f"{self!r}: weights of layer {number} multiply x in eight bits; accepted: a ChainLauncher for each layer")
             given |= {"out": results[name]} if outs else {}
             batch = layer.check(given | {"x": views["x"]}, own_views, options)
+            for each in weights:
+                if isinstance(each, Weights):
+                    check_stored(self, each, options.precision or views["x"].dtype)
             others = {each: found for each, found in (views | results).items() if each not in (name, f"residual_{number}")}
             packed = {f"weights {at}": found for at, found in enumerate(own_views, 1) if found}
             check_memory(self, others | packed | {each: given[each] for each in given if each != "bias"})

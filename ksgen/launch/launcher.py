@@ -5,6 +5,7 @@ no gradients: `ksgen.torch` does.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -71,7 +72,8 @@ class Launcher:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
         `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` or
-        `ksgen.quantize` gave: weights in eight bits, which are packed once.
+        `ksgen.quantize` gave: weights in eight bits, which are packed once. Those with an `x_scale` take x in eight bits too, as
+        `ksgen.quantize_inputs` gives it, or its bits as uint8; y is then of the `precision`, or as out, bias or residual are, or float32.
         Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
         arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores (what overflows float16 in
         the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
@@ -98,8 +100,8 @@ class Launcher:
         memory that its launches work in: keep it as long as a graph that recorded it."""
         self._check_layouts(layout, out_layout)
         call = self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
-        given = (x, weights, bias, residual, call.out)
-        found = [view(array) for array in given if array is not None and not isinstance(array, Weights | Quantized)]
+        given = (weights, bias, residual, call.out)
+        found = [view(x, "x"), *[view(array) for array in given if array is not None and not isinstance(array, Weights | Quantized)]]
         # A tensor may be given other memory before the launch, and a stream ends with its object.
         call.keep += (stream, *map(storage_of, found))
         return call
@@ -163,19 +165,19 @@ class Launcher:
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        job: str = "multiply", weights: str = SAME,
+        job: str = "multiply", weights: str = SAME, inputs: str = SAME,
     ) -> str:  # fmt: skip
         """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why. `weights`: how
-        they are stored, such as "int8"."""
+        they are stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside y in that precision."""
         batch = checked_batch(batch)
         epilogue = Epilogue() if epilogue is None else epilogue
         # What cannot be is refused before a device is opened.
-        KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights)
+        KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights, inputs=inputs)
         where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
-        kernel = fits.kernel(precision, layout, epilogue, batch, weights)
+        kernel = fits.kernel(precision, layout, epilogue, batch, weights, inputs)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
-        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}{_bytes_saved(kernel, batch)}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
         weights = self.taken(weights)
@@ -185,3 +187,10 @@ class Launcher:
             if array is not None:
                 arrays[name] = array
         return prepared(self, self._fits, self.rooms, arrays, options, packed)
+
+
+def _bytes_saved(kernel: KernelSpec, batch: int) -> str:
+    """How many bytes cross memory where X is in eight bits, and how many would; nothing where it is not."""
+    if not kernel.has_bytes_in:
+        return ""
+    return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"

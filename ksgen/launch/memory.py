@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ksgen.devices.base import host_memory
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_same_stream
-from ksgen.spec import PRECISIONS
+from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,9 +21,11 @@ ON_LINE_BYTES = 64 * 1024  # arrays from so many bytes on begin at one
 
 
 def numpy_dtype(precision: str) -> Any:
-    """NumPy's own, or that of ml_dtypes for bfloat16."""
+    """NumPy's own, or that of ml_dtypes for bfloat16; of what is in eight bits, that of its bits."""
     import numpy as np
 
+    if precision in BYTE_TYPES:
+        return np.dtype(np.uint8)
     if precision == "bfloat16":
         import ml_dtypes
 
@@ -33,7 +35,7 @@ def numpy_dtype(precision: str) -> Any:
 
 def size_of(array: ArrayView) -> int:
     """Bytes from the first element to behind the last one: of an array without gaps, or of rows that may have some between them."""
-    item_bytes = PRECISIONS[array.dtype].item_bytes
+    item_bytes = element_bytes(array.dtype)
     if array.strides is None:
         return prod(array.shape) * item_bytes
     return (array.shape[0] - 1) * array.strides[0] + array.shape[1] * item_bytes
@@ -43,18 +45,18 @@ def rows_are_whole(array: ArrayView) -> bool:
     """Whether a matrix with gaps has them between its rows alone."""
     if len(array.shape) != 2 or array.strides is None:
         return False
-    item_bytes, length, (next_row, step) = PRECISIONS[array.dtype].item_bytes, array.shape[1], array.strides
+    item_bytes, length, (next_row, step) = element_bytes(array.dtype), array.shape[1], array.strides
     return (step == item_bytes or length == 1) and next_row % item_bytes == 0 and next_row >= length * item_bytes
 
 
 def pitch_of(array: ArrayView) -> int:
     """Elements from one row of a matrix to the next."""
-    return int(array.shape[1] if array.strides is None else array.strides[0] // PRECISIONS[array.dtype].item_bytes)
+    return int(array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype))
 
 
 def is_whole(found: ArrayView) -> bool:
     """Whether it begins at one of its elements' boundaries, as kernels take it."""
-    whole: bool = found.pointer % PRECISIONS[found.dtype].item_bytes == 0
+    whole: bool = found.pointer % element_bytes(found.dtype) == 0
     return whole
 
 
@@ -82,25 +84,27 @@ def torch_stream(handle: Any, index: Any) -> Any:
     return sys.modules["torch"].cuda.ExternalStream(handle or 0, index)
 
 
-def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None) -> Any:
-    """An uninitialised array of the same library, device and precision, to be written on `stream`, a handle.
+def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype: str | None = None) -> Any:
+    """An uninitialised array of the same library and device, to be written on `stream`, a handle; of the same type too, or of a `dtype`.
 
     PyTorch and CuPy reuse freed memory in the order of the stream that it was allocated on: that must be this one.
     """
     if like.kind == "torch":
+        more = {} if dtype is None else {"dtype": getattr(sys.modules["torch"], dtype)}
         if like.device == "host" or is_same_stream(stream or 0, like.stream):
-            return like.owner.new_empty(shape)
+            return like.owner.new_empty(shape, **more)
         with sys.modules["torch"].cuda.stream(torch_stream(stream, like.device[1])):
-            return like.owner.new_empty(shape)
+            return like.owner.new_empty(shape, **more)
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
         own = is_same_stream(stream or 0, like.stream)
         with cupy.cuda.Device(like.device[1]), nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]):
-            return cupy.empty(shape, like.owner.dtype)
+            return cupy.empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pycuda":
-        return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype)
+        return sys.modules["pycuda.gpuarray"].empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pyopencl":
-        return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, like.owner.dtype)
+        kind = like.owner.dtype if dtype is None else numpy_dtype(dtype)
+        return sys.modules["pyopencl.array"].empty(like.owner.queue or like.owner.context, shape, kind)
     if like.device == "host":
-        return new_host_array(shape, numpy_dtype(like.dtype))
+        return new_host_array(shape, numpy_dtype(dtype or like.dtype))
     raise LaunchError("x tells where its memory is, but not how to make more of it; give out=")

@@ -129,7 +129,8 @@ def new_outs(like: ArrayView, shape: tuple[int, ...], device: Device, stream: St
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:
     """A new output like x, among the views from now on."""
     kernel = plan.kernel
-    out = new_array(views["x"], result_shape(kernel.pattern, kernel.y_layout, plan.batch, kernel.job), handle)
+    dtype = kernel.dtype if kernel.has_bytes_in else None  # else x's own
+    out = new_array(views["x"], result_shape(kernel.pattern, kernel.y_layout, plan.batch, kernel.job), handle, dtype)
     views["out"] = view(out, "out")
     return out
 

@@ -166,7 +166,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         return [step(source.entry_of(each.name), each.geometry) for each in passes]
 
     packed_for = repr(family.packed_for(kernel, choice.constants))
-    packing_words = (str(kernel.pattern), kernel.precision, kernel.weights, kernel.layout, choice.family, packed_for)
+    packing_words = (str(kernel.pattern), kernel.precision, kernel.weights, kernel.inputs, kernel.layout, choice.family, packed_for)
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
         device=device,

@@ -15,7 +15,7 @@ from ksgen.launch.planner import plan_for
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Rooms, Weights, check_packed, check_stored, packed_in
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import BYTE_TYPES
 
 
 def prepared(
@@ -24,8 +24,9 @@ def prepared(
     """Everything but the launch. `arrays`: x and all else that was given, by name; `packed` in the place of weights."""
     views = views_of(arrays, options.stream)
     if packed:
-        check_stored(caller, packed, options.precision or views["x"].dtype)
-    fit = fits.find(caller, options, views, packed.stored if packed else SAME)
+        dtype = views["x"].dtype
+        check_stored(caller, packed, options.precision or ("float32" if dtype in BYTE_TYPES else dtype))
+    fit = fits.find(caller, options, views, packed.stored, packed.inputs) if packed else fits.find(caller, options, views)
     check_memory(caller, views)
     device, stream, views = where_to_work(caller, fit.place, arrays, views, options.stream, packed.device if packed else None)
     if packed:

@@ -71,8 +71,9 @@ class Weights:
     device: Device
     canonical: Buffer
     owner: Any = None  # keeps the canonical memory alive
-    seen: Seen | None = None  # of the tensor that they came from
-    stored: str = SAME  # as X is, or how in eight bits; then `canonical` is all that `Quantized.whole` holds
+    seen: tuple[Seen, ...] = ()  # of the tensors that they came from
+    stored: str = SAME  # as Y is, or how in eight bits; then `canonical` is all that `Quantized.whole` holds
+    inputs: str = SAME  # how the X that they multiply is stored
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -88,15 +89,22 @@ class Weights:
 
     def use(self, plan: Plan, stream: Stream) -> Packed:
         """What a plan's launches take of them, complete for every stream: packing is waited for, once."""
-        assert plan.kernel.weights == self.stored
+        assert (plan.kernel.weights, plan.kernel.inputs) == (self.stored, self.inputs)
         self.check()
         packed = self._packed.get(plan.packing)
         return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
 
     def check(self) -> None:
         """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
-        if self.seen is not None and (what := self.seen.what_happened()):
+        if what := self.what_happened():
             raise LaunchError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
+
+    def what_happened(self) -> str:
+        """What became of a tensor that they came from, in words; nothing where nothing can be noticed."""
+        for each in self.seen:
+            if what := each.what_happened():
+                return what
+        return ""
 
     def _pack(self, plan: Plan, stream: Stream) -> Buffer:
         refuse_capture(plan.device, stream, "packs its weights for the first time")
@@ -120,10 +128,10 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
 def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None) -> Weights:
     """Weights in eight bits: those of the host are copied to the device; others lie there, as `found` says of their scales, written
     on the stream."""
-    seen = Seen(weights.values) if hasattr(weights.values, "untyped_storage") else None
-    options: dict[str, Any] = {"seen": seen, "stored": weights.storage}
+    seen = tuple(Seen(each) for each in (weights.values, weights.scale) if hasattr(each, "untyped_storage"))
+    options: dict[str, Any] = {"seen": seen, "stored": weights.storage, "inputs": weights.inputs}
     if found is None:
-        whole = weights.whole if seen is None else weights.whole.numpy()
+        whole = weights.whole.numpy() if seen else weights.whole
         return Weights(weights.pattern, "float32", device, uploaded(device, whole), **options)
     refuse_capture(device, stream, "waits for weights")
     whole = weights.whole
@@ -131,8 +139,8 @@ def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None =
     return Weights(weights.pattern, "float32", device, whole.data_ptr(), whole, **options)
 
 
-def _seen(found: ArrayView) -> Seen | None:
-    return Seen(found.owner) if found.kind == "torch" else None
+def _seen(found: ArrayView) -> tuple[Seen, ...]:
+    return (Seen(found.owner),) if found.kind == "torch" else ()
 
 
 def check_stored(caller: object, weights: Weights, precision: str) -> None:

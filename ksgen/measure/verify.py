@@ -22,7 +22,7 @@ from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.queued import time_launches
 from ksgen.pattern import Pattern
-from ksgen.quantized import Quantized, quantize
+from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -63,6 +63,7 @@ class Problem:
     def each(self) -> "tuple[Problem, ...]":
         """That of each chain: one, but for a group."""
         return self, *self.others
+    inputs: QuantizedInputs | None = None  # what x is in eight bits, where it is stored so: exactly
 
     @property
     def given(self) -> "tuple[Array, ...]":
@@ -73,6 +74,11 @@ class Problem:
     def comparing(self, most: int) -> "Problem":
         """The same, with so many batch entries compared at most."""
         return replace(self, most_compared=most, others=tuple(other.comparing(most) for other in self.others))
+
+    @property
+    def given_x(self) -> "Array":
+        """X as a device is given it."""
+        return self.x if self.inputs is None else self.inputs.values.view(np.uint8)
 
     @property
     def y_shape(self) -> tuple[int, int]:
@@ -200,21 +206,27 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
 
     first = kernel.layout == "bsf"
     weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.before)), tuple[Quantized, ...]()
+    x, given = normal(batch, inputs) if first else normal(inputs, batch), None
+    if kernel.has_bytes_in:
+        given = quantize_inputs(x, kernel.inputs)
+        x = reference.dequantized(given.values, np.float32(given.scale))
     if kernel.is_quantized:
-        quantized = tuple(quantize(each, kernel.weights) for each in (*before, weights))
+        x_scale = None if given is None else given.scale
+        quantized = tuple(quantize(each, kernel.weights, x_scale=x_scale) for each in (*before, weights))
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
         batch,
-        (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x,
+        x,
         weights,
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
         normal(*y_shape) if kernel.job == "gradient" else None,
         before=before,
         quantized=quantized,
+        inputs=given,
     )
 
 
@@ -227,11 +239,12 @@ class Bench:
     def __init__(self, device: Device, problem: Problem) -> None:
         self.device, self.problem = device, problem
         kernel = problem.kernel
-        given = {"x": problem.x, "grad_y": problem.grad_y}
+        given = {"x": problem.given_x, "grad_y": problem.grad_y}
         for name in ("bias", "residual"):
             given |= dict(zip(each_chains(kernel, name), (getattr(each, name) for each in problem.each), strict=True))
         results = zip(each_chains(kernel, result_of(kernel)), problem.each, strict=True)
-        self._poison = {name: np.full(each.result_shape, np.nan, np.float32).astype(problem.x.dtype) for name, each in results}
+        dtype = numpy_dtype(kernel.dtype)
+        self._poison = {name: np.full(each.result_shape, np.nan, np.float32).astype(dtype) for name, each in results}
         self._arrays = {name: array for name, array in given.items() if array is not None} | self._poison
         self._arrays |= {name: _spaced(self._arrays[name]) for name in pitches_of(kernel)}
         weights = problem.given if problem.grad_y is None else ()
@@ -324,7 +337,7 @@ def host_call(device: Device, problem: Problem) -> "Call":
     own, kernel = Launcher(*problem.kernel.pattern.shape), problem.kernel
     packed = own.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
     return own.prepare(
-        problem.x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
+        problem.given_x, packed, layout=kernel.layout, bias=problem.bias, activation=kernel.epilogue.activation,
         residual=problem.residual, precision=kernel.precision,
     )  # fmt: skip
 
@@ -369,5 +382,5 @@ def numpy_way(problem: Problem) -> tuple[float, "Array"]:
     y = np.matmul(stacked, columns_of(problem.x, c)).reshape(a, d, b, batch)
     y = y.transpose(3, 0, 2, 1) if problem.kernel.layout == "bsf" else y.transpose(0, 2, 1, 3)
     y = y.reshape(problem.y_shape)
-    y = y.astype(problem.x.dtype, copy=False)
+    y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y

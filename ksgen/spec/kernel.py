@@ -103,7 +103,8 @@ class KernelSpec:
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # of what a chain gives, where it is another one than X has
-    weights: str = SAME  # how they are stored: as X is, or in eight bits and with a scale for each output
+    weights: str = SAME  # how they are stored: as Y is, or in eight bits and with a scale for each output
+    inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights are, whose scales take in that of X
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -123,6 +124,7 @@ class KernelSpec:
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
             raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
         check_word("weights", self.weights, WEIGHTS)
+        check_word("inputs", self.inputs, WEIGHTS)
         self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
@@ -142,6 +144,10 @@ class KernelSpec:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
 
     def _check_weights(self) -> None:
+        if self.inputs not in (SAME, self.weights):
+            raise SpecError(f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored")
+        if self.has_bytes_in and self.job == CHAIN:
+            raise SpecError(f"job=chain with inputs={self.inputs}; accepted: inputs=same, or a kernel for each factor")
         if not self.is_quantized:
             return
         if self.job == "gradient":
@@ -153,6 +159,16 @@ class KernelSpec:
     def is_quantized(self) -> bool:
         """Whether weights are stored in eight bits."""
         return self.weights != SAME
+
+    @property
+    def has_bytes_in(self) -> bool:
+        """Whether X is stored in eight bits too."""
+        return self.inputs != SAME
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """What is in eight bits, in words of its name: nothing, weights, or X too."""
+        return (*((self.weights,) if self.is_quantized else ()), *(("inputs",) if self.has_bytes_in else ()))
 
     @property
     def y_layout(self) -> str:
@@ -186,7 +202,13 @@ class KernelSpec:
         return PRECISIONS[self.precision].item_bytes
 
     @property
+    def x_item_bytes(self) -> int:
+        """Of an element of X: `item_bytes` are those of Y, the bias and the residual."""
+        return STORAGES[self.inputs].item_bytes if self.has_bytes_in else self.item_bytes
+
+    @property
     def dtype(self) -> str:
+        """Of Y, the bias and the residual; and of X, unless that is in eight bits."""
         return PRECISIONS[self.precision].dtype
 
     @property
@@ -218,15 +240,15 @@ class KernelSpec:
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
-        weights = (self.weights,) if self.is_quantized else ()
         steps = (*self._activated, *self.epilogue.words, *self._sliced)
-        return "_".join(("ks", patterns, self.precision, *weights, self.layout_word, *steps, *batch, *job))
+        return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps, *batch, *job))
 
     @property
     def told(self) -> dict[str, Any]:
         """Its fields as plain values; what was added since the first specs goes without saying where it is usual."""
-        usual = (("before", ()), ("stride", "dense"), ("beside", ()), ("between", "none"), ("out_layout", None), ("weights", SAME))
-        return {name: value for name, value in asdict(self).items() if (name, value) not in usual}
+        usual: dict[str, Any] = {"before": (), "stride": "dense", "beside": (), "between": "none", "out_layout": None}
+        usual |= {"weights": SAME, "inputs": SAME}
+        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
 
     @property
     def digest(self) -> str:
@@ -242,7 +264,7 @@ class KernelSpec:
     def bytes(self, batch: int) -> int:
         """What must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
-        return self.item_bytes * batch * (self.in_features + outputs) + self.weight_bytes
+        return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 
     @property
     def weight_bytes(self) -> int:

@@ -38,11 +38,20 @@ class Options:
     gradients: tuple[bool, ...] = (False,)
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
+    inputs: tuple[str, ...] = (SAME,)
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        axes = (self.precision, self.weights, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
-        for precision, weights, layout, batch, bias, activation, residual, stride in product(*axes):
-            yield KernelSpec(pattern, precision, layout, Epilogue(bias, activation, residual), batch, stride=stride, weights=weights)
+        axes = (self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
+        for precision, (weights, inputs), layout, batch, bias, activation, residual, stride in product(*axes):
+            epilogue = Epilogue(bias, activation, residual)
+            yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
+
+    @property
+    def _stored(self) -> list[tuple[str, str]]:
+        """How weights are stored and how X is: in eight bits as they are, where that is among `inputs`."""
+        if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
+            raise SpecError(f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or same")
+        return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
         """What training needs besides: the gradient of the weights, and that of X, which the transposed pattern multiplies."""
@@ -298,6 +307,7 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "gradients": _flag,
     "stride": partial(_word, accepted=STRIDES),
     "weights": partial(_word, accepted=WEIGHTS),
+    "inputs": partial(_word, accepted=WEIGHTS),
 }
 _LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
     "between": partial(_word, accepted=ACTIVATIONS),

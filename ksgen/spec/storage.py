@@ -7,6 +7,7 @@ from functools import cache
 
 from ksgen.spec.precision import PRECISIONS
 
+BITS = "uint8"
 SAME = "same"  # weights are stored as X is
 SCALE_BYTES = 4  # of a scale: float32
 ALIGNMENT = 16  # bytes; where the scales begin, behind the values
@@ -14,7 +15,8 @@ ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 
 @dataclass(frozen=True)
 class Storage:
-    """Weights in eight bits each: values, of which each is multiplied by a scale. Sums are scaled, not weights."""
+    """Weights in eight bits each: values, of which each is multiplied by a scale. Sums are scaled, not weights. X may be stored so too, as
+    its weights are: with one scale for all of it, which the weights' scales are multiplied by."""
 
     name: str
     dtype: str  # of arrays that hold values: NumPy's name, or ml_dtypes'
@@ -26,6 +28,11 @@ class Storage:
     def item_bytes(self) -> int:
         return 1
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of arrays of x that are taken for such values: their own, or the bits of them."""
+        return self.dtype, BITS
+
 
 STORAGES = {
     each.name: each
@@ -36,6 +43,14 @@ STORAGES = {
     )
 }
 WEIGHTS = (SAME, *STORAGES)
+
+
+BYTE_TYPES = (*(each.dtype for each in STORAGES.values()), BITS)
+
+
+def element_bytes(dtype: str) -> int:
+    """Of an element of such arrays: of a precision, or in eight bits."""
+    return 1 if dtype in BYTE_TYPES else PRECISIONS[dtype].item_bytes
 
 
 @cache

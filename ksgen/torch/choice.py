@@ -23,6 +23,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.storage import SAME
 from ksgen.torch.checks import dtype_name
 
 _not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
@@ -203,13 +204,15 @@ def layout_word(layout: str, out_layout: str | None) -> str:
 
 def is_one_launch(
     own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int,
-    out_layout: str | None = None,
+    out_layout: str | None = None, weights: str = SAME,
 ) -> Verdict:  # fmt: skip
     """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""
     if own in _not_one:
         return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
     try:
         more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
+        if weights != SAME:
+            more["weights"] = weights
         return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch, **more)
     except DeviceError as error:  # the factors by themselves say what is missing
         return Verdict(False, str(error))

@@ -249,15 +249,15 @@ class KSLinear(Folding, nn.Linear):
         super().train(mode)
         return self
 
-    def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None) -> nn.Module:
+    def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None, x_too: bool = False) -> nn.Module:
         """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output.
 
-        With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. This layer stays
-        as it is.
+        With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. With `x_too`, x
+        is in eight bits as well before the first factor, with the one scale by which none of that `x` saturates. This layer stays as it is.
         """
         from ksgen.torch.quantized import quantized  # which is made of layers
 
-        return quantized(self, storage, per, x)
+        return quantized(self, storage, per, x, x_too)
 
     def _own_weights(self) -> dict[str, Tensor]:
         return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}

@@ -20,11 +20,11 @@ from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import writes_to
 from ksgen.pattern import Chain, Pattern
-from ksgen.quantized import Quantized, quantize
-from ksgen.spec import Epilogue
+from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs
+from ksgen.spec import STORAGES, Epilogue
 from ksgen.spec.storage import taken_beside
 from ksgen.torch.checks import check_tensors, dtype_name
-from ksgen.torch.choice import chain_launcher, has_kernels, launcher
+from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
 from ksgen.torch.convert import put
 from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
@@ -44,7 +44,8 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     Made by `KSLinear.quantize`.
 
-    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16.
+    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16; with an `x_scale`,
+    which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts what was beyond that.
     """
 
     bias: nn.Parameter | None
@@ -58,6 +59,11 @@ class QuantizedKSLinear(Folding, nn.Module):
             self.register_buffer(f"values_{number}", each.values)
             self.register_buffer(f"scale_{number}", each.scale)
         self.register_buffer("saturated_of_each", torch.tensor([each.saturated for each in parts]))
+        self._x_scale = parts[0].x_scale
+        if self._x_scale is not None:
+            where = parts[0].values.device
+            self.register_buffer("x_scale", torch.tensor(self._x_scale, dtype=torch.float32, device=where))
+            self.register_buffer("x_saturated", torch.zeros((), dtype=torch.int64, device=where))
         bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", bias)
         self._forget()
@@ -92,6 +98,11 @@ class QuantizedKSLinear(Folding, nn.Module):
         return found
 
     @property
+    def saturated_inputs(self) -> int:
+        """Elements of x, in all calls so far, that became the largest value though they are beyond it."""
+        return 0 if self._x_scale is None else int(self.get_buffer("x_saturated"))
+
+    @property
     def weight_bytes(self) -> int:
         """Of values and scales."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
@@ -115,12 +126,20 @@ class QuantizedKSLinear(Folding, nn.Module):
                 error_messages.append(f"{prefix}{name} {kinds}; quantize the layer as that one was")
                 return
         super()._load_from_state_dict(state_dict, prefix, *others)
+        self._read_x_scale()
+
+    def _read_x_scale(self) -> None:
+        if self._x_scale is not None and not (own := self.get_buffer("x_scale")).is_meta:
+            self._x_scale = float(own)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         if requires_grad:
             raise LaunchError(f"{self._name()}: weights in {self.storage} are not trained; train the KSLinear, and quantize it then")
         super().requires_grad_(requires_grad)
         return self
+
+    def quantize(self, *_: Any, **__: Any) -> nn.Module:
+        raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of")
 
     # ---- the product
 
@@ -132,7 +151,30 @@ class QuantizedKSLinear(Folding, nn.Module):
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         rows, bias, added, _ = autocast(rows, self.bias, added, None)
         self._check_kinds(rows, bias, added)
-        return self._multiply(rows, bias, added).reshape(y_shape)
+        kind = dtype_name(rows.dtype)
+        if self._x_scale is not None:
+            rows = self._in_bytes(rows, added)
+        return self._multiply(rows, bias, added, kind).reshape(y_shape)
+
+    def as_met(self, x: Tensor | None) -> Tensor | None:
+        """What x becomes before the first factor: itself, or in float32 what its eight bits stand for."""
+        if x is None or self._x_scale is None:
+            return x
+        return self._in_bytes(x, None).float() * self._x_scale
+
+    def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """x as the weights are. What is beyond the largest value becomes it, and is counted."""
+        if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
+            raise LaunchError(f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without x_too")
+        if not torch.compiler.is_compiling():
+            self._quantized()  # which looks whether the scale was written to
+        assert self._x_scale is not None
+        how = STORAGES[self.storage]
+        with torch.no_grad():
+            wide = x.float() / self._x_scale
+            self.get_buffer("x_saturated").add_((wide.abs() > how.largest * ROUNDED).sum())
+            kept = wide.clamp(-how.largest, how.largest)
+            return (kept.round() if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
         if (kind := dtype_name(x.dtype)) not in TAKEN:
@@ -141,29 +183,47 @@ class QuantizedKSLinear(Folding, nn.Module):
             if given is not None and given.dtype != x.dtype:
                 raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
 
-    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, kind: str) -> Tensor:
         tensors = (x, bias, residual)
         needs_gradient = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
         if needs_gradient or not is_plain(*tensors):
-            return self._by_operators(x, bias, residual, needs_gradient)
+            return self._by_operators(x, bias, residual, needs_gradient, kind)
         if not x.numel() or not has_kernels(x.device):
-            return self._by_operators(x, bias, residual, False)
+            return self._by_operators(x, bias, residual, False, kind)
         x, residual = rows_of(x), rows_of(residual)
         bias = None if bias is None else contiguous(bias)
-        own, options = chain_launcher(self._shapes, self.between, self.fuse), {"bias": bias, "residual": residual}
-        y: Tensor = own(x, self._quantized(), layout=self.layout, activation=self.activation, **options)
+        options = {"layout": self.layout, "activation": self.activation, "bias": bias, "residual": residual, "precision": kind}
+        own, parts = chain_launcher(self._shapes, self.between, self.fuse), self._quantized()
+        if x.device.type == "cuda" and self.fuse == "auto" and len(parts) > 1:
+            return self._on_gpu(own, x, parts, options)
+        y: Tensor = own(x, parts, **options)
         return y
 
-    def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool) -> Tensor:
+    def _on_gpu(self, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]) -> Tensor:
+        """All factors in one launch where that pays; one by one, and so from then on, where its kernel cannot be built."""
+        epilogue = Epilogue(options["bias"] is not None, self.activation, options["residual"] is not None)
+        batch = x.shape[0 if self.layout == "bsf" else 1]
+        if self._x_scale is None and is_one_launch(own, x.device, options["precision"], self.layout, epilogue, batch, self.storage).is_one:
+            try:
+                whole: Tensor = own(x, parts, **options)
+                return whole
+            except ToolchainError as error:
+                never_one_launch(own, error)
+        y: Tensor = chain_launcher(self._shapes, self.between, "no")(x, parts, **options)
+        return y
+
+    def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, kind: str) -> Tensor:
         """By PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
-        *first, last = zip(self.values, self.scales, strict=True)
-        for values, scale in first:
-            x = _operator(x, values, scale, None, None, self.layout, "none" if is_apart else self.between, self.storage, self.per)
+        each = list(zip(self.values, self.scales, [(self._x_scale, kind)] + [(None, kind)] * (len(self.chain) - 1), strict=True))
+        *first, (values, scale, beside) = each
+        for values_of_it, scale_of_it, beside_it in first:
+            options = self.layout, "none" if is_apart else self.between, self.storage, self.per, *beside_it
+            x = _operator(x, values_of_it, scale_of_it, None, None, *options)
             x = finish(x, None, self.between, None, self.layout) if is_apart else x
         if is_apart:
-            y = _operator(x, *last, None, None, self.layout, "none", self.storage, self.per)
+            y = _operator(x, values, scale, None, None, self.layout, "none", self.storage, self.per, *beside)
             return finish(y, bias, self.activation, residual, self.layout)
-        return _operator(x, *last, bias, residual, self.layout, self.activation, self.storage, self.per)
+        return _operator(x, values, scale, bias, residual, self.layout, self.activation, self.storage, self.per, *beside)
 
     @property
     def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -171,15 +231,24 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _quantized(self) -> list[Quantized]:
         """What launchers take: others, once buffers were written to, moved or replaced, and then nothing prepared holds."""
-        seen = tuple([_seen(each) for each in self._buffers.values() if each is not None])
+        seen = tuple([_seen(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
         if seen != self._seen:
             self._seen, self._calls = seen, {}
-            self._parts = [_made_of(*own, self.storage, self.per) for own in zip(self.values, self.scales, strict=True)]
+            self._read_x_scale()
+            scales = [self._x_scale] + [None] * (len(self.chain) - 1)
+            every = zip(self.values, self.scales, scales, strict=True)
+            self._parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
         return self._parts
 
     def _served(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """By a call that was prepared on tensors of this shape, on a processor: little but the product. None for the usual way."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not isinstance(x, Tensor) or not _is_plain_here(x):
+        if (
+            self._x_scale is not None
+            or torch.compiler.is_compiling()
+            or torch.is_grad_enabled()
+            or not isinstance(x, Tensor)
+            or not _is_plain_here(x)
+        ):
             return None
         if residual is not None and not (isinstance(residual, Tensor) and _is_plain_here(residual) and residual.dtype == x.dtype):
             return None
@@ -222,15 +291,19 @@ class QuantizedKSLinear(Folding, nn.Module):
         kind = "float32" if self.bias is None else dtype_name(self.bias.dtype)
         last = Epilogue(self.bias is not None, self.activation)
         lines = []
-        if has_kernels(device) and len(self.chain) > 1:
+        if has_kernels(device) and len(self.chain) > 1 and self._x_scale is None:
             own = chain_launcher(self._shapes, self.between, self.fuse)
             whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, weights=self.storage)
             lines.append(whole.splitlines()[0])
         for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
             stored = f"{each}: {self.storage} weights with a scale per {self.per}, {count} of {each.weight_count} saturated"
+            has_bytes_in = number == 1 and self._x_scale is not None
+            if has_bytes_in:
+                stored += f"; x in {self.storage} times {self._x_scale:.6g}, {self.saturated_inputs} of its elements saturated so far"
             if has_kernels(device):
                 epilogue = last if number == len(self.chain) else Epilogue(activation=self.between)
                 options: dict[str, Any] = {"layout": self.layout, "epilogue": epilogue, "weights": self.storage}
+                options |= {"inputs": self.storage} if has_bytes_in else {}
                 lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
             else:
                 lines.append(f"{stored}; PyTorch multiplies by what they stand for, as ksgen has no kernels on {device}")
@@ -245,6 +318,7 @@ class QuantizedKSLinear(Folding, nn.Module):
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
         words += [f"weights={self.storage}", f"a scale per {self.per}", f"{sum(self.saturated)} of {self.chain.weight_count} saturated"]
+        words += [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
         options = {"layout": "bsf", "activation": "none", "between": "none", "fuse": "auto"}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
         return ", ".join(words)
@@ -268,15 +342,15 @@ def _seen(tensor: Tensor) -> tuple[int, int | None]:
     return tensor.data_ptr(), writes_to(tensor)
 
 
-_made: MutableMapping[Tensor, tuple[tuple[int | None, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
+_made: MutableMapping[Tensor, tuple[tuple[float | None, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
 
 
-def _made_of(values: Tensor, scale: Tensor, storage: str, per: str) -> Quantized:
+def _made_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: float | None) -> Quantized:
     """What launchers take, and pack once: the same object as long as nobody is seen to write to the tensors."""
-    seen = (*_seen(values), *_seen(scale))
+    seen = (*_seen(values), *_seen(scale), x_scale)
     kept = _made.get(values)
     if kept is None or kept[0] != seen:
-        made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach())
+        made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach(), x_scale=x_scale)
         kept = _made[values] = seen, made
     return kept[1]
 
@@ -319,23 +393,29 @@ def _prepared(
 
 def _compute(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str,
-    storage: str, per: str,
+    storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
+    kind = x.dtype if x_scale is None else getattr(torch, precision or "float32")
     if not x.numel():
-        return _empty(x, values, layout)
+        return _empty(x, values, layout, kind)
+    if not has_kernels(x.device) and x_scale is not None:
+        added = [None if each is None else each.float() for each in (bias, residual)]
+        with torch.no_grad():
+            found = multiply(x.float() * x_scale, values.float() * scale, *added, layout=layout, activation=activation)
+        return found.to(kind)
     if not has_kernels(x.device):
         wide = (values.to(torch.float32) * scale).to(x.dtype)
         with torch.no_grad():
             return multiply(x, wide, bias, residual, layout=layout, activation=activation)
-    options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
-    made = _made_of(values, scale, storage, per)
+    options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": dtype_name(kind)}
+    made = _made_of(values, scale, storage, per, x_scale)
     y: Tensor = launcher(*values.shape)(rows_of(x), made, layout=layout, activation=activation, **options)
     return y
 
 
-def _empty(x: Tensor, values: Tensor, layout: str) -> Tensor:
+def _empty(x: Tensor, values: Tensor, layout: str, kind: torch.dtype) -> Tensor:
     a, b, _, d = values.shape
-    return x.new_empty((x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]))
+    return x.new_empty((x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]), dtype=kind)
 
 
 _operator = torch.library.custom_op(
@@ -343,13 +423,16 @@ _operator = torch.library.custom_op(
     _compute,
     mutates_args=(),
     schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, str storage, "
-    "str per) -> Tensor",
+    "str per, float? x_scale=None, str? precision=None) -> Tensor",
 )
 
 
 @_operator.register_fake
-def _(x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str, per: str) -> Tensor:
-    return _empty(x, values, layout)
+def _(
+    x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str, per: str,
+    x_scale: float | None = None, precision: str | None = None,
+) -> Tensor:  # fmt: skip
+    return _empty(x, values, layout, x.dtype if x_scale is None else getattr(torch, precision or "float32"))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -364,7 +447,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     values, scale = ctx.saved_tensors
     wide = (values.to(torch.float32) * scale).to(gradient.dtype).transpose(1, 2).contiguous()
     of_x = multiply(gradient, wide, layout=ctx.layout) if ctx.needs_input_grad[0] else None
-    return of_x, *[None] * 8
+    return of_x, *[None] * 10
 
 
 _operator.register_autograd(_backward, setup_context=_keep)
@@ -373,18 +456,25 @@ _operator.register_autograd(_backward, setup_context=_keep)
 # ---- layers and models
 
 
-def quantized(layer: KSLinear, storage: str, per: str = "output", x: Tensor | None = None) -> QuantizedKSLinear:
+def quantized(
+    layer: KSLinear, storage: str, per: str = "output", x: Tensor | None = None, x_too: bool = False
+) -> QuantizedKSLinear:  # fmt: skip
     """What `KSLinear.quantize` gives."""
     layer.refuse_turned("a layer with weights in eight bits")
+    if type(x_too) is not bool:
+        raise LaunchError(f"{layer._name()}: x_too={excerpt(x_too)}; accepted: True or False")
+    if x_too and x is None:
+        raise LaunchError(f"{layer._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is found")
     if layer.split is not None:
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):
         raise LaunchError(f"{layer._name()}: precision={layer.precision}; accepted with weights in eight bits: None")
     with torch.no_grad():
         rows = None if x is None else _rows(layer, x)
-        parts = []
+        parts: list[Quantized] = []
         for weights in layer.weights:
-            parts.append(made := quantize(weights, storage, per, x=rows, layout=layer.layout))
+            beside = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}
+            parts.append(made := quantize(weights, storage, per, x=rows, layout=layer.layout, **beside))
             if rows is not None:  # as the next factor meets it
                 rows = multiply(rows.float(), made.dequantized(), layout=layer.layout, activation=layer.between, backend="strided")
     made_of_them = QuantizedKSLinear(layer, parts)
@@ -446,12 +536,13 @@ class QuantizedReport:
 
 
 def quantize_model(
-    model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None
+    model: nn.Module, storage: str, per: str = "output", *, names: Iterable[str] | None = None, inputs: Any = None, x_too: bool = False
 ) -> QuantizedReport:
     """Replace, in place, every `KSLinear` of a model, or those that `names` fit, by one with weights in eight bits, for inference.
 
     With `inputs`, what the model is called with (a tensor, or a list of arguments), each layer's scales are chosen for the x that it
-    then meets. If anything is wrong, nothing is changed.
+    then meets. With `x_too`, x is in eight bits before a layer's first factor, with a scale that was found on `inputs`. If anything is
+    wrong, nothing is changed.
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
@@ -459,12 +550,16 @@ def quantize_model(
         raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
     there = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
     found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
+    if not there and any(isinstance(layer, QuantizedKSLinear) for layer in model.modules()):
+        raise SpecError("every KSLinear of the model is in eight bits already; accepted: the model before it was quantized")
     if not found:
         raise SpecError(f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(there))}")
     if "" in found:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
+    if x_too and inputs is None:
+        raise SpecError("x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found")
     met = {} if inputs is None else _met(model, found, inputs)
-    new = {name: quantized(layer, storage, per, met.get(name)) for name, layer in found.items()}
+    new = {name: quantized(layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
     told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
     made = {layer: new[name] for name, layer in found.items()}
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
@@ -503,7 +598,8 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
 def _told(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
     sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
     with torch.no_grad():
-        wanted, found = (_seen_by(x, [each.float() for each in own], before) for own in (before.weights, after.dequantized()))
+        wanted = _seen_by(x, [each.float() for each in before.weights], before)
+        found = _seen_by(after.as_met(x), after.dequantized(), before)
         error = float((found - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
     return QuantizedLayer(name, before.chain, sizes, error, sum(after.saturated))
 

@@ -17,16 +17,17 @@ def tune(
     pattern: Pattern | Chain | Sequence[Chain], *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
-    job: str = "multiply", weights: str = SAME, between: str = "none", out_layout: str | None = None,
+    job: str = "multiply", weights: str = SAME, inputs: str = SAME, between: str = "none", out_layout: str | None = None,
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
     Of a `Chain`: of all its factors in one launch, with the activation `between` them and the layout of y that `out_layout` names. Of a
     list of chains: of a group, all of them in one launch. Once each factor was tuned too, with the activation that follows it, the way that
     was measured to be faster is taken.
-    `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as "int8". `batch` is 25088 on a GPU
-    and 1568 on a processor unless given. `budget` is a time such as "60s", or a number of candidates. `progress` is called after each
-    candidate, in a thread of its own. An interrupt saves the best so far, and then continues as `KeyboardInterrupt`.
+    `job` is "multiply", or "gradient" (of the weights). `weights` says how they are stored, such as "int8", and `inputs` how x is.
+    `batch` is 25088 on a GPU and 1568 on a processor unless given. `budget` is a time such as "60s", or a number of candidates.
+    `progress` is called after each candidate, in a thread of its own. An interrupt saves the best so far, and then continues as
+    `KeyboardInterrupt`.
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER
@@ -39,9 +40,11 @@ def tune(
     if is_layer(chains, layout, out_layout):
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
+        if inputs != SAME:
+            raise SpecError(f"inputs={excerpt(inputs)} of a chain; accepted: same, as only a layer's first factor takes x in eight bits")
         kernel = layer_launch(chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights)
     else:
-        kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights)
+        kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs)
     options = Options(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()

@@ -37,7 +37,7 @@ class Section:
     def title(self) -> str:
         words = (
             self.kernel.precision,
-            *([self.kernel.weights] if self.kernel.is_quantized else []),
+            *self.kernel.stored,
             self.kernel.layout,
             *self.kernel.words,
         )

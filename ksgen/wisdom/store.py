@@ -69,6 +69,8 @@ class Entry:
             job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
         if kernel.is_quantized:
             job["weights"] = kernel.weights
+        if kernel.has_bytes_in:
+            job["inputs"] = kernel.inputs
         return job | {
             "pattern": list(kernel.pattern.shape),
             "precision": kernel.precision,
@@ -92,7 +94,7 @@ class Entry:
         kernel = KernelSpec(
             Pattern(*row["pattern"]), row["precision"], row["layout"], Epilogue(**row["epilogue"]), specialised,
             row.get("job", "multiply"), before, beside=beside, between=row.get("between", "none"),
-            out_layout=row.get("out_layout"), weights=row.get("weights", SAME),
+            out_layout=row.get("out_layout"), weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
         )  # fmt: skip
         family = family_named(row["family"])
         constants = family.constants(row["constants"])

@@ -56,3 +56,13 @@ def test_a_group_a_turned_layer_and_slices() -> None:
     assert figures["kernel"] == "ks_2x9x5x3_1x4x18x3_float32_bsf_to_bsl_strided"
     assert figures["turn_us"] > 0
     assert "at least for the copy that turns what lies between" in " ".join(ksgen("run", *layer).stdout.split())
+
+
+@needs_device
+def test_x_in_eight_bits() -> None:
+    stored = ("--weights", "e4m3", "--inputs", "e4m3")
+    figures = json.loads(ksgen("run", "2,9,5,3", "--batch", "9", "--precision", "bfloat16", *stored, "--runs", "2", "--json").stdout)
+    assert figures["passed"]
+    assert (figures["kernel"], figures["stored_inputs"]) == ("ks_2x9x5x3_bfloat16_e4m3_inputs_bsf", "e4m3")
+    layer = ksgen("run", "2,9,5,3", "1,4,54,1", *stored)
+    assert "--inputs e4m3 of a layer; accepted: one pattern" in layer.stderr

@@ -65,6 +65,10 @@ def test_a_spec_asks_for_it() -> None:
             "defaults: {gradients: true}\nkernels:\n  - {pattern: [6,64,64,1], weights: int8}\n",
             "a.yaml:3: .*gradients=true with weights=int8",
         ),
+        (
+            "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: e4m3}\n",
+            "a.yaml:2: .*inputs=e4m3 with weights=same, int8; accepted: inputs as weights are stored, or same",
+        ),
     ],
 )
 def test_errors_name_file_line_and_key(text: str, message: str) -> None:
@@ -93,3 +97,13 @@ def test_wisdom_keeps_it() -> None:
     plain = replace(entry, kernel=replace(KERNEL, weights="same"))
     assert "weights" not in plain.as_json()
     assert Entry.from_json(plain.as_json()).kernel.weights == "same"
+    beside = replace(entry, kernel=replace(KERNEL, inputs="int8"))
+    assert Entry.from_json(beside.as_json()) == beside
+
+
+def test_specs_say_how_x_is_stored() -> None:
+    found = parse(
+        "kernels:\n  - {pattern: [6,64,64,1], weights: [same, e4m3], inputs: [same, e4m3], precision: bfloat16}\n", "a.yaml"
+    ).kernels
+    assert [(each.weights, each.inputs) for each in found] == [("same", "same"), ("e4m3", "same"), ("e4m3", "e4m3")]
+    assert found[2].name == "ks_6x64x64x1_bfloat16_e4m3_inputs_bsf"

@@ -18,6 +18,7 @@ from ksgen.devices import Device
 from ksgen.emit.render import Source, render
 from ksgen.families import FAMILIES, Geometry, Limits, cuda_limits, family_named
 from ksgen.families.signature import pitches_of
+from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
@@ -261,12 +262,12 @@ def multiply(
     """Y of one launch, NaN before, or the residual `in_place`. Behind X lie so many elements of Inf and NaN, and behind Y what
     must stay as it is. X and Y begin `shift` elements past a 16-byte boundary, `bias` and `residual` as many as they say. Of a
     kernel of slices, as many elements as `gaps` say lie between rows: Inf and NaN in X and the residual, what must stay in Y."""
-    family, x = family_named(source.family), problem.x
+    family, x, kind = family_named(source.family), problem.given_x, numpy_dtype(problem.kernel.dtype)
     bad = np.array([np.nan, np.inf, -np.inf])
     columns = {"x": x.shape[1], "y": problem.y_shape[1], "residual": problem.y_shape[1]}
     gap_of = dict.fromkeys(columns, 0) | dict(gaps) | ({"residual": gaps.get("y", 0)} if in_place else {})
     pitches = {name: columns[name] + gap_of[name] for name in columns}
-    y = np.full(problem.y_shape, 0xFF, np.uint8).repeat(x.itemsize, 1).view(x.dtype)
+    y = np.full(problem.y_shape, 0xFF, np.uint8).repeat(kind.itemsize, 1).view(kind)
     y = shifted(np.concatenate([spaced(y, gap_of["y"], y[0]), np.resize(y[0], behind)]), shift)
     rows_of_y = in_rows(y, problem.y_shape, pitches["y"])
     residual = None if problem.residual is None else spaced(problem.residual, gap_of["residual"], bad)
@@ -274,7 +275,8 @@ def multiply(
     extras = [as_bits(shifted(extra, shifts.get(name, 0))) for name, extra in added.items() if extra is not None]
     if in_place and problem.residual is not None:
         rows_of_y[...] = problem.residual
-    x = shifted(np.concatenate([spaced(x, gap_of["x"], bad), np.resize(bad, behind).astype(x.dtype)]), shift)
+    bad_x = bad if problem.inputs is None else np.array([0x7F, 0xFF], np.uint8)  # NaN of either float
+    x = shifted(np.concatenate([spaced(x, gap_of["x"], bad_x), np.resize(bad_x, behind).astype(x.dtype)]), shift)
     geometry = family.geometry(problem.kernel, source.constants, problem.batch)
     workspace = shifted(np.full(geometry.workspace_bytes, 0xFF, np.uint8))
     arrays = {"x": as_bits(x), "y": as_bits(y), "workspace": workspace}

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError, SpecError
-from ksgen.torch import KSLinear, quantize
+from ksgen.errors import LaunchError, SpecError, ToolchainError
+from ksgen.launch.fused import Verdict
+from ksgen.spec import Epilogue
+from ksgen.torch import KSLinear, quantize, quantized
 from ksgen.torch.quantized import QuantizedKSLinear
 from tests.support.native import chosen_native
 
@@ -106,7 +108,7 @@ def test_an_activation_between_factors_stays_there(fuse: str) -> None:
         with torch.no_grad():
             assert relative(made(x), wanted) < 2e-6
             assert relative(made(x), wanted) < 2e-6  # prepared
-            assert relative(made._by_operators(x, made.bias, None, False), wanted) < 2e-6
+            assert relative(made._by_operators(x, made.bias, None, False, "float32"), wanted) < 2e-6
     x.requires_grad_()
     of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
     assert relative(of_x, other) < 1e-5
@@ -287,3 +289,93 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
     assert isinstance(model.met, KSLinear)
     assert not model.met._forward_pre_hooks
     assert quantize(model, "int8", names=["met"], inputs=[torch.randn(2, 48)]).layers[0].name == "met"
+
+
+# ---- x in eight bits
+
+
+@pytest.mark.parametrize(("storage", "layout"), [("int8", "bsf"), ("e4m3", "bsl"), ("e5m2", "bsf")])
+def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
+    """With the scale of the x that it was made for; what is beyond is counted, and saved."""
+    layer = KSLinear(CHAIN, layout=layout, activation="gelu", between="relu")
+    x = torch.randn(40, 48) if layout == "bsf" else torch.randn(48, 40)
+    made = layer.quantize(storage, x=x, x_too=True)
+    assert isinstance(made, QuantizedKSLinear)
+    for dtype, within in DTYPES.items():
+        own = made.to(dtype)
+        with torch.no_grad():
+            met = own.as_met(x.to(dtype))
+            assert met is not None
+            assert relative(met, x) < {"int8": 0.02, "e4m3": 0.04, "e5m2": 0.08}[storage]
+            assert relative(own(x.to(dtype)), wide_of(own)(met.double())) < within
+    assert made.saturated_inputs == 0
+    with torch.no_grad():
+        made.float()(2 * x)
+    assert made.saturated_inputs > 0
+    assert f"{made.saturated_inputs} of its elements saturated so far" in made.explain(4)
+    assert f"x in {storage} times" in repr(made)
+    again = layer.quantize(storage, x=3 * x, x_too=True)
+    again.load_state_dict(made.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), made(x), rtol=0, atol=0)
+        made.x_scale.mul_(1.3)
+        assert relative(made(x), again(x)) > 1e-3
+        torch.testing.assert_close(copy.deepcopy(made)(x), made(x), rtol=0, atol=0)
+
+
+def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(12, 48)
+    made = KSLinear(CHAIN).quantize("e4m3", x=x, x_too=True)
+    with torch.no_grad():
+        wanted = made(x)
+        compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), wanted)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert made(x).dtype == torch.bfloat16
+        monkeypatch.setattr("ksgen.torch.quantized.has_kernels", lambda device: False)
+        torch.testing.assert_close(made(x), wanted, rtol=1e-5, atol=1e-5)
+        assert made(x[:0]).shape == (0, 36)
+
+
+def test_what_is_refused_of_x_in_eight_bits() -> None:
+    layer, x = KSLinear(CHAIN), torch.randn(4, 48)
+    with pytest.raises(LaunchError, match="x_too=True without x; accepted: x as the layer meets it"):
+        layer.quantize("int8", x_too=True)
+    with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
+        layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
+    made = layer.quantize("int8", x=x, x_too=True)
+    with pytest.raises(LaunchError, match=r"x in eight bits has no gradients; call under torch.no_grad\(\), or quantize without x_too"):
+        made(x.requires_grad_())
+    with pytest.raises(LaunchError, match="its weights are in int8 already; accepted: the KSLinear that it was made of"):
+        made.quantize("int8")
+    model = nn.Sequential(layer)
+    with pytest.raises(SpecError, match="x_too=True without inputs; accepted: inputs as the model meets them"):
+        quantize(model, "int8", x_too=True)
+    report = quantize(model, "e4m3", inputs=x.detach(), x_too=True)
+    assert 0.03 < report.layers[0].error < 0.1
+    with pytest.raises(SpecError, match="every KSLinear of the model is in eight bits already"):
+        quantize(model, "int8")
+
+
+def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, as `KSLinear` does, and from then on."""
+    _, made = layer_of(bias=False)
+    x, asked, told = torch.randn(4, 48), [], []
+    with torch.no_grad():
+        wanted = made(x)
+    whole = type("Unbuilt", (), {"__call__": lambda *_, **__: unbuilt()})()
+
+    def unbuilt() -> Tensor:
+        raise ToolchainError("no compiler")
+
+    def expected(own: Any, device: Any, *job: Any) -> Verdict:
+        asked.append(job)
+        return Verdict(not told, "this test")
+
+    monkeypatch.setattr(quantized, "is_one_launch", expected)
+    monkeypatch.setattr(quantized, "never_one_launch", lambda own, error: told.append((own, str(error))))
+    options = {"layout": "bsf", "activation": "none", "bias": None, "residual": None, "precision": "float32"}
+    for _ in range(2):
+        torch.testing.assert_close(made._on_gpu(whole, x, made._quantized(), options), wanted)
+    assert told == [(whole, "no compiler")]
+    assert asked == [("float32", "bsf", Epilogue(), 4, "int8")] * 2

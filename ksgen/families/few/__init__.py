@@ -84,6 +84,7 @@ class Few(Packing[FewConstants]):
             "piece": "Bytes" if kernel.is_quantized else "Piece",  # of a row of weights
             "of_pieces": "X" if kernel.is_quantized else "W, or of X",
             "of_storage": "quantized" if kernel.is_quantized else "same",
+            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
         }
         own = {"picture": _picture(kernel, constants), "early": ("early",) * constants.early}
         return {**own, "variants": ("bsf",), **of_storage}  # tiles of several j, in both layouts

@@ -16,28 +16,28 @@ REMEMBERED = 4096  # counts, of as many kernels and constants
 
 def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
     """Of all blocks: X for each tile along the outputs, weights for each tile of the batch, Y and the residual once."""
-    shape, (a, b, c, d), size = Shape(kernel, constants), kernel.pattern.shape, kernel.item_bytes
+    shape, (a, b, c, d) = Shape(kernel, constants), kernel.pattern.shape
     row = shape.pieces * shape.vector
     weights = a * entry_bytes(b, d * row, constants.tile_out, constants.tile_d * row, shape.weight_bytes)
     scales = a * b * d * SCALE_BYTES if kernel.is_quantized else 0  # for each entry that a tile finishes, from its own cache
 
-    def array(features: int, tile: int) -> float:
+    def array(features: int, tile: int, size: int) -> float:
         """Of X or Y. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
         if kernel.layout == "bsl" and batch <= constants.tile_batch:
             return a * entry_bytes(features, d * batch, tile, constants.tile_d * batch, size)
-        return array_bytes(kernel, features, tile, constants.tile_d, batch, constants.tile_batch)
+        return array_bytes(kernel, features, tile, constants.tile_d, batch, constants.tile_batch, size)
 
-    outputs = (2 if kernel.epilogue.residual else 1) * array(b, constants.tile_out)
-    return shape.tiles_out * array(c, c) + divide_up(batch, constants.tile_batch) * (weights + scales) + outputs
+    outputs = (2 if kernel.epilogue.residual else 1) * array(b, constants.tile_out, kernel.item_bytes)
+    return shape.tiles_out * array(c, c, kernel.x_item_bytes) + divide_up(batch, constants.tile_batch) * (weights + scales) + outputs
 
 
 def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_bytes: int) -> Work:
     shape, own, real = Shape(kernel, constants), constants, kernel.real_bytes
     blocks, tiles = shape.grid(batch), divide_up(batch, constants.tile_batch)
     stages = blocks * shape.stages
-    kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.item_bytes
+    kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.x_item_bytes
     reads = stages * shape.warps * own.steps * own.tile_batch  # of a warp, a piece of X by each lane
-    piece = shape.vector * kernel.item_bytes
+    piece = shape.vector * kernel.x_item_bytes
     written, found = (own.warps_in * shape.rows * entries * real for entries in (tiles * own.tile_batch, batch))
     shared = kept + reads * min(shape.groups, own.tile_d) * own.lanes_in * piece + written + found
     cycles: float = stages * copy_cycles(kernel, own) + reads * x_read_cycles(kernel, own)
@@ -59,13 +59,13 @@ def x_read_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     """Of shared memory, for one piece of X by each lane of a warp."""
     shape, lanes = Shape(kernel, constants), constants.lanes_in
     places = [lane // lanes % constants.tile_d * shape.x_plane + lane % lanes * shape.vector for lane in range(WARP)]
-    return read_cycles([place * kernel.item_bytes for place in places], shape.vector * kernel.item_bytes)
+    return read_cycles([place * kernel.x_item_bytes for place in places], shape.vector * kernel.x_item_bytes)
 
 
 @lru_cache(REMEMBERED)
 def copy_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
     """To write X of one stage, by the block's threads in turn."""
-    shape, size = Shape(kernel, constants), kernel.item_bytes
+    shape, size = Shape(kernel, constants), kernel.x_item_bytes
     runs = shape.tile_in // shape.x_vector
 
     def place(at: int) -> int:

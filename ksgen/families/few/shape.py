@@ -37,7 +37,7 @@ class Shape(Tiled):
     @cached_property
     def vector(self) -> int:
         """Neighbouring l of one load: 16 bytes, or fewer where rows of whole ones were more than a tenth longer."""
-        c, found = self.kernel.pattern.c, ACCESS // self.kernel.item_bytes
+        c, found = self.kernel.pattern.c, ACCESS // self.kernel.x_item_bytes
         while found > 1 and divide_up(c, found) * found > PADDED * c:
             found //= 2
         return found
@@ -182,13 +182,13 @@ class Shape(Tiled):
 
     @property
     def shared_bytes(self) -> int:
-        return max(self.panels * self.panel * self.kernel.item_bytes, self.constants.warps_in * self.part * self.kernel.real_bytes)
+        return max(self.panels * self.panel * self.kernel.x_item_bytes, self.constants.warps_in * self.part * self.kernel.real_bytes)
 
     @property
     def registers(self) -> int:
         """An estimate for one thread: sums, two stages of weights or one, a step's as reals where they are stored as fewer bytes,
         pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
-        own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.item_bytes
+        own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
         weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
         is_widened = self.kernel.is_quantized or (size == 2 and own.tile_batch > 1)
@@ -198,4 +198,5 @@ class Shape(Tiled):
             pieces, places = max(4, own.tile_batch * (5 if self.x_rounds > 2 else 3) // 8), 5 * self.x_rounds
         else:
             pieces, places = 2, self.x_rounds * (2 if self.x_vector > 1 else 1) // 2
+        widened += self.vector if self.kernel.has_bytes_in else 0  # of X, a piece at a time
         return real * self.sums + weights + widened + pieces * piece + held + places + 24

@@ -16,7 +16,7 @@ from ksgen.families.gradient.parts import SIDES
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.rules import Rule
 from ksgen.families.simt.defaults import neighbours
-from ksgen.families.simt.shape import is_sixteen_bit
+from ksgen.families.simt.shape import is_narrow
 from ksgen.families.tiles import MOST_THREADS, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
@@ -45,7 +45,7 @@ _RULES: tuple[Rule[GradientConstants], ...] = (
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_narrow(k)),
 )
 
 
@@ -68,7 +68,7 @@ class Gradient(GradientFamily[GradientConstants]):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[GradientConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
-        copies = ["registers"] if is_sixteen_bit(kernel) or not limits.async_copies else ["async", "registers"]
+        copies = ["registers"] if is_narrow(kernel) or not limits.async_copies else ["async", "registers"]
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
         for thread_out, thread_in, warps_out, warps_in, tile_d, tile_batch, stages, copy in product(
             THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), planes, (8, 16, 32), (2, 3, 4), copies

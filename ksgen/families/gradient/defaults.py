@@ -10,7 +10,7 @@ from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient.family import fits
 from ksgen.families.gradient.shape import LANES_IN, LANES_OUT, GradientConstants, Shape
 from ksgen.families.simt.defaults import neighbours
-from ksgen.families.simt.shape import is_sixteen_bit
+from ksgen.families.simt.shape import is_narrow
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
@@ -46,7 +46,7 @@ def default(kernel: KernelSpec, limits: Limits) -> GradientConstants:
 
 
 def _choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientConstants]:
-    copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
+    copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
     most_sums = MOST_SUMS[copy] // max(2 if limits.is_cpu else 1, kernel.real_bytes // 4)
     for thread_out, thread_in, warps_out, warps_in, tile_batch in product(THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)):
         if thread_out * thread_in > most_sums:

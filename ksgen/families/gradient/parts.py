@@ -180,8 +180,8 @@ class Parts(Tiled):
         """Of X and dY, by blocks for a tile and a part each."""
         own, (_, b, c, _) = self.constants, self.kernel.pattern.shape
         entries = self.part_steps(batch) * own.tile_batch
-        x = array_bytes(self.kernel, c, own.tile_in, own.tile_d, batch, entries)
-        dy = array_bytes(self.kernel, b, own.tile_out, own.tile_d, batch, entries)
+        x = array_bytes(self.kernel, c, own.tile_in, own.tile_d, batch, entries, self.kernel.item_bytes)
+        dy = array_bytes(self.kernel, b, own.tile_out, own.tile_d, batch, entries, self.kernel.item_bytes)
         return self.tiles_out * x + self.tiles_in * dy
 
     def sum_bytes_moved(self, batch: int) -> float:

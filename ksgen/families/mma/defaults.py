@@ -16,6 +16,7 @@ MOST_SUMS = 128  # accumulators a thread
 MOST_REGISTERS = 236  # by the estimate, of 255
 MANY_PLANES, MOST_OF_MANY = 8, 212  # of so many planes a cost model is asked about fewer registers: 228 spilled on sm_90a
 STAGE_BYTES = 64  # of a row's inputs in a stage, about
+BYTES_PROMOTE = 128  # inputs in eight bits after which tensor-core sums are added to plain ones, where there are more
 WARP_TILES = 8  # that a cost model is asked about
 WARPS = [  # of a block, along the batch, along the outputs and along j: the same
     (along_batch, along_out, along_d)
@@ -30,17 +31,19 @@ def planes(kernel: KernelSpec) -> int:
     if kernel.layout == "bsl":
         return 1
     is_promoted = any(kernel.arithmetic.promote)  # so that sums take twice the registers
-    most_flat = 6 if is_promoted else 8 if kernel.item_bytes == 4 else 12
+    most_flat = 6 if is_promoted else 8 if kernel.x_item_bytes == 4 else 12
     halves = kernel.arithmetic.halves
     if d <= most_flat // halves:
         return d
     if is_promoted:
         return 4 // halves
-    runs = [8] if kernel.item_bytes == 2 else [8, 4]
+    runs = {1: [16], 2: [8]}.get(kernel.x_item_bytes, [8, 4])
     return min(runs, key=lambda run: divide_up(d, run) * run)
 
 
 def promotion(kernel: KernelSpec) -> int:
+    if kernel.has_bytes_in:  # whose sums keep fewer bits in tensor cores than others do
+        return BYTES_PROMOTE if kernel.pattern.c > BYTES_PROMOTE else 0
     return kernel.arithmetic.promotion(kernel.pattern.c)
 
 
@@ -65,7 +68,7 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     along the batch bring weights less often, more along the outputs X, more along j whole sectors of both X and Y. Resident X comes once,
     and leaves the weights less shared memory."""
     b = kernel.pattern.b
-    whole, chunk = planes(kernel), CHUNK // kernel.item_bytes
+    whole, chunk = planes(kernel), CHUNK // kernel.x_item_bytes
     each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j of a warp: the rule's, or a chunk of them
     tiles = [tile for warp_d in each for tile in _by_worth(kernel, warp_d)[:WARP_TILES]]
     for tile, (warps_batch, warps_out, warps_d), blocks, resident in product(tiles, WARPS, (1, 2), (0, 1)):
@@ -89,7 +92,7 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
 
 def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
     """Whether so many warps may stand along j, with a chunk of them each and none that is all padding."""
-    return kernel.layout == "bsf" and warp_d == CHUNK // kernel.item_bytes and warp_d * warps_d <= kernel.pattern.d
+    return kernel.layout == "bsf" and warp_d == CHUNK // kernel.x_item_bytes and warp_d * warps_d <= kernel.pattern.d
 
 
 def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:
@@ -119,12 +122,12 @@ def _by_worth(kernel: KernelSpec, warp_d: int) -> list[MmaConstants]:
 
 def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaConstants]:
     """Blocks of one warp whose sums and fragments fit its registers."""
-    chunk = CHUNK // kernel.item_bytes
+    chunk = CHUNK // kernel.x_item_bytes
     columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         shape = Shape(kernel, constants)
-        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.item_bytes))
+        constants = replace(constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes))
         if (rows, column) == (1, columns[0]) or (shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS):
             yield constants
 

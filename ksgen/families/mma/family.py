@@ -18,7 +18,7 @@ from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
-from ksgen.spec import KernelSpec
+from ksgen.spec import STORAGES, KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
 
@@ -57,6 +57,7 @@ RULES: tuple[Rule[MmaConstants], ...] = (
         lambda k, c: k.arithmetic.operand is not None,
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
+    Rule("X is not in eight bits, or in floats of them", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
     Rule(
         "every constant but promote and resident is at least 1",
         lambda k, c: all(v >= 1 for n, v in vars(c).items() if n not in ("promote", "resident")),
@@ -91,6 +92,11 @@ RULES: tuple[Rule[MmaConstants], ...] = (
 )
 
 
+def multiplies_bytes(kernel: KernelSpec) -> bool:
+    """Whether tensor cores multiply such X and weights, by an instruction or as float16: floats in eight bits, as sums in float32."""
+    return STORAGES[kernel.inputs].mantissa is not None
+
+
 def _picture(shape: Shape) -> str:
     """A tile's warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
@@ -123,7 +129,7 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
 
 def wide_bytes(shape: Shape) -> int:
     """Of a copy of X_VECTOR neighbours; of none, where there are none that can be copied."""
-    wide = shape.x_vector * shape.kernel.item_bytes
+    wide = shape.x_vector * shape.kernel.x_item_bytes
     return wide if wide >= LEAST_COPIED else CHUNK
 
 
@@ -137,6 +143,8 @@ class Mma(Packing[MmaConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        if kernel.has_bytes_in and not multiplies_bytes(kernel):
+            return False
         return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
 
     def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
@@ -151,7 +159,7 @@ class Mma(Packing[MmaConstants]):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         """Every combination that the rules, the shared memory and the registers allow."""
-        d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+        d, vector = kernel.pattern.d, CHUNK // kernel.x_item_bytes
         runs = [(1, 1)] if kernel.layout == "bsl" else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
@@ -175,7 +183,7 @@ class Mma(Packing[MmaConstants]):
         blocks = self.geometry(kernel, constants, batch).grid
         stages = blocks * shape.passes * shape.steps
         x = (
-            stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.item_bytes
+            stages * constants.tile_batch * constants.tile_in * constants.tile_d * kernel.x_item_bytes
         )  # bytes that all passes read; a resident X is copied in only once
         w = stages * shape.w_bytes
         y = blocks * shape.passes * constants.tile_batch * constants.tile_out * constants.tile_d
@@ -193,6 +201,7 @@ class Mma(Packing[MmaConstants]):
         return {
             "wide_bytes": wide_bytes(shape),
             "operand": shape.operand,
+            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "tile_index": "block_index(), 0" if constants.resident else "block_index()",
             "variants": variants_of(shape),
             "picture": _picture(shape),
@@ -240,6 +249,7 @@ class Mma(Packing[MmaConstants]):
             Constexpr("SHARED_BYTES", shape.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
+            Constexpr("SCALES", shape.scales, "bytes of packed weights in front of their scales", "long long"),
         ]
         special = [Constexpr("VECTOR", shape.vector, "batch entries of a 16-byte chunk")]
         if kernel.layout == "bsf":

@@ -12,6 +12,7 @@ from math import gcd
 from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wavefronts
 from ksgen.families.tiles import WARP, Constants
 from ksgen.spec import KernelSpec
+from ksgen.spec.storage import SCALE_BYTES
 
 ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
 
@@ -119,7 +120,7 @@ class Shape(TensorTile):
     def x_pitch(self) -> int:
         """Bytes from one line to the next: the least that has the fewest bank conflicts."""
         stages = self.steps if self.constants.resident else 1
-        return CHUNK * padded_chunks(stages * self.x_run * self.kernel.item_bytes // CHUNK, self.x_strides)
+        return CHUNK * padded_chunks(stages * self.x_run * self.kernel.x_item_bytes // CHUNK, self.x_strides)
 
     @property
     def x_wavefronts(self) -> int:
@@ -150,7 +151,8 @@ class Shape(TensorTile):
     @property
     def y_vector(self) -> int:
         """The same for a store of Y."""
-        return gcd(self.vector, self._whole[1]) if self.is_bsf else self.vector
+        chunk = CHUNK // self.kernel.item_bytes
+        return gcd(chunk, self._whole[1]) if self.is_bsf else chunk
 
     # ---- shared memory, in bytes
 
@@ -166,7 +168,7 @@ class Shape(TensorTile):
     @property
     def x_stage(self) -> int:
         """From one stage of X to the next: if X is resident, they are parts of the same lines."""
-        return self.x_run * self.kernel.item_bytes if self.constants.resident else self.x_bytes
+        return self.x_run * self.kernel.x_item_bytes if self.constants.resident else self.x_bytes
 
     @property
     def w_base(self) -> int:
@@ -198,8 +200,13 @@ class Shape(TensorTile):
         return super().grid(batch) // self.passes
 
     @property
-    def packed_bytes(self) -> int:
+    def scales(self) -> int:
+        """Bytes of packed weights, in front of the scales where those are packed too: of operands in eight bits."""
         return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.scales + (SCALE_BYTES * self.kernel.pattern.out_features if self.kernel.has_bytes_in else 0)
 
     @property
     def registers(self) -> int:
@@ -208,4 +215,6 @@ class Shape(TensorTile):
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
         copies = self.components + is_halved  # whose halves are widened again
+        if self.kernel.has_bytes_in:  # which are widened before they are multiplied, one after the other, where no instruction takes them
+            fragments += 8
         return self.promoted_sums + fragments + chunks * copies + 4 * self.components + (48 if self.is_bsf else 36)

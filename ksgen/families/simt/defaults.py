@@ -7,7 +7,7 @@ from itertools import product
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
 from ksgen.families.shaped import more_registers
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
@@ -35,7 +35,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     """Wide tiles of square threads; as many blocks a multiprocessor as the registers allow, so that one multiplies
     while another waits."""
     pattern = kernel.pattern
-    copy = "registers" if is_sixteen_bit(kernel) or not limits.async_copies else "async"
+    copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
     doubles = kernel.real_bytes >= 8
     tile_d = 1 if kernel.layout == "bsl" else neighbours(pattern.d)
     thread_batch = 4 if doubles else 8

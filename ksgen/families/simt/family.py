@@ -16,7 +16,7 @@ from ksgen.families.gpus import PORTABLE
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller
-from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_sixteen_bit
+from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants, is_narrow
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, WARP, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.words import counted
@@ -46,7 +46,7 @@ RULES: tuple[Rule[SimtConstants], ...] = (
     Rule("tile_d is at most d", lambda k, c: c.tile_d <= k.pattern.d),
     Rule("stages is at least 2", lambda k, c: c.stages >= 2),
     Rule("stages is 2 with copy=registers", lambda k, c: c.copy != "registers" or c.stages == 2),
-    Rule("copy is registers in a 16-bit precision", lambda k, c: c.copy != "async" or not is_sixteen_bit(k)),
+    Rule("copy is registers in a 16-bit precision, and with X in eight bits", lambda k, c: c.copy != "async" or not is_narrow(k)),
 )
 
 
@@ -115,7 +115,7 @@ class Simt(Packing[SimtConstants]):
 
     def _shapes(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Combinations whose blocks are made of whole warps, and not of too many."""
-        pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_sixteen_bit(kernel) else []
+        pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_narrow(kernel) else []
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
         along_batch = list(product((32, 64, 128, 256), (4, 8, 16)))
         along_outputs = list(product((4, 8, 16, 32, 48, 64, 96, 128), (1, 2, 4, 8, 12)))
@@ -144,7 +144,8 @@ class Simt(Packing[SimtConstants]):
         )
 
     def words(self, kernel: KernelSpec, constants: SimtConstants) -> Mapping[str, Any]:
-        return {"picture": _picture(Shape(kernel, constants))}
+        group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
+        return {"picture": _picture(Shape(kernel, constants)), "x_group": group}
 
     def constexprs(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = Shape(kernel, constants)

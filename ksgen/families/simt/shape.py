@@ -241,7 +241,7 @@ class Shape(Moved, Tiled):
         held = 0
         if constants.copy == "registers":
             plan = self.x_plan
-            held = plan.line_rounds * plan.run_rounds * plan.vector * self.stored_bytes // 4 + self.w_rounds * 4
+            held = plan.line_rounds * plan.run_rounds * plan.vector * self.kernel.x_item_bytes // 4 + self.w_rounds * 4
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return words * (sums + sets * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
@@ -272,5 +272,6 @@ def _sum_cycles(next_out: int, size: int) -> int:
     return write_cycles([_lane_out(lane) * next_out + _lane_batch(lane) * size for lane in range(WARP)], size)
 
 
-def is_sixteen_bit(kernel: KernelSpec) -> bool:
-    return kernel.item_bytes == 2
+def is_narrow(kernel: KernelSpec) -> bool:
+    """Whether X is stored in less than an asynchronous copy moves at least, and must be widened on its way to shared memory."""
+    return kernel.x_item_bytes < 4

@@ -63,7 +63,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
     """Whether pairs lie beside each other where they are, and not so that a tile's rows meet in few sets of the cache."""
-    meet = constants.height > WAYS and kernel.in_features * kernel.item_bytes % CONFLICTING_BYTES == 0
+    meet = constants.height > WAYS and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
     return lie_in_pairs(kernel) and not meet
 
 
@@ -156,7 +156,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
-    meets = d > lanes and kernel.in_features * kernel.item_bytes % CONFLICTING_BYTES == 0
+    meets = d > lanes and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
     return _with_parts(kernel, replace(found, panel=int(meets or needs_panel(kernel, found))), limits, batch)
 
 

@@ -112,11 +112,11 @@ class Vector(Shaped[VectorConstants]):
         is_shifted = kernel.layout == "bsl" and constants.along == "batch" and bool(constants.past)
         return factor_words(Shape(kernel, constants)) | {
             "n": "",
-            "source": "stored",
+            "source": "byte" if kernel.has_bytes_in else "stored",
             "target": "stored",
             "kept": "outputs",
             "as_kept": "as_outputs",
-            "widen": "widen",
+            "widen": "widen_byte" if kernel.has_bytes_in else "widen",
             "x_of_block": x_of_block(kernel),
             "out_of_block": out_of_block(kernel),
             "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",

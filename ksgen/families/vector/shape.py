@@ -187,7 +187,7 @@ class Shape(Planes):
     def ahead(self) -> Ahead:
         """A tile's share of what comes next."""
         _, _, c, d = self.kernel.pattern.shape
-        line = LINE_BYTES // self.kernel.item_bytes
+        line = LINE_BYTES // self.kernel.x_item_bytes
         if self.is_along_outputs:
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
             rows = self.constants.height if self.kernel.layout == "bsf" else 0  # else few entries, far apart: nothing is fetched
@@ -269,7 +269,7 @@ def needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
     d, lanes = kernel.pattern.d, constants.lanes
     if kernel.layout == "bsl" or (lanes % d and d % lanes):
         return True
-    return kernel.item_bytes < 4 and not (constants.pairs and lie_in_pairs(kernel))
+    return kernel.x_item_bytes < 4 and not (constants.pairs and lie_in_pairs(kernel))
 
 
 def spaced(elements: int, shape: Shape) -> int:

@@ -3,11 +3,7 @@
 
 inline float half_to_float(unsigned short half) { return simt::half_to_float(half); }
 
-inline float e4m3_to_float(unsigned char bits) {  // by the format's definition: a NaN is all ones behind the sign
-  const int size = bits & 0x7f, exponent = size >> 3, fraction = size & 7;
-  const float wide = size == 0x7f ? __builtin_nanf("") : __builtin_ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
-  return bits & 0x80 ? -wide : wide;
-}
+inline float e4m3_to_float(unsigned char bits) { return simt::e4m3_to_float(bits); }
 
 inline unsigned short float_to_half(float value) {
   const unsigned int bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;

@@ -25,6 +25,14 @@ __forceinline__ void mma_tf32(float (&sums)[4], const unsigned (&a)[4], unsigned
   simt::mma(sums, a, b0, b1, simt::Operand::TF32);
 }
 
+__forceinline__ void mma_e4m3(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  simt::mma(sums, a, b0, b1, simt::Operand::E4M3);
+}
+
+__forceinline__ void mma_e5m2(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  simt::mma(sums, a, b0, b1, simt::Operand::E5M2);
+}
+
 // To tf32's ten bits of mantissa, to nearest, ties away from zero.
 inline unsigned float_to_tf32(float value) {
   const unsigned bits = __float_as_uint(value);

@@ -1,4 +1,4 @@
-// How a 16-bit float widens: the one conversion that both the kernel's side and the tensor cores need.
+// How floats of 16 and 8 bits widen: the conversions that both the kernel's side and the tensor cores need.
 #pragma once
 
 namespace simt {
@@ -15,5 +15,13 @@ inline float half_to_float(unsigned short half) {
   const float value = float_of_bits(magnitude) * 0x1p112f;                             // exact, subnormals too
   return sign != 0 ? -value : value;
 }
+
+inline float e4m3_to_float(unsigned char bits) {  // by the format's definition: a NaN is all ones behind the sign
+  const int size = bits & 0x7f, exponent = size >> 3, fraction = size & 7;
+  const float wide = size == 0x7f ? __builtin_nanf("") : __builtin_ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
+  return bits & 0x80 ? -wide : wide;
+}
+
+inline float e5m2_to_float(unsigned char bits) { return half_to_float(bits << 8); }  // the upper half of a 16-bit one
 
 }  // namespace simt

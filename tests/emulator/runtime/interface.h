@@ -41,7 +41,7 @@ void* shared_pointer(unsigned address);
 void* dynamic_shared();
 
 // What the operands of matrix instructions are, 32 bits or two 16-bit ones a register.
-enum class Operand : unsigned char { F32, TF32, F16, BF16 };
+enum class Operand : unsigned char { F32, TF32, F16, BF16, E4M3, E5M2 };
 
 void ldmatrix(unsigned* words, unsigned row, bool transposed);
 void stmatrix(unsigned row, const unsigned* words, bool transposed);

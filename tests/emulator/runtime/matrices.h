@@ -55,10 +55,13 @@ void stmatrix(unsigned row, const unsigned* words, bool transposed) {
   }
 }
 
-// The operand at (row of 16, k) of A, whose four words each lane holds as PTX lays out m16n8k16 and m16n8k8.
+// Operands of this kind in a word of a fragment.
+inline int in_word(Operand kind) { return kind == Operand::TF32 ? 1 : is_byte(kind) ? 4 : 2; }
+
+// The operand at (row of 16, k) of A, whose four words each lane holds as PTX lays out m16n8k32, m16n8k16 and m16n8k8.
 inline float a_element(const unsigned words[32][4], int row, int k, Operand kind) {
-  if (kind == Operand::TF32) return element_of(words[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)], 0, kind);
-  return element_of(words[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2, kind);
+  const int word = k / in_word(kind);  // of a row's eight
+  return element_of(words[row % 8 * 4 + word % 4][row / 8 + 2 * (word / 4)], k % in_word(kind), kind);
 }
 
 struct MmaOperands {
@@ -77,19 +80,19 @@ inline void multiply_fragments(Exchange& all) {
   }
   Operand kind;
   memcpy(&kind, all.values[0] + offsetof(MmaOperands, kind), sizeof(kind));
-  const int depth = kind == Operand::TF32 ? 8 : 16;
-  float x[16][16], w[8][16];
+  const int depth = 8 * in_word(kind);
+  float x[16][32], w[8][32];
   for (int k = 0; k < depth; ++k) {
     for (int row = 0; row < 16; ++row) x[row][k] = a_element(a_words, row, k, kind);
     for (int column = 0; column < 8; ++column) {
-      w[column][k] = kind == Operand::TF32 ? element_of(b_words[4 * column + k % 4][k / 4], 0, kind)
-                                           : element_of(b_words[4 * column + k % 8 / 2][k / 8], k % 2, kind);
+      const int word = k / in_word(kind);
+      w[column][k] = element_of(b_words[4 * column + word % 4][word / 4], k % in_word(kind), kind);
     }
   }
   for (int i = 0; i < 32; ++i) {
     float sums[4];
     memcpy(sums, all.values[i] + offsetof(MmaOperands, sums), sizeof(sums));
-    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth);
+    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth, is_byte(kind) ? KEPT_OF_BYTES : KEPT_BITS);
     memcpy(all.values[i], sums, sizeof(sums));
   }
 }

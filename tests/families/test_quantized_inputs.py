@@ -1,0 +1,187 @@
+"""X in eight bits, as its weights are: widened where it is read, or multiplied by tensor cores as it is; the same numbers either way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ksgen import reference
+from ksgen.errors import ConstantsError, SpecError
+from ksgen.families import FAMILIES, check, cuda_limits, families_for
+from ksgen.families.mma import MmaConstants
+from ksgen.families.vector import VectorConstants
+from ksgen.launch.choice import Choice
+from ksgen.launch.planner import PLANNER
+from ksgen.measure.verify import Bench, Problem, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.quantized import Quantized, QuantizedInputs, numpy_type
+from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
+from ksgen.spec.storage import taken_beside
+from tests.families import test_vector as vector
+from tests.measure.test_verify import needs_opencl
+from tests.support import kernels
+from tests.support.host_memory import processor
+from tests.support.kernels import in_emulator, source_of
+from tests.support.native import chosen_native
+
+LIMITS = cuda_limits("sm_90a")
+ALL = Epilogue(True, "gelu", True)
+FLOATS = ("e4m3", "e5m2")
+BEFORE, SINCE = "", "#define __CUDA_ARCH__ 890\n"  # there are instructions for floats in eight bits
+CASES = [  # ragged edges in all of them; runs of X that are copied wide, and one by one; d in a block, in several, and of one
+    ("few", (1, 70, 50, 1), "float32", "int8", "bsf", 1, BEFORE),
+    ("few", (2, 37, 13, 3), "float16", "e4m3", "bsl", 5, BEFORE),
+    ("few", (1, 5, 32, 1), "bfloat16", "e5m2", "bsf", 2, BEFORE),
+    ("few", (2, 9, 24, 20), "float32", "e4m3", "bsf", 3, SINCE),
+    ("simt", (2, 37, 12, 4), "float32", "e5m2", "bsf", 9, BEFORE),
+    ("simt", (2, 37, 13, 3), "bfloat16", "e4m3", "bsl", 12, BEFORE),
+    ("simt", (1, 9, 13, 1), "float32", "int8", "bsf", 9, BEFORE),
+    ("mma", (2, 37, 24, 3), "float16", "e4m3", "bsf", 9, BEFORE),
+    ("mma", (2, 37, 24, 3), "bfloat16", "e5m2", "bsf", 9, SINCE),
+    ("mma", (1, 37, 160, 1), "bfloat16", "e4m3", "bsf", 16, SINCE),
+    ("mma", (1, 21, 40, 32), "float16", "e5m2", "bsf", 5, BEFORE),
+    ("mma", (2, 37, 24, 3), "float16", "e4m3", "bsl", 9, SINCE),
+    ("mma", (2, 37, 24, 1), "bfloat16", "e5m2", "bsl", 144, BEFORE),
+]
+
+
+def kernel_of(shape: tuple[int, ...], precision: str, storage: str, layout: str, epilogue: Epilogue = ALL) -> KernelSpec:
+    return KernelSpec(Pattern(*shape), precision, layout, epilogue, weights=storage, inputs=storage)
+
+
+@pytest.mark.parametrize(("family", "shape", "precision", "storage", "layout", "batch", "target"), CASES)
+def test_agrees_with_float64(
+    family: str, shape: tuple[int, ...], precision: str, storage: str, layout: str, batch: int, target: str
+) -> None:  # fmt: skip
+    kernel, own = kernel_of(shape, precision, storage, layout), FAMILIES[family]
+    source = source_of(family, kernel, own.default(kernel, LIMITS, batch))
+    kernels.check(replace(source, text=target + source.text), batch, in_emulator())
+
+
+@pytest.mark.parametrize(("layout", "target", "sanitize"), [("bsf", BEFORE, "race"), ("bsl", SINCE, "address")])
+def test_slices_of_x_begin_anywhere(layout: str, target: str, sanitize: str) -> None:
+    """Rows lie as far apart as the call says, X begins at any byte; and no address is wrong, and nothing read that is being written."""
+    kernel = replace(kernel_of((2, 20, 32, 1), "float16", "e4m3", layout), stride="any")
+    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, 20))
+    source, problem = replace(source, text=target + source.text), make_problem(kernel, 20)
+    for run in (in_emulator(), in_emulator(sanitize=sanitize)):
+        found = kernels.multiply(problem, source, run, shift=3, behind=5, gaps={"x": 3, "y": 1})
+        assert kernels.compare(problem, found)[0] <= tolerance("float16", 32)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_value_is_widened_exactly(storage: str) -> None:
+    """NaN and infinity too, each by instructions and without."""
+    truth = reference.values_of(STORAGES[storage])
+    bits = np.arange(256, dtype=np.uint8)
+    if storage == "e5m2":  # beyond the largest value, which the reference calls NaN, lies infinity
+        truth[[0x7C, 0xFC]] = np.inf, -np.inf
+    if storage == "int8":
+        truth[128] = -128
+    x = QuantizedInputs(storage, bits.reshape(-1, 1), 1.0)
+    weights = np.ones((1, 1, 1, 1), numpy_type(STORAGES[storage]))
+    given = Quantized(Pattern(1, 1, 1, 1), storage, "factor", weights, np.full((1, 1, 1, 1), 0.5, np.float32), x_scale=2.0)
+    kernel = KernelSpec(given.pattern, "float16", weights=storage, inputs=storage)
+    for family in ("few", "simt", "mma") if storage in FLOATS else ("few", "simt"):
+        source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 256))
+        problem = Problem(kernel, 256, truth.reshape(-1, 1), np.ones((1, 1, 1, 1)), None, None, quantized=(given,), inputs=x)
+        for target in (BEFORE, SINCE):
+            found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())
+            np.testing.assert_array_equal(found[:, 0].astype(np.float64), truth)
+
+
+def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
+    """Thirteen bits below the largest product, as the emulator has it of the instruction: so sums are promoted after 128 inputs."""
+    kernel = kernel_of((1, 16, 32, 1), "float16", "e4m3", "bsf", Epilogue())
+    x = np.full((1, 32), 2.0**-6)
+    x[0, 0] = 256  # what is less than a 2^13th of it is lost
+    kind = numpy_type(STORAGES["e4m3"])
+    weights = np.ones((1, 16, 32, 1), kind)
+    given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
+    inputs = QuantizedInputs("e4m3", x.astype(kind), 1.0)
+    problem = Problem(kernel, 1, x, weights.astype(np.float64), None, None, quantized=(given,), inputs=inputs)
+    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, 1))
+    for target, wanted in ((BEFORE, 256.5), (SINCE, 256.0)):
+        found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())
+        assert set(found[0].astype(np.float64)) == {wanted}
+    for c, promote in ((128, 0), (129, 128), (768, 128)):
+        long = kernel_of((1, 64, c, 1), "float16", "e4m3", "bsf")
+        constants = FAMILIES["mma"].default(long, LIMITS)
+        assert isinstance(constants, MmaConstants)
+        assert constants.promote == promote
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_serves_it(layout: str) -> None:
+    kernel = kernel_of((1, 768, 192, 2), "float16", "e4m3", layout, Epilogue())
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "few"]
+    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "few"]
+    whole = replace(kernel, weights="int8", inputs="int8")
+    assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "few"]
+    with pytest.raises(ConstantsError, match="X is not in eight bits, or in floats of them"):
+        check(FAMILIES["mma"], whole, FAMILIES["mma"].default(kernel, LIMITS))
+    wide, found = replace(kernel, precision="float32"), FAMILIES["simt"].default(replace(kernel, precision="float32"), LIMITS)
+    with pytest.raises(ConstantsError, match="copy=async must be registers in a 16-bit precision, and with X in eight bits"):
+        check(FAMILIES["simt"], wide, replace(found, copy="async"))
+
+
+def test_bytes_that_cross_memory() -> None:
+    kernel = kernel_of((1, 768, 192, 2), "bfloat16", "e4m3", "bsf", Epilogue())
+    plain = replace(kernel, weights="same", inputs="same")
+    assert plain.bytes(10) - kernel.bytes(10) == 10 * 384 + plain.pattern.weight_count - 4 * 1536
+    mma = FAMILIES["mma"]
+    packed = mma.packed_bytes(kernel, mma.default(kernel, LIMITS))
+    assert packed == plain.pattern.weight_count + 4 * 1536  # nothing is padded here
+    moved = [mma.work(each, mma.default(each, LIMITS), 4096).memory_bytes for each in (kernel, plain)]
+    assert moved[0] < 0.9 * moved[1]
+
+
+def test_what_a_kernel_may_be() -> None:
+    pattern = Pattern(2, 9, 8, 1)
+    for options, told in (
+        ({"inputs": "e4m3"}, "inputs=e4m3 with weights=same; accepted: inputs=same, or as weights are stored"),
+        ({"weights": "e5m2", "inputs": "e4m3"}, "inputs=e4m3 with weights=e5m2"),
+        ({"weights": "e4m3", "inputs": "int4"}, "inputs='int4'"),
+        ({"weights": "e4m3", "inputs": "e4m3", "job": CHAIN, "before": (Pattern(2, 8, 9, 1),)}, "job=chain with inputs=e4m3"),
+    ):
+        with pytest.raises(SpecError, match=told):
+            KernelSpec(pattern, **options)
+    one = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3")
+    assert one.name == "ks_2x9x8x1_float16_e4m3_inputs_bsf"
+    assert one.told["inputs"] == "e4m3"
+    assert (one.x_item_bytes, one.item_bytes) == (1, 2)
+
+
+# ---- processors
+
+
+def _agrees(kernel: KernelSpec, constants: VectorConstants, batch: int, native: bool) -> None:
+    from ksgen.devices import find_device
+
+    device = find_device() if native else processor()
+    problem = make_problem(kernel, batch)
+    plan = PLANNER.plan_of(device, kernel, batch, Choice("vector", constants, "this test"))
+    bench = Bench(device, problem)
+    error, _ = bench.check(plan, bench.pack(plan))
+    assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, error)
+
+
+@needs_opencl
+@pytest.mark.parametrize(("layout", "along"), [(layout, along) for layout in LAYOUTS for along in vector.WAYS])
+def test_processors_agree_with_float64(layout: str, along: str) -> None:
+    turn = 2 * LAYOUTS.index(layout) + list(vector.WAYS).index(along)
+    for number, shape in list(enumerate(vector.PATTERNS.values()))[turn::4]:
+        storage, precision = list(STORAGES)[number % 3], taken_beside()[number // 3 % 3]
+        kernel = kernel_of(shape, precision, storage, layout, vector.EPILOGUES[number % len(vector.EPILOGUES)])
+        constants = vector.constants_of(kernel, along, (16, 4, 8)[number % 3], vector.SIZES[number % 6], 1 + number % 4, 1 + number % 3)
+        _agrees(kernel, constants, 17, native=False)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    for shape, layout, along in (((1, 9, 5, 4), "bsf", "outputs"), ((2, 24, 5, 16), "bsl", "batch"), ((2, 9, 20, 1), "bsf", "batch")):
+        kernel = kernel_of(shape, "bfloat16", storage, layout)
+        for batch in (1, 33):
+            _agrees(kernel, vector.constants_of(kernel, along, 16), batch, native=True)
