@@ -36,10 +36,12 @@ class Error:
     storage: str
     per: str
     is_calibrated: bool
+    is_x_too: bool  # whether x is in eight bits before each layer
     layer: str
     error: float
     saturated: int
     weights: int
+    saturated_inputs: int  # elements of x
 
 
 def block_of(name: str) -> Block:
@@ -72,15 +74,16 @@ def errors(name: str, storages: tuple[str, ...], pers: tuple[str, ...]) -> Itera
     wanted = outputs(block, x)
     for storage in storages:
         for per in pers:
-            for inputs in (None, calibration):
+            for inputs, x_too in ((None, False), (calibration, False), (calibration, True)):
                 quantized = deepcopy(block)
-                report = quantize(quantized, storage, per, inputs=inputs)
+                report = quantize(quantized, storage, per, inputs=inputs, x_too=x_too)
                 found = outputs(quantized, x)
-                told = {each.name: (each.saturated, each.chain.weight_count) for each in report.layers}
+                beyond = {each: quantized.get_submodule(each).saturated_inputs for each in (told.name for told in report.layers)}
+                told = {each.name: (each.saturated, each.chain.weight_count, beyond[each.name]) for each in report.layers}
                 told["block"] = tuple(map(sum, zip(*told.values(), strict=True)))  # type: ignore[assignment]
                 for layer, y in wanted.items():
                     error = float((found[layer] - y).norm() / y.norm())
-                    yield Error(name, storage, per, inputs is not None, layer, error, *told[layer])
+                    yield Error(name, storage, per, inputs is not None, x_too, layer, error, *told[layer])
 
 
 def layers_of(name: str, shape: Shape, dtype: torch.dtype) -> list[KSLinear]:
@@ -142,8 +145,10 @@ def main(
                 click.echo(json.dumps(vars(found)))
             else:
                 scales = f"{found.storage}, a scale per {found.per}{', chosen for x' if found.is_calibrated else ''}"
+                scales += ", x too" if found.is_x_too else ""
                 said = f"{found.saturated} of {found.weights} saturated"
-                click.echo(f"{name:12} {scales:40} {found.layer:24} {found.error:.4f}  {said}")
+                said += f", {found.saturated_inputs} of x" if found.is_x_too else ""
+                click.echo(f"{name:12} {scales:47} {found.layer:24} {found.error:.4f}  {said}")
 
 
 if __name__ == "__main__":
