@@ -63,6 +63,7 @@ class Problem:
     def each(self) -> "tuple[Problem, ...]":
         """That of each chain: one, but for a group."""
         return self, *self.others
+
     inputs: QuantizedInputs | None = None  # what x is in eight bits, where it is stored so: exactly
 
     @property
