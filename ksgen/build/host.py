@@ -69,6 +69,9 @@ class HostCompiler:
         named = set_of(target)
         if (named.machine != self.builds_for) if named else target != host_target():
             raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
+        if named and named.added and not _makes(self, named):
+            who = f"{shlex.join(self.command)} ({_first_line(self.command)})"
+            raise ToolchainError(f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another")
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
         """The shared library that a C++ source becomes."""
@@ -112,6 +115,13 @@ def instruction_set() -> str:
 
 
 @functools.cache
+def _makes(compiler: HostCompiler, named: InstructionSet) -> bool:
+    """Whether it knows the instructions that a set adds: it defines a word for each."""
+    wanted = {f"__{each.replace('-', '_').upper()}__" for each in named.added}
+    return wanted <= compiler.macros(named.target)
+
+
+@functools.cache
 def _digest_of_words() -> str:
     return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()).hexdigest()[:8]}"
 
@@ -141,8 +151,9 @@ def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> t
     if not named:
         return ("-march=native",) if is_x86 else ("-mcpu=native",)
     if is_zig:  # which has names of its own
-        return (f"-mcpu={named.name.replace('-', '_')}" if is_x86 else "-mcpu=generic",)
-    return (f"-march={named.march}",)
+        own = "+".join((named.march, *named.added)).replace("-", "_") if is_x86 else "generic"
+        return (f"-mcpu={own}",)
+    return (f"-march={named.march}", *(f"-m{each}" for each in named.added))
 
 
 def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:

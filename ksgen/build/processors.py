@@ -3,6 +3,7 @@
 A binary for an instruction set runs on every processor that has it; one for the host uses all that this processor has.
 """
 
+import ctypes
 import functools
 import hashlib
 import platform
@@ -20,6 +21,10 @@ _LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_BF16 = _V4 | {"avx512_bf16"}
+_AMX = _BF16 | {"amx_bf16", "amx_tile"}
+_AMX_FP16 = _AMX | {"amx_fp16"}
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # a system call of x86-64, what it is to do, and for which state
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,11 @@ class InstructionSet:
     machine: str
     features: frozenset[str]  # by Linux's names: what a processor must have
     vector_bytes: int
-    march: str  # as GCC and Clang name it
+    march: str  # as GCC and Clang name it, or the level that it adds to
+    added: tuple[str, ...] = ()  # instructions beyond it, as compilers name them
+    built_by: str = ""  # which compilers make those
+    dots: tuple[str, ...] = ()  # what its vectors multiply in pairs, by `Operand.name`
+    tiles: tuple[str, ...] = ()  # and its matrix tiles
 
     @property
     def has_arm_vectors(self) -> bool:
@@ -45,12 +54,23 @@ class InstructionSet:
 INSTRUCTION_SETS = {  # of each architecture the best first
     each.name: each
     for each in (
+        InstructionSet(
+            "x86-64-v4-amx-fp16", "x86_64", _AMX_FP16, 64, "x86-64-v4", ("avx512bf16", "amx-tile", "amx-bf16", "amx-fp16"),
+            "GCC from 13 on or Clang from 16 on", ("bf16",), ("bf16", "f16"),
+        ),
+        InstructionSet(
+            "x86-64-v4-amx", "x86_64", _AMX, 64, "x86-64-v4", ("avx512bf16", "amx-tile", "amx-bf16"),
+            "GCC from 11 on or Clang from 12 on", ("bf16",), ("bf16",),
+        ),
+        InstructionSet(
+            "x86-64-v4-bf16", "x86_64", _BF16, 64, "x86-64-v4", ("avx512bf16",), "GCC from 10 on or Clang from 9 on", ("bf16",)
+        ),
         InstructionSet("x86-64-v4", "x86_64", _V4, 64, "x86-64-v4"),
         InstructionSet("x86-64-v3", "x86_64", _V3, 32, "x86-64-v3"),
         InstructionSet("x86-64-v2", "x86_64", _V2, 16, "x86-64-v2"),
         InstructionSet("aarch64", "aarch64", frozenset({"asimd"}), 16, "armv8-a"),
     )
-}
+}  # fmt: skip
 
 
 def machine() -> str:
@@ -67,8 +87,18 @@ def why_not_here(instruction_set: InstructionSet) -> str:
     """Why this processor does not run it; empty if it does."""
     if instruction_set.machine != machine():
         return f"this processor is {machine()}"
-    lacking = sorted(instruction_set.features - processor_features())
-    return f"this processor lacks {', '.join(lacking)}" if lacking else ""
+    if lacking := sorted(instruction_set.features - processor_features()):
+        return f"this processor lacks {', '.join(lacking)}"
+    return "the system does not permit matrix tiles" if instruction_set.tiles and not tiles_are_permitted() else ""
+
+
+@functools.cache
+def tiles_are_permitted() -> bool:
+    """Asks Linux once for the process: its threads' state grows by eight kilobytes with their first tile."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    said: int = ctypes.CDLL(None, use_errno=True).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return said == 0
 
 
 def set_of(target: str) -> InstructionSet | None:

@@ -100,7 +100,8 @@ def _what_else_there_is() -> str:
 
 def limits_for(instruction_set: InstructionSet) -> Limits:
     """Those that kernels for any processor with these instructions are made for."""
-    return _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
+    told = _limits(instruction_set.vector_bytes, instruction_set.has_arm_vectors, USUAL_CORES)
+    return replace(told, tiles=instruction_set.tiles, dots=instruction_set.dots)
 
 
 def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> Limits:
@@ -157,8 +158,9 @@ class NativeDevice:
         self.name = processor_name()
         self.target = host_target()
         self.driver_version = compiler.version
-        tiles, dots = (usable_tiles(compiler), pair_products(compiler)) if isinstance(compiler, HostCompiler) else ((), ())
-        self.limits = replace(_limits(_vector_bytes(), machine() == "aarch64", usable_cores()), tiles=tiles, dots=dots)
+        own = compiler if isinstance(compiler, HostCompiler) else None
+        limits = _limits(_vector_bytes(), machine() == "aarch64", usable_cores())
+        self.limits = replace(limits, tiles=usable_tiles(own), dots=pair_products(own))
         self._starting = threading.Lock()
         self._launcher: Any = None
         self._own = threading.local()

@@ -46,7 +46,8 @@ def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
         from ksgen.devices.native import limits_for  # which loads what runs kernels natively
 
         sets = [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
-        return [(device.target, limits_of(device)), *sets]
+        own = limits_of(device)  # of what a compiler makes here that knows all of the processor's products, or none
+        return [(device.target, own), (device.target, replace(own, tiles=(), dots=())), *sets]
     usual = usual_limits_of(device)
     return [(device.target, usual)] if usual != limits_of(device) else []
 

@@ -1,6 +1,7 @@
 """What systems say of a processor, on Linux and macOS, x86 and ARM; which instruction sets it has."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from ksgen.errors import ToolchainError
 V2 = "fpu sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
 V3 = f"{V2} fma movbe avx f16c abm bmi1 avx2 bmi2"
 V4 = f"{V3} avx512f avx512dq avx512cd avx512bw avx512vl"
-CACHED = (processors.digest_of_processor, processors.processor_features, processors.processor_name)
+BF16, AMX, AMX_FP16 = f"{V4} avx512_bf16", f"{V4} avx512_bf16 amx_bf16 amx_tile", f"{V4} avx512_bf16 amx_bf16 amx_tile amx_fp16"
+CACHED = (processors.digest_of_processor, processors.processor_features, processors.processor_name, processors.tiles_are_permitted)
 MACOS = {
     "machdep.cpu.features": "FPU SSE SSE2 SSE3 SSSE3 FMA CX16 SSE4.1 SSE4.2 MOVBE POPCNT AVX1.0 F16C",
     "machdep.cpu.extfeatures": "SYSCALL XD LAHF LZCNT",
@@ -58,6 +60,9 @@ def names() -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "sets", "vector_bytes"),
     [
+        (AMX_FP16, ["x86-64-v4-amx-fp16", "x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
+        (AMX, ["x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
+        (BF16, ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
         (V4, ["x86-64-v4", "x86-64-v3", "x86-64-v2"], 64),
         (V3, ["x86-64-v3", "x86-64-v2"], 32),
         (V3.replace(" bmi2", ""), ["x86-64-v2"], 32),
@@ -65,7 +70,8 @@ def names() -> list[str]:
         ("fpu sse sse2", [], 16),
     ],
 )
-def test_x86_on_linux(flags: str, sets: list[str], vector_bytes: int, machine) -> None:
+def test_x86_on_linux(flags: str, sets: list[str], vector_bytes: int, machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "tiles_are_permitted", lambda: True)
     machine("Linux", "x86_64", f"processor\t: 0\nmodel name\t: Xeon 7\nflags\t\t: {flags}\nbugs\t:\n")
     assert names() == sets
     assert native._vector_bytes() == vector_bytes
@@ -99,6 +105,14 @@ def test_what_a_processor_lacks_is_named(machine) -> None:
     assert why_not_here(INSTRUCTION_SETS["aarch64"]) == "this processor is x86_64"
 
 
+def test_tiles_need_the_systems_permission(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("Linux", "x86_64", f"flags : {AMX}\n")
+    monkeypatch.setattr(processors, "tiles_are_permitted", lambda: False)
+    assert why_not_here(INSTRUCTION_SETS["x86-64-v4-amx"]) == "the system does not permit matrix tiles"
+    assert names()[0] == "x86-64-v4-bf16"
+    assert "amx_fp16" in why_not_here(INSTRUCTION_SETS["x86-64-v4-amx-fp16"])  # what it lacks comes first
+
+
 def test_a_target_is_of_one_system(machine) -> None:
     machine("Darwin", "arm64", {})
     assert set_of("aarch64 Darwin") is INSTRUCTION_SETS["aarch64"]
@@ -122,6 +136,7 @@ GCC, CLANG = "c++ (GCC) 12.2.0", "Apple clang version 16.0.0"
     [
         ("Linux", "x86_64", GCC, "x86-64-v3", "-O2 -fno-tree-coalesce-vars -march=x86-64-v3 -static-libstdc++", "-march=native -O3"),
         ("Linux", "x86_64", GCC, "x86-64-v4", "-O3 -march=x86-64-v4 -mprefer-vector-width=512", "-O2 -fno-schedule-insns"),
+        ("Linux", "x86_64", GCC, "x86-64-v4-amx", "-O3 -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", "-mamx-fp16"),
         ("Linux", "x86_64", GCC, None, "-march=native", "-static-libstdc++"),
         ("Linux", "aarch64", GCC, "aarch64", "-O3 -fno-schedule-insns -march=armv8-a", "-mprefer-vector-width=512"),
         ("Linux", "aarch64", GCC, None, "-O3 -fno-schedule-insns -mcpu=native", "-march=native"),
@@ -172,3 +187,6 @@ def test_ziglang_builds_for_another_processor(machine, tmp_path: Path, monkeypat
     monkeypatch.setattr("ksgen.build.host.importlib.util.find_spec", lambda name: name == "ziglang")
     found = compiler_for(INSTRUCTION_SETS["aarch64"].target)
     assert found.command[1:] == ("-m", "ziglang", "c++", "-target", "aarch64-linux-gnu")
+    own = HostCompiler((sys.executable, "-m", "ziglang", "c++"))
+    monkeypatch.setattr("ksgen.build.host._first_line", lambda command: "clang version 19")
+    assert "-mcpu=x86_64_v4+avx512bf16+amx_tile+amx_bf16" in options_of(own, INSTRUCTION_SETS["x86-64-v4-amx"])

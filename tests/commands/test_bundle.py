@@ -1,6 +1,7 @@
 """`ksgen bundle` writes one file, for GPUs and for processors, and launchers run what it holds without a compiler."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,16 +26,29 @@ from ksgen import reference
 from ksgen.build import processors
 from ksgen.errors import KsgenError
 from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.devices import find_device
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
 
-bundle, lacks = sys.argv[1:]
+bundle, lacks, has, precision = sys.argv[1:]
 told = processors._told()
-if lacks:
-    processors._told = lambda: " ".join(word for word in told.split() if word not in lacks.split(","))
+if lacks or has:
+    processors._told = lambda: " ".join(word for word in (*told.split(), *has.split(",")) if word not in lacks.split(","))
+processors.tiles_are_permitted = lambda: True
 shape, random = (2, 5, 5, 3), np.random.default_rng(1)
 weights = random.standard_normal(shape).astype(np.float32)
 try:
     ksgen.use_bundle(bundle)
+    if precision == "bfloat16":
+        print(PLANNER.plan(find_device(), KernelSpec(Pattern(*shape), precision, batch=5), 5).binary.target)
+        sys.exit()
+    if precision != "float32":
+        x = random.standard_normal((5, 30)).astype(np.float32)
+        call = Launcher(*shape, batches=[5]).prepare(x, weights, precision=precision)
+        assert np.abs(call() - reference.multiply(Pattern(*shape), x.astype(np.float64), weights, "bsf")).max() < 1e-5
+        print(call.plan.binary.target, call.plan.choice.family)
+        sys.exit()
     for batch in (1, 5, 300):
         x = random.standard_normal((batch, 30)).astype(np.float32)
         call = Launcher(*shape).prepare(x, weights)
@@ -67,11 +81,12 @@ def sets() -> list[str]:
     return found
 
 
-def run_without_compiler(bundle: Path, lacks: str = "", **environment: str) -> list[str]:
+def run_without_compiler(bundle: Path, lacks: str = "", has: str = "", precision: str = "float32", **environment: str) -> list[str]:
     given = {"PATH": "/nowhere", "KSGEN_CACHE_DIR": str(bundle.parent / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", USER, str(bundle), lacks], capture_output=True, text=True, check=False, env=given | environment
-    )
+        [sys.executable, "-c", USER, str(bundle), lacks, has, precision],
+        capture_output=True, text=True, check=False, env=given | environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -80,13 +95,14 @@ def test_processors_run_a_bundle_without_a_compiler(sets: list[str], tmp_path: P
     """What was built for the very processor, else for the best instruction set that bundle and processor have; else a word about each."""
     if "ziglang" in find_host_compiler().command:
         pytest.skip("ziglang is found without PATH")
-    (tmp_path / "one.yaml").write_text('kernels: ["2,5,5,3"]\n')
+    (tmp_path / "one.yaml").write_text('kernels: ["2,5,5,3", {pattern: "2,5,5,3", precision: bfloat16, batch: 5}]\n')
     best, other = sets[:2]
     done = ksgen("bundle", "one.yaml", "--arch", f"host,{best},{other}", cwd=tmp_path)
     assert f"of one for host,{best},{other} in one.ksb (" in done.stdout, done.stderr
     bundle = tmp_path / "one.ksb"
     named = {each: INSTRUCTION_SETS[each] for each in sets}
     assert run_without_compiler(bundle) == [host_target()] * 3
+    assert run_without_compiler(bundle, precision="bfloat16") == [host_target()]  # by all that this processor multiplies
     unused = min(processor_features() - named[best].features)
     assert run_without_compiler(bundle, unused) == [named[best].target] * 3
     lacks = min(named[best].features - named[other].features)
@@ -147,6 +163,29 @@ def test_a_bundle_serves_layers_and_groups_in_one_launch(sets: list[str], tmp_pa
     assert ran.stdout == "right\n", ran.stderr
 
 
+def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: Path) -> None:
+    """Here tiles are played: what is built for them runs on a processor that is said to have them."""
+    if "x86-64-v4-bf16" not in sets:
+        pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
+    (tmp_path / "one.yaml").write_text('kernels: [{pattern: "2,5,5,3", precision: bf16x6, batch: 5}]\n')
+    playing = f"{shlex.join(find_host_compiler().command)} -DEMULATED_TILES"
+    done = ksgen("bundle", "one.yaml", "--arch", "x86-64-v4-amx,x86-64-v4", cwd=tmp_path, KSGEN_CXX=playing)
+    assert done.stdout.startswith("2 binaries of one for x86-64-v4-amx,x86-64-v4 in one.ksb ("), done.stderr
+    amx, plain = (f"{INSTRUCTION_SETS[name].target} {family}" for name, family in (("x86-64-v4-amx", "amx"), ("x86-64-v4", "vector")))
+    bundle = tmp_path / "one.ksb"
+    assert run_without_compiler(bundle, has="amx_tile,amx_bf16", precision="bf16x6") == [amx]
+    assert run_without_compiler(bundle, "amx_bf16", has="amx_tile", precision="bf16x6") == [plain]
+
+
+def test_a_compiler_that_makes_no_such_code_is_named(tmp_path: Path, spec: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho 'old 9.1'\n")
+    old.chmod(0o755)
+    done = ksgen("bundle", spec.name, "--arch", "x86-64-v4-amx-fp16", cwd=spec.parent, KSGEN_CXX=str(old))
+    says = f"{old} (old 9.1) makes no code for x86-64-v4-amx-fp16; it takes GCC from 13 on or Clang from 16 on; KSGEN_CXX names another"
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+
+
 def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) -> None:
     """Its kernels are for this processor, but what runs them has changed since."""
     target = INSTRUCTION_SETS[sets[0]].target
@@ -161,7 +200,7 @@ def test_a_bundle_of_another_version_is_told(sets: list[str], tmp_path: Path) ->
     [
         (
             "x86-64-v9",
-            "ksgen: 'x86-64-v9' is no target; accepted: host, x86-64-v4, x86-64-v3, x86-64-v2, aarch64, and GPUs' such as sm_90a\n",
+            f"ksgen: 'x86-64-v9' is no target; accepted: host, {', '.join(INSTRUCTION_SETS)}, and GPUs' such as sm_90a\n",
         ),
         ("sm_90a,native", "ksgen: 'native' is no target; accepted: host, "),
     ],

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ksgen.build import processors
 from ksgen.build.host import HostCompiler
+from ksgen.build.processors import tiles_are_permitted
 from ksgen.devices import matrix_tiles
-from ksgen.devices.matrix_tiles import is_permitted, pair_products, usable_tiles
+from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 
 MACROS = frozenset({"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"})
 FEATURES = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
@@ -28,7 +30,7 @@ class Compiler:
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, ...]]]:
     def told(features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True) -> tuple[str, ...]:
         monkeypatch.setattr(matrix_tiles, "processor_features", lambda: features)
-        monkeypatch.setattr(matrix_tiles, "is_permitted", lambda: permits)
+        monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: permits)
         usable_tiles.cache_clear()
         return usable_tiles(Compiler(macros))  # type: ignore[arg-type]
 
@@ -41,6 +43,13 @@ def test_all_three_are_needed(found: Callable[..., tuple[str, ...]]) -> None:
     assert found(features=FEATURES - {"amx_tile"}) == found(features=FEATURES - {"amx_bf16"}) == ()
     assert found(macros=MACROS - {"__AMX_TILE__"}) == found(macros=MACROS - {"__AMX_BF16__"}) == ()
     assert found(permits=False) == ()
+
+
+def test_without_a_compiler_the_processor_is_asked(found: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs was built by another, as a rule one that knows these products."""
+    found(features=FEATURES | {"amx_fp16", "avx512_bf16"})
+    assert (usable_tiles(None), pair_products(None)) == (("bf16", "f16"), ("bf16",))
+    pair_products.cache_clear()
 
 
 def test_each_operand_is_by_itself(found: Callable[..., tuple[str, ...]]) -> None:
@@ -63,7 +72,7 @@ def test_pairs_are_multiplied_where_the_processor_and_the_compiler_can(monkeypat
 
 def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_tiles, "processor_features", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(matrix_tiles, "is_permitted", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: pytest.fail("asked"))
     usable_tiles.cache_clear()
     compiler = Compiler(MACROS)
     assert usable_tiles(compiler) == ()  # type: ignore[arg-type]
@@ -73,7 +82,7 @@ def test_without_tiles_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_system_is_asked_by_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it answers is believed: here, what this processor has."""
-    assert isinstance(is_permitted(), bool)
+    assert isinstance(tiles_are_permitted(), bool)
     asked = []
 
     class Library:
@@ -81,17 +90,17 @@ def test_the_system_is_asked_by_its_own_call(monkeypatch: pytest.MonkeyPatch) ->
             asked.append(given)
             return -1
 
-    monkeypatch.setattr(matrix_tiles.ctypes, "CDLL", lambda *given, **named: Library())
+    monkeypatch.setattr(processors.ctypes, "CDLL", lambda *given, **named: Library())
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    is_permitted.cache_clear()
-    assert not is_permitted()
+    tiles_are_permitted.cache_clear()
+    assert not tiles_are_permitted()
     assert asked == [(158, 0x1023, 18)]
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")  # whose call of that number is another
-    is_permitted.cache_clear()
-    assert not is_permitted()
+    tiles_are_permitted.cache_clear()
+    assert not tiles_are_permitted()
     assert len(asked) == 1
-    is_permitted.cache_clear()
+    tiles_are_permitted.cache_clear()
 
 
 def test_a_compiler_says_what_it_defines(monkeypatch: pytest.MonkeyPatch) -> None:
