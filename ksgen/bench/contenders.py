@@ -94,14 +94,19 @@ def contenders(job: Job, device: Device, names: tuple[str, ...]) -> list[Contend
 
 
 def ours(job: Job, device: Device) -> Iterator[Contender]:
-    """Every family's default, and "tuned" if wisdom has something better. On a processor, only the family that launchers take."""
+    """Every family's default, and "tuned" if wisdom has something better. On a processor, only the family that launchers take, and those
+    that nobody has measured."""
     limits = limits_of(device)
     for arithmetic in _arithmetics(job, device):
         kernel = job.kernel(arithmetic)
-        able = [family_for(kernel, limits, job.batch)] if limits.is_cpu else meant_for(kernel, limits, job.batch)
+        able = list(meant_for(kernel, limits, job.batch))
+        if limits.is_cpu:
+            taken = family_for(kernel, limits, job.batch)
+            able = [family for family in able if family is taken or not (family.measured or kernel.arithmetic.families)]
         defaults = [Choice(family.name, family.default(kernel, limits, job.batch), "the family's default") for family in able]
-        if arithmetic != kernel.dtype:  # what tensor cores do with float32; others would compute plain float32 again
-            on_cores = [each for each in defaults if operand_of(kernel, each.constants)]
+        if arithmetic != kernel.dtype:  # what tensor cores or tiles do with float32; others would compute plain float32 again
+            asked = kernel.arithmetic.families if limits.is_cpu else ()
+            on_cores = [each for each in defaults if operand_of(kernel, each.constants) or each.family in asked]
             defaults = on_cores if on_cores or arithmetic != job.precision else defaults
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
@@ -138,8 +143,15 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
 
 def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
     """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again. So are tiles'."""
-    has_cores = limits_of(device).tensor_cores
-    return tuple(each for each in job.comparison.ours if each == job.precision or (has_cores and PRECISIONS[each].operand))
+    limits = limits_of(device)
+
+    def is_there(name: str) -> bool:
+        own = PRECISIONS[name]
+        if own.operand:
+            return limits.tensor_cores
+        return bool(limits.is_cpu and own.families and own.tiles and own.tiles.operand.name in limits.tiles)
+
+    return tuple(each for each in job.comparison.ours if each == job.precision or is_there(each))
 
 
 def torch_device(device: Device) -> torch.device:

@@ -47,8 +47,9 @@ class HostCompiler:
 
     @property
     def version(self) -> str:
-        """Its first line, which tells GCC from Clang, and a digest of the words that it takes texts with."""
-        return f"{_first_line(self.command)}, {_digest_of_words()}"
+        """Its first line, which tells GCC from Clang, what it is always given, and a digest of the words that it takes texts with."""
+        given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
+        return f"{_first_line(self.command)}{given}, {_digest_of_words()}"
 
     def options(self, target: str) -> tuple[str, ...]:
         return options_of(self, set_of(target))

@@ -9,7 +9,7 @@ from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
-from ksgen.families import Family, Limits, families_for, family_for, family_named
+from ksgen.families import FAMILIES, Family, Limits, families_for, family_for, family_named
 from ksgen.families.chains import factor_kernels, layer_kernels, turned_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
@@ -111,10 +111,12 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
 
 
 def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
-    """Which families serve its factors on a processor, and have no chains; empty where there are none."""
+    """Which family serves its factors on a processor, and has no chains; empty where it has."""
+    if not kernel.arithmetic.tiles or not limits.tiles:
+        return ""
     alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
-    served = any(family_named(wanted).serves(alone, limits) for wanted in kernel.arithmetic.families)
-    return f"{' and '.join(kernel.arithmetic.families)} have no chains" if served else ""
+    name = family_for(alone, limits).name
+    return "" if f"{name}_chain" in FAMILIES else f"{name} has no chains"
 
 
 @lru_cache(REMEMBERED)

@@ -3,17 +3,20 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.tiles.__main__ import CPU, FAMILY, MARCH, counted
 from benchmarks.tiles.counted import taken_apart
 from benchmarks.tiles.cycles import SCHEDULER, Counts, Phase
+from ksgen.bench.rows import Row
 from ksgen.build.host import find_host_compiler, processor_features
 from ksgen.errors import ToolchainError
 from ksgen.families.amx.cycles import dots
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from tests.support.bench_rows import row
 
 ASSEMBLY = """
 \t.text
@@ -67,6 +70,48 @@ def test_all_products_are_counted_and_each_line_of_the_arrays(precision: str, la
     arrays = (kernel.bytes(batch) - kernel.pattern.weight_count * kernel.item_bytes) / 64
     assert found.total("memory_lines") * grid == pytest.approx(arrays, rel=0.1)  # X read once and Y written past the caches
     assert found.beside == (("store",) if precision == "bfloat16" else ())
+
+
+def test_what_was_wanted_stands_beside_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of rows: two patterns, of which memory bounds one; and of models."""
+    day = pytest.importorskip("benchmarks.tiles.day")
+    small = {"precision": "bfloat16", "arithmetic": "bfloat16"}
+    rates = {"ceiling_flop_per_s": 1e12, "ceiling_byte_per_s": 30e9}
+
+    def rows(pattern: str, us: float) -> list[Row]:
+        tiles = {"family": "amx", "share_of_floor": 0.5, **rates}
+        return [
+            row(pattern, median_us=us, **tiles, **small),
+            row(pattern, median_us=300.0, family="vector", **small),
+            row(pattern, "bmm", median_us=400.0, **small),
+            row(pattern, median_us=us, **tiles, arithmetic="bf16x6"),
+            row(pattern, median_us=us, family="vector", variant="tuned"),
+            row(pattern, "bmm", median_us=2 * us),
+        ]
+
+    written = [*rows("1,512,512,2", 100.0), *rows("1,4,4,512", 400.0)]
+    found = {line.what: line for line in day.lines_of_products(written)}
+    assert str(found["bfloat16, bsl: tiles over the best of PyTorch, geometric mean"]).endswith("| 2.00 or more | 2.00 | yes |")
+    assert found["bfloat16, bsl: the same, least"].found == 1.0
+    assert not found["bfloat16, bsl: tiles over our vectors, geometric mean"].found < 1.0
+    assert found["bf16x6, bsl: over the best float32 way, where compute bounds, geometric mean"].found == 1.0  # our FMA
+    assert str(found["bf16x6, bsl: share of the floor, median"]).endswith("| 0.60 or more | 0.50 | no |")
+    assert str(found["bfloat16, bsf: the same, least"]).endswith("| not measured | |")
+    (tmp_path / "vit-s16-tiles.json").write_text('{"rows": [{"module": "whole", "ratio": {"median": 0.5}}]}')
+    assert "| vit-s16 in bfloat16 by tiles, whole: time over dense | 0.55 or less | 0.50 | yes |" in day.table(tmp_path)
+
+
+def test_unmeasured_tiles_are_contenders_beside_what_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = pytest.importorskip("ksgen.bench.contenders")
+    monkeypatch.setattr(contenders, "limits_of", lambda device: CPU)
+    monkeypatch.setattr(contenders.PLANNER, "choice", lambda *given: SimpleNamespace(from_wisdom=False))
+
+    def found(precision: str) -> list[tuple[str, str]]:
+        job = contenders.Job(Pattern(1, 64, 64, 2), precision, "bsf", 512)
+        return [(each.arithmetic, each.family) for each in contenders.ours(job, SimpleNamespace(kind="native", shares_host=True))]
+
+    assert found("bfloat16") == [("bfloat16", "amx"), ("bfloat16", "vector")]
+    assert found("float32") == [("float32", "vector"), ("bf16x6", "amx")]
 
 
 def test_a_phase_takes_what_its_busiest_part_takes() -> None:

@@ -40,6 +40,13 @@ def test_rows_that_meet_in_a_cache_are_copied() -> None:
     assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 1]
 
 
+def test_planes_are_parts_where_their_weights_are_worth_keeping() -> None:
+    """In batch-size-first not of few inputs and outputs, which memory bounds, nor where two planes share a line."""
+    for shape, parts in (((32, 384, 384, 4), 32), ((48, 192, 48, 4), 1), ((2, 384, 384, 64), 1)):
+        assert FAMILY.default(kernel_of(shape, "bfloat16"), CPU, 6272).parts == parts
+    assert FAMILY.default(kernel_of((2, 384, 384, 64), "bfloat16", "bsl"), CPU, 6272).parts == 128
+
+
 def test_more_outputs_share_inputs_where_there_are_more() -> None:
     for b, outputs in ((48, 64), (192, 192), (512, 256)):
         assert FAMILY.default(kernel_of((1, b, 192, 1), "bfloat16"), CPU, 6272).outputs == outputs

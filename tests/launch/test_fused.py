@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.devices.base import Limits
+from ksgen.families import FAMILIES
 from ksgen.families import Limits as FamilyLimits
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
@@ -78,8 +79,12 @@ def test_who_has_no_chains_has_none_by_order_either(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fused, "limits_of", lambda _device: limits)
     for fuse in ("auto", "yes"):
         found = fused.verdict(device, kernel, 6272, fuse)
-        assert (found.is_one, found.why) == (False, "amx and amx_gradient have no chains")
+        assert (found.is_one, found.why) == (False, "amx has no chains")
     assert fused.verdict(device, kernel, 6272, "no").why == "fuse='no'"
+    small = replace(kernel, precision="bfloat16")
+    assert fused.verdict(device, small, 6272).is_one  # by vectors
+    monkeypatch.setattr(type(FAMILIES["amx"]), "measured", True)
+    assert fused.verdict(device, small, 6272).why == "amx has no chains"
 
 
 # ---- on a GPU

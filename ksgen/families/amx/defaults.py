@@ -15,6 +15,7 @@ BLOCKS = (128, 96, 64, 32)  # batch entries: weights, which come from the second
 MOST_OUTPUTS = 256  # of a j, whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)  # tiles along the inputs
 SETS_BYTES, WAYS = 4096, 4  # of a first-level cache: lines so many bytes apart meet, and so many of them may
+LEAST_REUSE = 64  # multiply-adds for each input and output, from which weights are worth keeping: counted, as docs/kernels/amx.md says
 TASKS = 4  # work groups a core, at least
 
 
@@ -32,15 +33,15 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
-    """Without parts, and with all inputs copied."""
-    past, b = _past(kernel, batch), kernel.pattern.b
+    """With all inputs copied."""
+    past, parts, b = _past(kernel, batch), _planes_apart(kernel), kernel.pattern.b
     steps = divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
     outputs = dict.fromkeys(round_up(divide_up(b, groups), PAIR) for groups in range(divide_up(b, MOST_OUTPUTS), divide_up(b, PAIR) + 1))
     for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
         for each in outputs:
             for depth in depths:
-                yield AmxConstants(block, each, 1, 1, past, depth)
+                yield AmxConstants(block, each, parts, 1, past, depth)
 
 
 def _rows_meet(kernel: KernelSpec, block: int) -> bool:
@@ -61,4 +62,13 @@ def _with_parts(shape: Shape, limits: Limits, batch: int) -> AmxConstants:
     """Groups of outputs shared out among work groups, where blocks of the batch are too few for all cores or planes lie far apart."""
     blocks, few = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
     parts = min(divide_up(few, blocks), shape.columns) if blocks < few else 1
-    return replace(shape.constants, parts=parts if shape.is_bsf else max(parts, shape.planes))
+    return replace(shape.constants, parts=max(parts, shape.constants.parts))
+
+
+def _planes_apart(kernel: KernelSpec) -> int:
+    """Parts of whole planes, each for all of the batch, so that a plane's weights stay in the cache. In batch-size-first one part where
+    memory bounds, which is read in one direction then, and where several planes have pieces of one line.
+    """
+    shape, pattern = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1)), kernel.pattern
+    is_bound = pattern.b * pattern.c < LEAST_REUSE * (pattern.b + pattern.c)
+    return 1 if shape.is_bsf and (is_bound or shape.planes_j > 1) else shape.planes
