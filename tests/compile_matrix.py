@@ -80,6 +80,9 @@ PROMISES = {
         stored=tuple(STORAGES),
         inputs=tuple(STORAGES),
     ),
+    "few_chain": Promise(
+        ("sm_80", "sm_90a"), register_error=80, precisions=("float32", "float64", "float16", "bfloat16"), batches=(1, 8, None)
+    ),
     "gradient_mma": Promise(
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
     ),
@@ -144,7 +147,8 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     if chosen.packed_by:
         wanted = chains(promise.precisions)
         served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
-        return [render(kernel, chosen.default(kernel, limits), family=family) for kernel in thinned(served, every)]
+        turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
+        return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     if everything or target in (*MAIN_TARGETS, "sm_89"):
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)

@@ -14,7 +14,7 @@ from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
 from ksgen.emit.templates import DIALECTS, VECTOR_WORDS, WORDS, dialects_of, dictionaries, fill, part_words, template_digest, template_of
 from ksgen.errors import ConstantsError, KsgenError
-from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of
+from ksgen.families import Family, Limits, check, cuda_limits, family_for, family_named, family_of, meant_for
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
@@ -183,7 +183,7 @@ def render_tiles_probe(operand: str) -> Probe:
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of the constants where they are not the portable default."""
-    if family.serves(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
+    if family in meant_for(kernel, portable) and family is family_for(kernel, portable) and constants == family.default(kernel, portable):
         return kernel.name
     tag = hashlib.sha256(json.dumps([family.name, asdict(constants)], sort_keys=True).encode()).hexdigest()[:8]
     return f"{kernel.name}_{tag}"

@@ -9,7 +9,7 @@ from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
-from ksgen.families import FAMILIES, Family, Limits, families_for, family_for, family_named
+from ksgen.families import FAMILIES, Family, Limits, family_for, family_named, meant_for
 from ksgen.families.chains import factor_kernels, layer_kernels, turned_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
@@ -175,7 +175,7 @@ def _has_few(device: Device, batch: int) -> bool:
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:
     """What serves all factors in one launch; None where nothing has room for them."""
-    return family_for(kernel, limits, batch) if any(families_for(kernel, limits, batch)) else None
+    return family_for(kernel, limits, batch) if any(meant_for(kernel, limits, batch)) else None
 
 
 def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:

@@ -177,6 +177,7 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
         told = layer.explain(25088, precision=precision)
         one = rf"2,48,64,1 then 1,64,48,2 at batch 25088 on .*: one launch, by {family}, tile_batch=\d+, .*; the cost model expects"
         assert re.match(one, told)
+    assert "one launch, by few_chain, tile_batch=1, " in layer.explain(1, precision="bfloat16")
     wide = ChainLauncher(Launcher(1, 4096, 16, 1), Launcher(1, 16, 4096, 1))
     first, *each = wide.explain(25088, precision="float32").splitlines()
     assert first.endswith("a launch for each factor; no family has room for all factors in one launch, in this precision")
@@ -208,8 +209,8 @@ def test_fuse_says_how_many_launches_of_host_arrays() -> None:
 
 
 def test_fuse_says_how_many_launches_on_a_gpu(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here one is expected to be slower for so few float32 entries."""
-    x, weights = draw(4, 128), [draw(*shape) for shape in LAYER]
+    """Here one is expected to be slower for 40 float32 entries."""
+    x, weights = draw(40, 128), [draw(*shape) for shape in LAYER]
     for fuse, is_one in (("auto", False), ("yes", True), ("no", False)):
         layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse=fuse)
         gpu.launches.clear()
@@ -223,7 +224,7 @@ def test_fuse_says_how_many_launches_on_a_gpu(gpu: FakeGpu, monkeypatch: pytest.
     with pytest.raises(
         LaunchError, match=r"fuse='yes'\): no family has room for all factors in one launch, in this precision; accepted: fuse="
     ):
-        layer(FakeTensor(gpu, draw(4, 16)), [FakeTensor(gpu, draw(*shape)) for shape in wide])
+        layer(FakeTensor(gpu, draw(40, 16)), [FakeTensor(gpu, draw(*shape)) for shape in wide])
     monkeypatch.setattr(streams, "device_for", lambda place: gpu)
     with pytest.raises(LaunchError, match="arrays of the host are copied to Fake GPU for each factor"):
         layer(draw(4, 16), [draw(*shape) for shape in wide])

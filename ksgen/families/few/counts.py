@@ -16,19 +16,32 @@ REMEMBERED = 4096  # counts, of as many kernels and constants
 
 def cache_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
     """Of all blocks: X for each tile along the outputs, weights for each tile of the batch, Y and the residual once."""
-    shape, (a, b, c, d) = Shape(kernel, constants), kernel.pattern.shape
+    shape, own, (_, b, c, _) = Shape(kernel, constants), constants, kernel.pattern.shape
+    inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
+    outputs = output_bytes(kernel, constants, batch)
+    return shape.tiles_out * inputs + divide_up(batch, own.tile_batch) * row_bytes(shape, b, own.tile_out, own.tile_d) + outputs
+
+
+def run_bytes_of(kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int) -> float:
+    """Of X or Y, once. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
+    a, _, _, d = kernel.pattern.shape
+    if kernel.layout == "bsl" and batch <= tile_batch:
+        return a * entry_bytes(features, d * batch, tile, tile_d * batch, size)
+    return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size)
+
+
+def output_bytes(kernel: KernelSpec, constants: FewConstants, batch: int) -> float:
+    """Of Y and of the residual, if there is one."""
+    arrays, own = 2 if kernel.epilogue.residual else 1, constants
+    return arrays * run_bytes_of(kernel, kernel.pattern.b, own.tile_out, own.tile_d, batch, own.tile_batch, kernel.item_bytes)
+
+
+def row_bytes(shape: Shape, outputs: int, tile_out: int, tile_d: int) -> float:
+    """Of all weights, once, by tiles of so many outputs k and neighbouring j; and of their scales."""
+    a, _, _, d = shape.kernel.pattern.shape
     row = shape.pieces * shape.vector
-    weights = a * entry_bytes(b, d * row, constants.tile_out, constants.tile_d * row, shape.weight_bytes)
-    scales = a * b * d * SCALE_BYTES if kernel.is_quantized else 0  # for each entry that a tile finishes, from its own cache
-
-    def array(features: int, tile: int, size: int) -> float:
-        """Of X or Y. Where a tile holds the whole batch of an array in batch-size-last, neighbouring j follow each other."""
-        if kernel.layout == "bsl" and batch <= constants.tile_batch:
-            return a * entry_bytes(features, d * batch, tile, constants.tile_d * batch, size)
-        return array_bytes(kernel, features, tile, constants.tile_d, batch, constants.tile_batch, size)
-
-    outputs = (2 if kernel.epilogue.residual else 1) * array(b, constants.tile_out, kernel.item_bytes)
-    return shape.tiles_out * array(c, c, kernel.x_item_bytes) + divide_up(batch, constants.tile_batch) * (weights + scales) + outputs
+    scales = a * outputs * d * SCALE_BYTES if shape.kernel.is_quantized else 0  # for each entry that a tile finishes, from its own cache
+    return a * entry_bytes(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
 
 
 def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_bytes: int) -> Work:
@@ -40,7 +53,7 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
     piece = shape.vector * kernel.x_item_bytes
     written, found = (own.warps_in * shape.rows * entries * real for entries in (tiles * own.tile_batch, batch))
     shared = kept + reads * min(shape.groups, own.tile_d) * own.lanes_in * piece + written + found
-    cycles: float = stages * copy_cycles(kernel, own) + reads * x_read_cycles(kernel, own)
+    cycles: float = stages * copy_cycles(kernel, own) + reads * x_read_cycles(shape)
     cycles += written * part_cycles(kernel, own) / (own.warps_in * shape.part * real)
     cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
     return Work(
@@ -55,11 +68,11 @@ def work_of(kernel: KernelSpec, constants: FewConstants, batch: int, memory_byte
 
 
 @lru_cache(REMEMBERED)
-def x_read_cycles(kernel: KernelSpec, constants: FewConstants) -> int:
+def x_read_cycles(shape: Shape) -> int:
     """Of shared memory, for one piece of X by each lane of a warp."""
-    shape, lanes = Shape(kernel, constants), constants.lanes_in
-    places = [lane // lanes % constants.tile_d * shape.x_plane + lane % lanes * shape.vector for lane in range(WARP)]
-    return read_cycles([place * kernel.x_item_bytes for place in places], shape.vector * kernel.x_item_bytes)
+    size, lanes, tile_d = shape.kernel.x_item_bytes, shape.constants.lanes_in, shape.constants.tile_d
+    piece, plane = shape.vector * size, shape.x_plane * size
+    return read_cycles([lane // lanes % tile_d * plane + lane % lanes * piece for lane in range(WARP)], piece)
 
 
 @lru_cache(REMEMBERED)

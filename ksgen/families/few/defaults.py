@@ -9,7 +9,7 @@ from ksgen.families.base import Limits
 from ksgen.families.expected import resident_blocks
 from ksgen.families.few.counts import cache_bytes, x_read_cycles
 from ksgen.families.few.shape import FewConstants, Shape
-from ksgen.families.gpus import gpu_of
+from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
@@ -23,6 +23,7 @@ MEMORY_CYCLE_BYTES = 13  # of a multiprocessor, where nobody has looked it up
 BLOCK_CYCLE_BYTES = 32  # that one multiprocessor takes from the second-level cache, at most
 BLOCK_CYCLES = 64  # to begin a block
 WIDENING = 3  # instructions for a weight of eight bits
+COPYING, STORING = 12, 20  # for an element of X and of Y
 SCHEDULERS = 4  # warps that a multiprocessor serves at once
 REMEMBERED = 1024  # kernels
 
@@ -63,18 +64,30 @@ def expected_cycles(kernel: KernelSpec, constants: FewConstants, limits: Limits,
         return inf
     blocks = shape.grid(batch)
     each, waves = divide_up(blocks, many), divide_up(blocks, many * resident)
-    step = (
-        shape.sums * shape.vector
-        + constants.tile_batch * (1 + shape.vector)
-        + constants.thread_out * (2 + (WIDENING if kernel.is_quantized else 1) * shape.vector)
-    )
-    stage = constants.steps * step + shape.x_rounds * 12
-    ends = 3 * shape.held * (1 + shape.turns) + 20 * divide_up(shape.part, shape.threads)
+    stage = stage_instructions(shape) + shape.x_rounds * COPYING
+    ends = adding_instructions(shape) + STORING * divide_up(shape.part, shape.threads)
     issued = each * (shape.warps * (shape.stages * stage + ends + 60) / SCHEDULERS + BLOCK_CYCLES)
-    shared = each * shape.warps * shape.stages * constants.steps * constants.tile_batch * x_read_cycles(kernel, constants)
-    memory = rates.memory_gb_s / rates.ghz / rates.multiprocessors if rates else MEMORY_CYCLE_BYTES
-    moved = max(kernel.bytes(batch) / many / memory, each * cache_bytes(kernel, constants, batch) / blocks / BLOCK_CYCLE_BYTES)
+    shared = each * shape.warps * shape.stages * constants.steps * constants.tile_batch * x_read_cycles(shape)
+    least = kernel.bytes(batch) / many / memory_cycle_bytes(rates)
+    moved = max(least, each * cache_bytes(kernel, constants, batch) / blocks / BLOCK_CYCLE_BYTES)
     return max(issued, shared, moved) + waves * shape.stages * WAIT_CYCLES
+
+
+def stage_instructions(shape: Shape) -> int:
+    """Of a thread, to multiply the pieces of a stage."""
+    own, widening = shape.constants, WIDENING if shape.kernel.is_quantized else 1
+    step = shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
+    return own.steps * step
+
+
+def adding_instructions(shape: Shape) -> int:
+    """To add up what lanes found of the same rows."""
+    return 3 * shape.held * (1 + shape.turns)
+
+
+def memory_cycle_bytes(rates: Rates | None) -> float:
+    """Of a multiprocessor's share of memory."""
+    return rates.memory_gb_s / rates.ghz / rates.multiprocessors if rates else MEMORY_CYCLE_BYTES
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -42,7 +42,7 @@ class Shape(Tiled):
             found //= 2
         return found
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """Of a row."""
         return divide_up(self.kernel.pattern.c, self.vector)
@@ -75,12 +75,12 @@ class Shape(Tiled):
 
     # ---- threads
 
-    @property
+    @cached_property
     def sharers(self) -> int:
         """Lanes that share a row."""
         return self.constants.lanes_in * self.constants.warps_in
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Of a warp, with rows of their own."""
         return WARP // self.constants.lanes_in
@@ -103,12 +103,12 @@ class Shape(Tiled):
 
     # ---- stages
 
-    @property
+    @cached_property
     def tile_in(self) -> int:
         """Inputs l of a stage."""
         return self.constants.steps * self.sharers * self.vector
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return divide_up(self.pieces, self.constants.steps * self.sharers)
 
@@ -125,18 +125,28 @@ class Shape(Tiled):
         return divide_up(own.tile_batch * own.tile_d * self.tile_in // self.x_vector, self.threads)
 
     @property
+    def x_width(self) -> int:
+        """Inputs l that lie in shared memory at a time."""
+        return self.tile_in
+
+    @property
+    def x_planes(self) -> int:
+        """Runs of such, of a batch entry."""
+        return self.constants.tile_d
+
+    @cached_property
     def x_plane(self) -> int:
         """From one j of a batch entry to the next: eight lanes that read 16 bytes each meet each bank once; nor do neighbouring j meet
         in one bank."""
-        if self.constants.tile_d == 1:
-            return self.tile_in
+        if self.x_planes == 1:
+            return self.x_width
         lanes = self.constants.lanes_in if self.constants.lanes_in < 8 else 1
-        return self.tile_in + (self.vector * lanes - self.tile_in) % (8 * self.vector)
+        return self.x_width + (self.vector * lanes - self.x_width) % (8 * self.vector)
 
     @property
     def x_entry(self) -> int:
         """From one batch entry to the next; a piece further, so that writes of neighbouring entries meet several banks."""
-        return self.constants.tile_d * self.x_plane + (self.vector if self.constants.tile_batch > 1 else 0)
+        return self.x_planes * self.x_plane + (self.vector if self.constants.tile_batch > 1 else 0)
 
     @property
     def panel(self) -> int:
@@ -186,17 +196,21 @@ class Shape(Tiled):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: sums, two stages of weights or one, a step's as reals where they are stored as fewer bytes,
-        pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
+        """An estimate for one thread."""
+        return self.registers_of(self.x_rounds)
+
+    def registers_of(self, rounds: int) -> int:
+        """Of one that copies X in so many rounds: sums, two stages of weights or one, a step's as reals where they are stored as fewer
+        bytes, pieces of X that ptxas reads ahead, what is held of X and where it lies, and addresses."""
         own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
         weights = (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
         is_widened = self.kernel.is_quantized or (size == 2 and own.tile_batch > 1)
         widened = self.vector * own.thread_out if is_widened else 0
-        held = self.x_rounds * max(1, self.x_vector * size // 4)
+        held = rounds * max(1, self.x_vector * size // 4)
         if self.stages > 1:
-            pieces, places = max(4, own.tile_batch * (5 if self.x_rounds > 2 else 3) // 8), 5 * self.x_rounds
+            pieces, places = max(4, own.tile_batch * (5 if rounds > 2 else 3) // 8), 5 * rounds
         else:
-            pieces, places = 2, self.x_rounds * (2 if self.x_vector > 1 else 1) // 2
+            pieces, places = 2, rounds * (2 if self.x_vector > 1 else 1) // 2
         widened += self.vector if self.kernel.has_bytes_in else 0  # of X, a piece at a time
         return real * self.sums + weights + widened + pieces * piece + held + places + 24

@@ -1,0 +1,171 @@
+"""Two factors of a layer for few batch entries on a GPU, in one launch without a barrier between blocks: each computes what it needs of
+the values between them again.
+
+Decides the tiles of `few_chain.cu.j2`; its design is docs/kernels/few.md. Never renders, compiles or runs. Weights are packed as for
+each factor alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.chains import factor_kernels
+from ksgen.families.few import family
+from ksgen.families.few.chain_counts import work_of
+from ksgen.families.few.chain_defaults import best, options
+from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, is_narrow, most_alike
+from ksgen.families.few.defaults import entries_for
+from ksgen.families.few.shape import Shape
+from ksgen.families.gpus import begins_early
+from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.families.shaped import Shaped
+from ksgen.families.tiles import MOST_THREADS, epilogue_constexprs
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+_OF_BOTH = (  # the constants of `few` that the text of either factor takes as they are
+    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "TURNS", "HALVINGS", "HELD", "SAME",
+    "SCALES",
+)  # fmt: skip
+_OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
+
+
+def _own_of(kernel: KernelSpec, constants: FewChainConstants) -> list[tuple[KernelSpec, Any]]:
+    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
+
+
+def _keep_rules(kernel: KernelSpec, constants: FewChainConstants) -> bool:
+    return all(first_broken(family.RULES, *own) is None for own in _own_of(kernel, constants))
+
+
+def _refused(kernel: KernelSpec, constants: FewChainConstants) -> str:
+    """What a factor's own rules refuse."""
+    for number, own in enumerate(_own_of(kernel, constants), 1):
+        if broken := first_broken(family.RULES, *own):
+            return f"of factor {number}, {refusal(family.RULES, broken, *own)}"
+    return ""
+
+
+_RULES: tuple[Rule[FewChainConstants], ...] = (
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.beside),
+    Rule("the second factor's a divides the first one's a, and the first one's d the second one's", lambda k, c: is_narrow(k)),
+    Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
+    Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
+    Rule("a block has at most 1024 threads", lambda k, c: c.threads <= MOST_THREADS, lambda k, c: c.threads),
+    Rule("each factor's constants are as its own rules allow", _keep_rules, _refused),
+    Rule(
+        "first_thread_out is 1, or divides how many rows read the same X",
+        lambda k, c: c.first_thread_out == 1 or most_alike(k) % c.first_thread_out == 0 or most_alike(k) == float("inf"),
+        lambda k, c: most_alike(k),
+    ),
+)
+
+
+class FewChain(Shaped[FewChainConstants]):
+    """Two factors for 1 to 32 batch entries; right for any number of them."""
+
+    name = "few_chain"
+    constants_type = FewChainConstants
+    listed = _RULES
+    for_few = True
+    packs = False
+    packed_by = "few"
+    why = "two factors of a layer for few batch entries, in one launch: blocks compute what lies between again; from sm_80 on"
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        if kernel.job != CHAIN or kernel.beside or len(kernel.factors) != 2 or not is_narrow(kernel):
+            return False
+        if kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
+            return False
+        return best(kernel, limits, 1) is not None
+
+    def shape(self, kernel: KernelSpec, constants: FewChainConstants) -> ChainShape:
+        return ChainShape(kernel, constants)
+
+    # ---- constants
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> FewChainConstants:
+        found = best(kernel, limits, entries_for(batch or kernel.batch))
+        assert found is not None, "asked for where it does not serve"
+        return replace(found, early=int(begins_early(limits.target)))
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[FewChainConstants]:
+        for tile_batch in (1, 2, 4, 8, 16, 32):
+            for found in options(kernel, limits, tile_batch):
+                constants = replace(found, early=int(begins_early(limits.target)))
+                if self.keeps_rules(kernel, constants):
+                    yield constants
+
+    # ---- costs
+
+    def packed_bytes(self, kernel: KernelSpec, constants: FewChainConstants) -> int:
+        return 0
+
+    def pack_geometry(self, kernel: KernelSpec, constants: FewChainConstants) -> Geometry:
+        return Geometry(0, 1, 0)
+
+    def geometry(self, kernel: KernelSpec, constants: FewChainConstants, batch: int) -> Geometry:
+        shape = ChainShape(kernel, constants)
+        return Geometry(shape.last.grid(batch), shape.threads, shape.shared_bytes, starts_early=bool(constants.early))
+
+    def work(self, kernel: KernelSpec, constants: FewChainConstants, batch: int) -> Work:
+        packed = ChainShape(kernel, constants).packed_bytes
+        return work_of(kernel, constants, batch, kernel.bytes(batch) - kernel.weight_bytes + packed)
+
+    # ---- the text
+
+    def words(self, kernel: KernelSpec, constants: FewChainConstants) -> Mapping[str, Any]:
+        shape = ChainShape(kernel, constants)
+        alone = factor_kernels(kernel)
+        listed = [(alone[0], self._first(shape), ()), (alone[1], self._last(shape), ("bsf",))]  # tiles of several j, in both layouts
+        return {
+            **family.words_of_storage(kernel),
+            "picture": family.picture(shape.last.kernel, constants.last),
+            "early": ("early",) * constants.early,
+            "of_scales": ("scales",) * kernel.is_quantized,
+            "factors": [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed],
+        }
+
+    def _known(self, kernel: KernelSpec, shape: Shape) -> dict[str, Constexpr]:
+        return {each.name: each for each in family.constexprs_of(kernel, shape)}
+
+    def _first(self, shape: ChainShape) -> list[Constexpr]:
+        own, last = shape.first, shape.last
+        known = self._known(own.kernel, own)
+        return [
+            Constexpr("B", own.kernel.pattern.b, "outputs that a block needs for each of its j: factor 2's inputs l, index k"),
+            Constexpr("C", own.own.c, "inputs of a block, index l"),
+            Constexpr("D", own.kernel.pattern.d, "factor 2's interleaved matrices, index j"),
+            Constexpr("OWN_B", own.own.b, "outputs of a block on this factor's diagonal"),
+            Constexpr("OWN_D", own.own.d, "its own interleaved matrices"),
+            Constexpr("RATIO", own.ratio, "j of factor 2 for each of them"),
+            *(known[name] for name in _OF_BOTH),
+            Constexpr("TILE_D", shape.constants.tile_d, "neighbouring j per thread block"),
+            Constexpr("PASSES", shape.passes, "of the block's threads, until all its rows are multiplied"),
+            Constexpr("PLANES_I", own.planes_i, "blocks on the diagonal whose inputs a thread block needs"),
+            Constexpr("PLANES_D", own.planes_d, "and their j"),
+            Constexpr("X_WIDTH", own.x_width, "inputs of one of them in shared memory, zeros behind the last one included"),
+            Constexpr("X_VECTOR", own.x_vector, "neighbouring l that a thread copies of X at a time"),
+            Constexpr("X_COPIES", own.x_copies, "of X, by all threads"),
+            Constexpr("AT_ONCE", own.at_once, "of a thread, on their way at a time"),
+            known["X_PLANE"],
+            known["X_ENTRY"],
+            Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, zeros behind the last one included"),
+            Constexpr("NEXT_PLANE", last.x_plane, "elements from those of one j of a batch entry to those of the next"),
+            Constexpr("NEXT_ENTRY", last.x_entry, "and from one batch entry to the next"),
+        ]
+
+    def _last(self, shape: ChainShape) -> list[Constexpr]:
+        known = self._known(shape.last.kernel, shape.last)
+        between = Constexpr("BETWEEN", shape.between, "bytes in front of what lies between")
+        return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
+
+    def constexprs(self, kernel: KernelSpec, constants: FewChainConstants) -> list[Constexpr]:
+        return [
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            *epilogue_constexprs(kernel),
+            Constexpr("TILE_BATCH", constants.tile_batch, "batch entries per thread block"),
+            Constexpr("THREADS", ChainShape(kernel, constants).threads, "threads per block"),
+        ]

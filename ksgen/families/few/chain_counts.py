@@ -1,0 +1,139 @@
+"""What blocks move that take few batch entries through two factors: each computes the values between them that it needs by itself."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
+from ksgen.families.base import Work
+from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, First
+from ksgen.families.few.counts import output_bytes, part_cycles, row_bytes, run_bytes_of, x_read_cycles
+from ksgen.families.few.shape import Shape
+from ksgen.families.tiles import WARP, divide_up
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+
+LOOKED_AT = 64  # turns of a warp; others are like these
+REMEMBERED = 4096  # counts, of as many kernels and constants
+
+
+def cache_bytes(shape: ChainShape, batch: int) -> float:
+    """Of all blocks: X and the first factor's rows for each tile, the second one's once for each tile of the batch, and Y once."""
+    first, last, own = shape.first, shape.last, shape.constants
+    tiles = divide_up(batch, own.tile_batch)
+    covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # of X, by all blocks
+    needed = replace(first.kernel, pattern=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
+    x = covers * run_bytes_of(needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes)
+    outputs = first.kernel.pattern.b
+    rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)
+    rows += row_bytes(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
+    return x + tiles * rows + output_bytes(last.kernel, own.last, batch)
+
+
+def multiply_adds(shape: ChainShape) -> int:
+    """Of a block."""
+
+    def each(factor: Shape, stages: int) -> int:
+        return stages * shape.threads * factor.constants.steps * factor.sums * factor.vector
+
+    return each(shape.first, shape.passes * shape.first.stages) + each(shape.last, shape.last.stages)
+
+
+def waits(shape: ChainShape) -> int:
+    """Of a block, for stages of weights and for X: what is asked for at the same time is one. Those of the second factor's first stage are
+    there when the first factor is done."""
+    return shape.x_turns - 1 + shape.passes * shape.first.stages + shape.last.stages - 1
+
+
+def work_of(kernel: KernelSpec, constants: FewChainConstants, batch: int, memory_bytes: int) -> Work:
+    shape, own, real, size = ChainShape(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
+    first, last = shape.first, shape.last
+    tiles = divide_up(batch, own.tile_batch)
+    blocks, warps = last.grid(batch), shape.threads // WARP
+    copied = first.x_copies * first.x_vector * size
+    zeros = own.tile_batch * own.tile_d * (last.x_width - kernel.pattern.c) * size
+    kept = own.tile_batch * own.tile_d * kernel.pattern.c * size
+    reads, more = (stages * warps * factor.constants.steps * own.tile_batch for factor, stages in _stages(shape))
+    first_piece, last_piece = (factor.vector * size for factor in (first, last))
+    read = reads * _runs(first, own.tile_d) * own.first_lanes_in * first_piece
+    read += more * min(last.groups, own.tile_d) * own.lanes_in * last_piece
+    written, found = (own.warps_in * last.rows * entries * real for entries in (tiles * own.tile_batch, batch))
+    shared = blocks * (copied + zeros + kept + read) + written + found
+    cycles: float = blocks * (copy_cycles(first) + zeros / CYCLE_BYTES + between_cycles(shape))
+    cycles += blocks * (reads * first_read_cycles(first, own.tile_d) + more * x_read_cycles(last))
+    cycles += written * part_cycles(last.kernel, own.last) / (own.warps_in * last.part * real)
+    cycles += blocks * own.warps_in * divide_up(divide_up(found, blocks * own.warps_in), WARP * real) * (real // WORD)
+    return Work(
+        blocks,
+        memory_bytes,
+        round(cache_bytes(shape, batch)),
+        round(shared),
+        blocks * multiply_adds(shape),
+        blocks * waits(shape),
+        returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),
+    )
+
+
+def _stages(shape: ChainShape) -> tuple[tuple[Shape, int], tuple[Shape, int]]:
+    return (shape.first, shape.passes * shape.first.stages), (shape.last, shape.last.stages)
+
+
+def _planes(first: First, tile_d: int) -> list[int]:
+    """Those from which the lanes of a block's first warp read."""
+    own, most = first.constants, first.kernel.pattern.b
+    groups = [lane // own.lanes_in for lane in range(WARP)]
+    rows = [(group // tile_d * own.thread_out, group % tile_d) for group in groups]
+    return [first.plane_of(k, j) if k < most else 0 for k, j in rows]
+
+
+@lru_cache(REMEMBERED)
+def _runs(first: First, tile_d: int) -> int:
+    """How many of them there are."""
+    return len(set(_planes(first, tile_d)))
+
+
+@lru_cache(REMEMBERED)
+def first_read_cycles(first: First, tile_d: int) -> int:
+    """For one piece of X by each lane of a warp."""
+    size, lanes = first.kernel.item_bytes, first.constants.lanes_in
+    piece, apart = first.vector * size, first.x_plane * size
+    return read_cycles([plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece)
+
+
+@lru_cache(REMEMBERED)
+def copy_cycles(first: First) -> int:
+    """To write X, by the block's threads in turn."""
+    size, width, step = first.kernel.item_bytes, first.x_width // first.x_vector, first.x_vector
+
+    def place(at: int) -> int:
+        if first.kernel.layout == "bsf":
+            rest, run = divmod(at, width * first.planes_d)
+            (s, i), (inputs, j) = divmod(rest, first.planes_i), divmod(run, first.planes_d)
+        else:
+            rest, s = divmod(at, first.constants.tile_batch)
+            rest, j = divmod(rest, first.planes_d)
+            i, inputs = divmod(rest, width)
+        return (s * first.x_entry + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
+
+    every = range(first.x_copies)
+    turns = [every[at : at + WARP] for at in every[::WARP]]
+    looked = turns[:LOOKED_AT]
+    cycles = sum(write_cycles([place(at) for at in turn], step * size) for turn in looked)
+    return divide_up(cycles * len(turns), len(looked))
+
+
+@lru_cache(REMEMBERED)
+def between_cycles(shape: ChainShape) -> int:
+    """To write what lies between, by lanes of the first factor; the first warp's, taken for all."""
+    first, last, own = shape.first, shape.last, shape.constants
+    lanes, rows = own.first_lanes_in, own.first_thread_out
+    cycles = 0
+    for n in range(first.held):
+        asked = []
+        for lane in range(WARP):
+            group, place = divmod(lane, lanes)
+            row, s = divmod(place // first.same * first.held + n, own.tile_batch)
+            k, plane = group // own.tile_d * rows + row, group % own.tile_d
+            if place % first.same == 0 and k < shape.kernel.pattern.c:
+                asked.append((s * last.x_entry + plane * last.x_plane + k) * first.kernel.item_bytes)
+        cycles += write_cycles(asked, first.kernel.item_bytes) if asked else 0
+    return cycles * divide_up(shape.row_groups * lanes, WARP)

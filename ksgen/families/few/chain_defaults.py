@@ -1,0 +1,111 @@
+"""The constants of two factors for few batch entries before any search: as for one, by a rule of how many cycles a multiprocessor takes."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from math import inf
+
+from ksgen.families.base import Limits
+from ksgen.families.chains import factor_kernels
+from ksgen.families.expected import resident_blocks
+from ksgen.families.few.chain_counts import cache_bytes, first_read_cycles, waits
+from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, most_alike
+from ksgen.families.few.counts import x_read_cycles
+from ksgen.families.few.defaults import (
+    BLOCK_CYCLE_BYTES,
+    BLOCK_CYCLES,
+    COPYING,
+    MOST_OF_BLOCK,
+    MOST_REGISTERS,
+    MOST_SUMS,
+    SCHEDULERS,
+    STORING,
+    WAIT_CYCLES,
+    adding_instructions,
+    memory_cycle_bytes,
+    shapes,
+    stage_instructions,
+)  # fmt: skip
+from ksgen.families.few.shape import FewConstants, Shape
+from ksgen.families.gpus import gpu_of
+from ksgen.families.tiles import WARP, divide_up
+from ksgen.spec import KernelSpec
+
+REMEMBERED = 1024  # kernels
+MOST_COPIES = 64  # of X, by a thread
+
+
+def options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[FewChainConstants]:
+    """For each tile of the second factor, the lanes that take the least time for the rows of the first one."""
+    found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
+    for last in shapes(factor_kernels(kernel)[1], tile_batch):
+        threads = FewChainConstants.of(last, 1, 1, 1).threads
+        key = threads, last.tile_d
+        if key not in found:
+            found[key] = _best_first(kernel, last)
+        if (first := found[key]) is None:
+            continue
+        constants = FewChainConstants.of(last, *first)
+        shape = ChainShape(kernel, constants)
+        if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= limits.shared_bytes:
+            yield constants
+
+
+def _best_first(kernel: KernelSpec, last: FewConstants) -> tuple[int, int, int] | None:
+    """Rows of a lane, lanes of a row and pieces at a time; None where X takes a thread too many copies."""
+    least = ChainShape(kernel, FewChainConstants.of(last, 1, 1, 1))
+    pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
+    found: tuple[float, tuple[int, int, int]] | None = None
+    for thread_out, lanes_in, steps in product((1, 2, 4, 8), (32, 16, 8, 4, 2, 1), (1, 2, 3, 4)):
+        is_long = lanes_in >= 2 * pieces or (lanes_in * steps >= 2 * pieces and lanes_in * steps > 1)
+        if is_long or max(thread_out, steps) > most or thread_out >= 2 * kernel.pattern.c:
+            continue
+        if thread_out > 1 and alike != inf and alike % thread_out:
+            continue
+        shape = ChainShape(kernel, FewChainConstants.of(last, thread_out, lanes_in, steps))
+        if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads):
+            continue
+        issued, shared = _first_cycles(shape)
+        cost = max(issued * divide_up(shape.threads // WARP, SCHEDULERS), shared) + shape.passes * shape.first.stages * WAIT_CYCLES
+        if found is None or cost < found[0]:
+            found = cost, (thread_out, lanes_in, steps)
+    return found and found[1]
+
+
+def _first_cycles(shape: ChainShape) -> tuple[float, float]:
+    """Of a block, for the first factor: of a warp's instructions, and of shared memory."""
+    own = shape.first
+    stage = shape.passes * own.stages
+    copies = COPYING * divide_up(own.x_copies, shape.threads)
+    issued = stage * stage_instructions(own) + shape.passes * (adding_instructions(own) + 60) + copies
+    reads = shape.threads // WARP * stage * own.constants.steps * own.constants.tile_batch
+    return issued, reads * first_read_cycles(own, shape.constants.tile_d)
+
+
+def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Limits, batch: int) -> float:
+    """Of the multiprocessor that is busy for longest: for its instructions or for what it reads, and to wait for each stage once."""
+    shape, rates = ChainShape(kernel, constants), gpu_of(limits.target).rates
+    last: Shape = shape.last
+    resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
+    if not resident:
+        return inf
+    blocks = last.grid(batch)
+    each, waves = divide_up(blocks, limits.multiprocessors), divide_up(blocks, limits.multiprocessors * resident)
+    ends = adding_instructions(last) + STORING * divide_up(last.part, shape.threads)
+    issued, shared = _first_cycles(shape)
+    issued += last.stages * stage_instructions(last) + ends + 60
+    shared += last.warps * last.stages * constants.steps * constants.tile_batch * x_read_cycles(last)
+    least = kernel.bytes(batch) / limits.multiprocessors / memory_cycle_bytes(rates)
+    moved = max(least, each * cache_bytes(shape, batch) / blocks / BLOCK_CYCLE_BYTES)
+    issued *= divide_up(each * last.warps, SCHEDULERS)  # each scheduler serves a warp at a time
+    return max(issued + each * BLOCK_CYCLES, each * shared, moved) + waves * (1 + waits(shape)) * WAIT_CYCLES
+
+
+@lru_cache(maxsize=REMEMBERED)
+def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewChainConstants | None:
+    """Of blocks of so many entries, or of fewer; None where there is no room for any."""
+    sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
+    found = [each for size in sizes for each in options(kernel, limits, size)]
+    if not found:
+        return None
+    return min(found, key=lambda each: (expected_cycles(kernel, each, limits, entries), each.threads))

@@ -1,0 +1,191 @@
+"""Two factors of a layer in one launch for few batch entries: right, the bits of separate launches, within its arrays; counts and rules."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.emit.render import Source, render
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
+from ksgen.families.few import FewChainConstants
+from ksgen.families.few.chain_defaults import best, expected_cycles, options
+from ksgen.families.few.chain_shape import ChainShape
+from ksgen.launch.fused import family_of_chain
+from ksgen.measure.verify import compare, make_problem
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.emulator import Counts, is_installed
+from tests.families.test_vector_chain import ALL, arrays_of, truth_of
+from tests.support.counting import Counting, compared
+from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_beside_factors, factor_sources, is_right, run_chain
+from tests.support.kernels import as_bits, in_emulator, pack
+
+FAMILY = FAMILIES["few_chain"]
+LIMITS = cuda_limits("sm_90a")
+UNEVEN = RAGGED[1:]  # 120 -> 74 -> 19: pieces of four bytes, zeros behind the last input
+DOWN = (Pattern(6, 16, 24, 1), Pattern(1, 12, 32, 3))  # as vit's: rows of neighbouring l read other blocks of X
+PLANES = (Pattern(2, 24, 20, 2), Pattern(1, 9, 24, 4))  # j of the first factor too
+GPT2 = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
+SPLIT = FewChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)  # warps share the second factor's rows, j stand in tiles that do not divide d
+
+
+def source_of(kernel: KernelSpec, batch: int, constants: FewChainConstants | None = None) -> Source:
+    constants = constants or FAMILY.default(kernel, LIMITS, batch)
+    check(FAMILY, kernel, constants, LIMITS)
+    return render(kernel, constants, family="few_chain")
+
+
+CASES: list[tuple[tuple[Pattern, ...], str, str, Epilogue, int, dict[str, Any]]] = [
+    (EVEN, "float32", "bsf", ALL, 1, {"between": "gelu"}),
+    (EVEN, "bfloat16", "bsl", ALL, 5, {}),
+    (UNEVEN, "float16", "bsf", Epilogue(residual=True), 16, {"out_layout": "bsl", "between": "relu"}),
+    (UNEVEN, "float64", "bsl", Epilogue(bias=True), 2, {"out_layout": "bsf"}),
+    (DOWN, "float16", "bsf", ALL, 33, {"stride": "any"}),
+    (PLANES, "float32", "bsl", ALL, 7, {"stride": "any"}),
+]
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "batch", "more"), CASES)
+def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]
+) -> None:
+    kernel = chain_of(patterns, precision, layout, epilogue, **more)
+    source, arrays, run = source_of(kernel, batch), arrays_of(kernel, batch), in_emulator()
+    if kernel.is_strided:
+        assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
+    else:
+        check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layout: str) -> None:
+    """Several stages and passes, warps that share rows, several j, and a ragged batch."""
+    patterns = (Pattern(3, 26, 600, 1), Pattern(1, 9, 13, 6)) if layout == "bsf" else (Pattern(2, 15, 70, 1), Pattern(1, 6, 6, 5))
+    kernel = chain_of(patterns, "float16", layout, ALL)
+    source = source_of(kernel, 7, SPLIT)
+    shape = ChainShape(kernel, source.constants)
+    assert shape.passes > 1
+    assert (shape.first.stages > 2, shape.first.planes_i) == (layout == "bsf", len(patterns) + (layout == "bsf"))
+    arrays = arrays_of(kernel, 5)
+    first = run_chain(source, arrays, in_emulator())
+    assert is_right(kernel, first, truth_of(kernel, arrays))
+    for options_ in ({"order": "reverse"}, {"sanitize": "address"}, {"sanitize": "race"}):
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(**options_), behind=0), first)
+
+
+@pytest.mark.parametrize(("precision", "weights"), [("bfloat16", "int8"), ("float32", "e4m3")])
+def test_weights_in_eight_bits(precision: str, weights: str) -> None:
+    """What lies between is scaled before its activation."""
+    kernel, run, batch = chain_of(UNEVEN, precision, "bsf", ALL, between="gelu", weights=weights), in_emulator(), 3
+    source, problem = source_of(kernel, batch), make_problem(kernel, batch)
+    packed = [
+        pack(replace(make_problem(each.kernel, 1), quantized=(own,)), each, run)
+        for each, own in zip(factor_sources(source), problem.quantized, strict=True)
+    ]
+    y = np.full((batch, kernel.pattern.out_features), np.nan, problem.x.dtype)
+    arguments = [as_bits(problem.x), *packed, as_bits(y), as_bits(problem.bias), as_bits(problem.residual), batch]
+    run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), arguments)
+    assert compare(problem, y)[0] <= problem.tolerance
+
+
+def test_inf_and_nan_stay_in_their_blocks() -> None:
+    kernel, run = chain_of(DOWN, "float16", "bsf"), in_emulator()
+    source, arrays = source_of(kernel, 9), arrays_of(kernel, 9)
+    arrays["x"][2, 1], arrays["x"][4, 60] = np.nan, np.inf
+    got, truth = run_chain(source, arrays, run), truth_of(kernel, arrays)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
+    assert not np.isfinite(got).all()
+
+
+# ---- what is moved
+
+
+@pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
+@pytest.mark.parametrize(
+    ("patterns", "precision", "layout", "batch"),
+    [(EVEN, "float16", "bsf", 1), (UNEVEN, "float16", "bsf", 1), (DOWN, "float32", "bsf", 16), (EVEN, "bfloat16", "bsl", 16)],
+)
+def test_what_the_cost_model_says_moved_is_what_moves(patterns: tuple[Pattern, ...], precision: str, layout: str, batch: int) -> None:
+    """Memory once, however often blocks read the first factor's weights; of shared memory, the first warp is taken for all."""
+    kernel = chain_of(patterns, precision, layout)
+    source, run = source_of(kernel, batch), Counting(timeout_s=300)
+    run_chain(source, arrays_of(kernel, batch), run, behind=0)
+    rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    assert rows["blocks"][0] == rows["blocks"][1]
+    assert rows["bytes of memory"][1] <= 1.1 * kernel.bytes(batch)
+    for name, (expected, counted) in rows.items():
+        within = 0.15 if "shared" in name else 0.01
+        assert expected == pytest.approx(counted, rel=within), (name, source.constants, rows)
+
+
+# ---- constants, and what is served
+
+
+GOOD = FewChainConstants(1, 32, 1, 2, 8, 1, 1, 4, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"steps": 0}, "every constant is at least 1; got steps=0; try steps=1$"),
+        ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
+        ({"tile_d": 17, "tile_out": 2}, "each factor's constants are as its own rules allow: of factor 2, tile_d=17 must be at most d=16"),
+        ({"first_lanes_in": 12}, "of factor 1, lanes_in=12 must be a power of two up to 32"),
+        ({"first_thread_out": 8}, "first_thread_out=8 must be 1, or divides how many rows read the same X = 4; try 4$"),
+        ({"tile_out": 800, "tile_d": 16}, "a block has at most 1024 threads: 51200"),
+    ],
+)
+def test_each_rule_refuses_its_case(changes: dict[str, int], says: str) -> None:
+    kernel = chain_of(GPT2, "float16", "bsf")
+    check(FAMILY, kernel, GOOD, LIMITS)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, replace(GOOD, **changes))
+
+
+def test_chains_that_it_cannot_take_are_refused() -> None:
+    with pytest.raises(ConstantsError, match="a chain of two factors is one layer's"):
+        check(FAMILY, chain_of((*EVEN, *EVEN), "float16", "bsf"), GOOD)
+    with pytest.raises(ConstantsError, match="the second factor's a divides the first one's a"):
+        check(FAMILY, chain_of(RAGGED[:2], "float16", "bsf"), GOOD)
+
+
+def test_what_it_serves() -> None:
+    kernel = chain_of(GPT2, "float16", "bsf")
+    assert FAMILY in families_for(kernel, LIMITS, 1)
+    for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=1000)):
+        assert not FAMILY.serves(kernel, limits)
+    for patterns, more in ((RAGGED[:2], {}), ((*EVEN, *EVEN), {}), (GPT2, {"beside": (GPT2,)})):
+        assert not FAMILY.serves(chain_of(patterns, "float16", "bsf", **more), LIMITS)
+    assert not FAMILY.serves(chain_of(GPT2, "complex64", "bsf"), LIMITS)
+    assert not FAMILY.serves(KernelSpec(GPT2[0], "float16"), LIMITS)
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_it_is_chosen_for_few_entries_alone(precision: str) -> None:
+    kernel = chain_of(GPT2, precision, "bsf")
+    for batch in (1, 16):
+        assert family_for(kernel, LIMITS, batch).name == "few_chain"
+    chosen = family_of_chain(kernel, LIMITS, 25088)
+    assert chosen is None or chosen.name != "few_chain"
+    only = chain_of((Pattern(1, 4096, 16, 1), Pattern(1, 16, 4096, 1)), "float64", "bsf")
+    assert FAMILY.serves(only, LIMITS)
+    assert family_of_chain(only, LIMITS, 25088) is None  # and no other has room
+
+
+def test_defaults_fit_are_the_best_of_those_looked_at_and_take_part_in_early_launches() -> None:
+    kernel = chain_of(EVEN, "bfloat16", "bsf")
+    for target, batch in (("sm_80", 8), ("sm_90a", 1)):
+        limits = cuda_limits(target)
+        chosen = FAMILY.default(kernel, limits, batch)
+        check(FAMILY, kernel, chosen, limits)
+        assert chosen.early == FAMILY.geometry(kernel, chosen, batch).starts_early == (target == "sm_90a")
+        assert re.search("wait_for_previous_grid", source_of(kernel, batch, chosen).text) is None or chosen.early
+        found = best(kernel, limits, batch)
+        assert found is not None
+        cycles = expected_cycles(kernel, found, limits, batch)
+        assert all(cycles <= expected_cycles(kernel, each, limits, batch) for each in options(kernel, limits, batch))
+    assert FAMILY.constants(vars(chosen)) == chosen
+    assert FAMILY.packed_by == "few"
