@@ -46,13 +46,13 @@ def picture(kernel: KernelSpec, constants: FewConstants) -> str:
 
 
 def words_of_storage(kernel: KernelSpec) -> dict[str, str]:
-    """Of weights, as they are packed and read."""
+    """Of weights, as they are packed and read; and of X."""
     return {
         "weight": "unsigned char" if kernel.is_quantized else "stored",  # as it is packed
         "piece": "Bytes" if kernel.is_quantized else "Piece",  # of a row of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
-            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
+        "of_inputs": "bytes" if kernel.has_bytes_in else "same",
     }
 
 

@@ -19,7 +19,7 @@ from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
 from ksgen.families.operands import CHUNK, is_precise
-from ksgen.families.tiles import MOST_THREADS, divide_up
+from ksgen.families.tiles import MOST_THREADS
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
 
@@ -75,14 +75,6 @@ class Within(Shape):
     def held_bytes(self) -> int:
         """Of shared memory, for its inputs."""
         return (self.constants.tile_batch if self.is_bsf else self.slots) * self.x_pitch
-
-    @property
-    def registers(self) -> int:
-        """With what is read of the residual before the first of it is needed."""
-        if not self.kernel.epilogue.residual:
-            return super().registers
-        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.vector)
-        return super().registers + runs * divide_up(self.y_vector * self.kernel.item_bytes, 4)
 
     @property
     def written_bytes(self) -> int:

@@ -10,7 +10,7 @@ from functools import cache
 from math import gcd
 
 from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wavefronts
-from ksgen.families.tiles import WARP, Constants
+from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 
@@ -210,11 +210,18 @@ class Shape(TensorTile):
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, and addresses."""
+        """An estimate for one thread: sums, fragments of X for one stretch, the chunks they come from, addresses, and what is read of the
+        residual before the first of it is needed."""
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
         copies = self.components + is_halved  # whose halves are widened again
         if self.kernel.has_bytes_in:  # which are widened before they are multiplied, one after the other, where no instruction takes them
             fragments += 8
-        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + (48 if self.is_bsf else 36)
+        addresses = 48 if self.is_bsf else 36
+        return self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
+
+    @property
+    def residual_registers(self) -> int:
+        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.vector)
+        return runs * divide_up(self.y_vector * self.kernel.item_bytes, 4) if self.kernel.epilogue.residual else 0
