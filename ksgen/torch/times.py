@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ksgen.devices import Device, device_for
 from ksgen.errors import DeviceError, SpecError, ToolchainError
-from ksgen.families import FAMILIES, Limits, cuda_limits, families_for, family_for, family_named
+from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named, meant_for
 from ksgen.families.expected import prediction, speed_of
 from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.launch.choice import Choice, limits_of
@@ -112,7 +112,7 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
     rates = gpu_of(limits.target).rates
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
-        if not any(families_for(kernel, limits, batch)):
+        if not any(meant_for(kernel, limits, batch)):
             return None
         choice = choose(kernel, batch)
         family = family_named(choice.family)
@@ -132,7 +132,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings) -> Cl
     limits = limits_of(device)
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
-        if not any(families_for(kernel, limits, batch)):
+        if not any(meant_for(kernel, limits, batch)):
             return None
         choice = PLANNER.choice(device, kernel, batch)
         machine = Machine(limits.target, limits, limits.multiprocessors, {choice.family: ceilings})
