@@ -85,6 +85,8 @@ def test_weights_in_eight_bits(precision: str, weights: str) -> None:
         pack(replace(make_problem(each.kernel, 1), quantized=(own,)), each, run)
         for each, own in zip(factor_sources(source), problem.quantized, strict=True)
     ]
+    assert problem.bias is not None
+    assert problem.residual is not None
     y = np.full((batch, kernel.pattern.out_features), np.nan, problem.x.dtype)
     arguments = [as_bits(problem.x), *packed, as_bits(y), as_bits(problem.bias), as_bits(problem.residual), batch]
     run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), arguments)
@@ -157,7 +159,8 @@ def test_what_it_serves() -> None:
     assert FAMILY in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=1000)):
         assert not FAMILY.serves(kernel, limits)
-    for patterns, more in ((RAGGED[:2], {}), ((*EVEN, *EVEN), {}), (GPT2, {"beside": (GPT2,)})):
+    others: list[tuple[tuple[Pattern, ...], dict[str, Any]]] = [(RAGGED[:2], {}), ((*EVEN, *EVEN), {}), (GPT2, {"beside": (GPT2,)})]
+    for patterns, more in others:
         assert not FAMILY.serves(chain_of(patterns, "float16", "bsf", **more), LIMITS)
     assert not FAMILY.serves(chain_of(GPT2, "complex64", "bsf"), LIMITS)
     assert not FAMILY.serves(KernelSpec(GPT2[0], "float16"), LIMITS)
