@@ -150,7 +150,7 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
         return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
-    if everything or target in (*MAIN_TARGETS, "sm_89"):
+    if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [KernelSpec(pattern, precision, layout, weights=weights) for pattern, precision, layout, weights in sorted(many)]
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.inputs)
@@ -165,7 +165,7 @@ def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:
     seen: Counter[tuple[str, ...]] = Counter()
     found = []
     for kernel in wanted:
-        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights)
+        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights, kernel.inputs)
         if seen[group] % every == 0:
             found.append(kernel)
         seen[group] += 1

@@ -281,6 +281,9 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     y = chain(x, [made, second])
     np.testing.assert_array_equal(y, Launcher(1, 5, 36, 1)(own(x, made), second))
     assert chain(x, [made, quantize(second, "int8")], precision="bfloat16").dtype.name == "bfloat16"
+    plain = quantize(WEIGHTS, "e4m3")
+    with pytest.raises(LaunchError, match="got x of float32 for weights that multiply x in e4m3"):
+        chain(X.astype(np.float32), [plain, quantize(second, "e4m3", x_scale=given.scale)])
     with pytest.raises(LaunchError, match="x in eight bits is taken by a launch for each factor; accepted: fuse='auto' or 'no'"):
         ChainLauncher(own, Launcher(1, 5, 36, 1), fuse="yes")(x, [made, second])
     with pytest.raises(LaunchError, match="weights of layer 1 multiply x in eight bits; accepted: a ChainLauncher for each layer"):

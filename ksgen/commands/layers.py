@@ -20,7 +20,7 @@ from ksgen.values import excerpt
 
 
 def chain_in(text: str) -> Chain:
-    """`6,64,64,1 1,768,192,2`. A click type."""
+    """A chain from text such as `6,64,64,1 1,768,192,2`."""
     if not (words := text.split()):
         raise PatternError(f"--beside {excerpt(text)}; accepted: patterns such as '6,64,64,1 1,768,192,2'")
     return Chain(tuple(map(Pattern.parse, words)))
@@ -63,7 +63,9 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
     """Adds those options to a command that takes patterns, which come as its `layer`."""
 
     @click.option("--beside", type=chain_in, multiple=True, metavar="'A,B,C,D ...'", help="Another chain on the same x. May be repeated.")
-    @click.option("--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Of a layer's other factors.")
+    @click.option(
+        "--between", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="After all factors but the last."
+    )
     @click.option("--out-layout", type=LAYOUT, help="Of a layer's Y, where it is not that of X.")
     @wraps(function)
     def taking(

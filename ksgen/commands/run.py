@@ -36,7 +36,7 @@ from ksgen.words import counted
 @click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
 @click.option(
-    "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: of slices, whose rows lie apart."
+    "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: arrays may be slices, rows apart."
 )
 @weights_option
 @inputs_option

@@ -21,7 +21,7 @@ from ksgen.commands.common import (
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, takes_layers
-from ksgen.errors import PatternError
+from ksgen.errors import PatternError, SpecError
 from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, LayerOptions
@@ -67,6 +67,8 @@ def command(
     if spec:
         from ksgen.spec import load
 
+        if layer.is_asked_for:
+            raise SpecError("--beside, --between and --out-layout go with patterns; accepted with --spec: what it says of its layers")
         loaded = load(find_spec(spec))
         patterns = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels))
         named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)

@@ -163,7 +163,7 @@ def _of_layer(
     """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
     from ksgen.families.chains import factor_kernels
 
-    accepted = "--chain: accepted: the patterns of a layer's factors, two or more, without --spec and --job gradient"
+    accepted = "--chain, --beside, --between, --out-layout: accepted: a layer's patterns, two or more, without --spec and --job gradient"
     if spec or job == "gradient" or not layer.patterns:
         raise KsgenError(accepted)
     if (whole := layer.launch(precision or "float32", layout or "bsf", Epilogue(), weights or SAME, inputs or SAME)) is None:

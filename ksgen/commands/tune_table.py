@@ -90,12 +90,8 @@ def _caption(running: Sequence["Progress"]) -> str:
 
 
 def name_of(job: "Job") -> str:
-    """`1,192,48,2 float32 bsf`, of a layer `6,64,64,1 then 1,768,192,2 ...`, of a group `..., beside ...`; with the epilogue or another
-    job, and the batch where the kernel serves no other."""
-    kernel = job.kernel
-    special = () if kernel.batch is None else (f"batch {kernel.batch}",)
-    chains = ", beside ".join(map(str, kernel.chains))
-    return " ".join((chains, kernel.precision, *kernel.stored, kernel.layout_word, *kernel.words, *special))
+    """The kernel, and the batch where it serves no other."""
+    return job.kernel.told_short + ("" if job.kernel.batch is None else f" batch {job.kernel.batch}")
 
 
 def clock(seconds: float | None) -> str:

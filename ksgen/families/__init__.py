@@ -51,17 +51,20 @@ def family_named(name: str) -> Family[Any]:
     return FAMILIES[name]
 
 
-def families_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
-    """Those that serve the kernel on such a device and take the batch, of arrays that begin at multiples of 16 bytes or do not."""
+def families_for(
+    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_few: bool = True
+) -> Iterator[Family[Any]]:
+    """Those that serve the kernel on such a device and take the batch, of arrays that begin at multiples of 16 bytes or do not; with those
+    for few batch entries, or without."""
     for family in FAMILIES.values():
-        if family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned)):
+        if (with_few or not family.for_few) and family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned)):
             yield family
 
 
 def meant_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True) -> Iterator[Family[Any]]:
     """The same, without those that are for fewer batch entries."""
     is_few = batch_like(kernel, batch) <= FEW[-1]
-    return (each for each in families_for(kernel, limits, batch, aligned) if is_few or not each.for_few)
+    return families_for(kernel, limits, batch, aligned, with_few=is_few)
 
 
 def family_for(kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, unmeasured: bool = False) -> Family[Any]:

@@ -151,8 +151,8 @@ def check_stored(caller: object, weights: Weights, precision: str) -> None:
 
 def stored_alike(weights: Iterable[Any]) -> str | None:
     """How all these weights are stored, packed ones and arrays; None where they are stored in several ways."""
-    found = {each.stored if isinstance(each, Weights) else SAME for each in weights}
-    return found.pop() if len(found) == 1 else None
+    found = {(each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME) for each in weights}
+    return found.pop()[0] if len(found) == 1 else None
 
 
 def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:

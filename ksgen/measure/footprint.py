@@ -38,11 +38,12 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))
     of_part = 16 if kernel.epilogue.activation == "none" else 80  # bytes an element: erfc makes Python's numbers of them
     of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
-    of_rounding = 48 * weights if kernel.is_quantized else 0  # float64 numbers on their way to values of eight bits
+    of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers on their way to eight bits
+    of_inputs = 37 * inputs * kernel.has_bytes_in  # the same of x
     if kernel.is_strided:  # the rows of slices lie apart
         rows = {"bsf": batch, "bsl": 0}
         given += GAP * sum(rows[layout_of(kernel, array)] or count for array, count in features_of(kernel).items())
-    reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared)
+    reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared, of_inputs)
     device = 0
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)

@@ -58,13 +58,12 @@ class Problem:
     before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
     quantized: tuple[Quantized, ...] = ()  # what all these weights are in eight bits, where they are stored so: exactly
     others: "tuple[Problem, ...]" = ()  # of a group's chains beside the first one, whose problem this is: on the same X
+    inputs: QuantizedInputs | None = None  # what x is in eight bits, where it is stored so: exactly
 
     @property
     def each(self) -> "tuple[Problem, ...]":
         """That of each chain: one, but for a group."""
         return self, *self.others
-
-    inputs: QuantizedInputs | None = None  # what x is in eight bits, where it is stored so: exactly
 
     @property
     def given(self) -> "tuple[Array, ...]":
@@ -207,7 +206,8 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
 
     first = kernel.layout == "bsf"
     weights, before, quantized = uniform(pattern), tuple(map(uniform, kernel.before)), tuple[Quantized, ...]()
-    x, given = normal(batch, inputs) if first else normal(inputs, batch), None
+    given = None
+    x = (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x
     if kernel.has_bytes_in:
         given = quantize_inputs(x, kernel.inputs)
         x = reference.dequantized(given.values, np.float32(given.scale))

@@ -176,8 +176,13 @@ class KernelSpec:
 
     @property
     def layout_word(self) -> str:
-        """`bsf`, or `bsf_to_bsl`."""
-        return f"{self.layout}_to_{self.out_layout}" if self.out_layout else self.layout
+        return layout_word(self.layout, self.out_layout)
+
+    @property
+    def told_short(self) -> str:
+        """`1,192,48,2 float32 bsf`, of a layer `6,64,64,1 then 1,768,192,2 ...`, of a group `..., beside ...`; with the epilogue or another
+        job, but without a batch."""
+        return " ".join((", beside ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words))
 
     @property
     def is_strided(self) -> bool:
@@ -297,7 +302,11 @@ def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bo
     return sum(map(len, chains)) > 1 or out_layout not in (None, layout)
 
 
+def layout_word(layout: str, out_layout: str | None) -> str:
+    """`bsf`, or `bsf_to_bsl`."""
+    return layout if out_layout in (None, layout) else f"{layout}_to_{out_layout}"
+
+
 def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:
-    """What a launcher asks for where it takes one launch of all: a group's outputs lie beside each other in one array, so that they are
-    slices."""
+    """One launch of all, as launchers mostly ask for it: a group's outputs lie beside each other in one array, so that they are slices."""
     return chain_kernel(chains, precision, layout, epilogue, "any" if len(chains) > 1 else "dense", **options)

@@ -186,9 +186,11 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
     *before, last = chain
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
+        own = replace(own, inputs=(SAME,)) if number else own  # which only the first factor meets in eight bits
         turned = of_layer.out_layout if number >= chain.turn else None
         yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
-    yield Request(place, last, replace(options, layout=(of_layer.out_layout,)) if of_layer.out_layout else options)
+    own = replace(options, inputs=(SAME,)) if before else options
+    yield Request(place, last, replace(own, layout=(of_layer.out_layout,)) if of_layer.out_layout else own)
 
 
 def _launches(place: Place, chains: tuple[Chain, ...], options: Options, of_layer: LayerOptions) -> tuple[KernelSpec, ...]:
@@ -196,7 +198,7 @@ def _launches(place: Place, chains: tuple[Chain, ...], options: Options, of_laye
     found: list[KernelSpec] = []
     with _blaming(place):
         for last in options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
-            if is_layer(chains, last.layout, of_layer.out_layout):
+            if is_layer(chains, last.layout, of_layer.out_layout) and not last.has_bytes_in:
                 own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout, "weights": last.weights}
                 whole = chain_kernel(chains, last.precision, last.layout, last.epilogue, last.stride, **own)
                 found.append(replace(whole, batch=last.batch))

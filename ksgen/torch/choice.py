@@ -197,13 +197,8 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
     return by_heuristic(kernel)
 
 
-def layout_word(layout: str, out_layout: str | None) -> str:
-    """Of a layer's job: `bsf`, or `bsf_to_bsl`."""
-    return layout if out_layout in (None, layout) else f"{layout}_to_{out_layout}"
-
-
 def is_one_launch(
-    own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int,
+    own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
     out_layout: str | None = None, weights: str = SAME,
 ) -> Verdict:  # fmt: skip
     """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""

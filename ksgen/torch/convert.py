@@ -90,6 +90,8 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
     for name, chains in ({name: (chain,) for name, chain in spec.layers.items()} | dict(spec.groups)).items():
         if len({chain.factors for chain in chains}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
+        if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
+            raise SpecError(f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x")
         found[name] = Beside(chains[0], len(chains), spec.options_of(name).told)
     return found
 

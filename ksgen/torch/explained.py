@@ -4,9 +4,10 @@ from typing import Any
 
 from ksgen.launch.fused import Verdict
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import layout_word
 from ksgen.torch.backends import explain
 from ksgen.torch.checks import dtype_name
-from ksgen.torch.choice import chain_launcher, is_one_launch, layout_word, told_of
+from ksgen.torch.choice import chain_launcher, is_one_launch, told_of
 from ksgen.torch.intermediates import told_of_intermediates
 from ksgen.torch.prepared import BACKENDS
 from ksgen.torch.splits import explain as explain_splits
@@ -28,7 +29,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
             own = chain_launcher(patterns, layer.between, layer.fuse)
-            found = is_one_launch(own, first.device, kind, layer.layout, last, batch, layer.out_layout)
+            found = is_one_launch(own, first.device, kind, layer.layout, last, batch, out_layout=layer.out_layout)
         lines.insert(0, f"{'one launch' if found.is_one else 'a launch for each factor'}: {found.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += told_of(

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Epilogue
+from ksgen.spec.kernel import layout_word
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
@@ -33,7 +34,6 @@ from ksgen.torch.choice import (
     is_one_launch,
     job_of,
     launcher,
-    layout_word,
     never_one_launch,
     serve,
     size_of,
@@ -135,7 +135,7 @@ def multiply_chain(
         return in_one_launch()
     if x.device.type == "cuda":
         epilogue = Epilogue(bias is not None, activation, residual is not None)
-        if is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout).is_one:
+        if is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one:
             try:
                 return in_one_launch()
             except ToolchainError as error:

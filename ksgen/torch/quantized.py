@@ -49,6 +49,7 @@ class QuantizedKSLinear(Folding, nn.Module):
     """
 
     bias: nn.Parameter | None
+    _x_scale: float | None = None  # of what was saved before x could be in eight bits
 
     def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
         super().__init__()
@@ -172,7 +173,7 @@ class QuantizedKSLinear(Folding, nn.Module):
         how = STORAGES[self.storage]
         with torch.no_grad():
             wide = x.float() / self._x_scale
-            self.get_buffer("x_saturated").add_((wide.abs() > how.largest * ROUNDED).sum())
+            self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which whole numbers cannot hold
             kept = wide.clamp(-how.largest, how.largest)
             return (kept.round() if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
@@ -203,7 +204,8 @@ class QuantizedKSLinear(Folding, nn.Module):
         """All factors in one launch where that pays; one by one, and so from then on, where its kernel cannot be built."""
         epilogue = Epilogue(options["bias"] is not None, self.activation, options["residual"] is not None)
         batch = x.shape[0 if self.layout == "bsf" else 1]
-        if self._x_scale is None and is_one_launch(own, x.device, options["precision"], self.layout, epilogue, batch, self.storage).is_one:
+        one = {"precision": options["precision"], "layout": self.layout, "epilogue": epilogue, "batch": batch, "weights": self.storage}
+        if self._x_scale is None and is_one_launch(own, x.device, **one).is_one:
             try:
                 whole: Tensor = own(x, parts, **options)
                 return whole
@@ -465,6 +467,8 @@ def quantized(
         raise LaunchError(f"{layer._name()}: x_too={excerpt(x_too)}; accepted: True or False")
     if x_too and x is None:
         raise LaunchError(f"{layer._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is found")
+    if x_too and layer.fuse == "yes":
+        raise LaunchError(f"{layer._name()}: x_too=True with fuse='yes'; accepted: fuse='auto' or 'no', as each factor has a launch then")
     if layer.split is not None:
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):

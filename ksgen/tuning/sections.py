@@ -35,14 +35,8 @@ class Section:
 
     @property
     def title(self) -> str:
-        words = (
-            self.kernel.precision,
-            *self.kernel.stored,
-            self.kernel.layout,
-            *self.kernel.words,
-        )
         only = " only" if self.kernel.batch else ""
-        return f"{self.kernel.factors} {' '.join(words)}, batch {self.batch}{only}"
+        return f"{self.kernel.told_short}, batch {self.batch}{only}"
 
     @property
     def summary(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(not has_opencl(), reason="no OpenCL on the proce
         (KernelSpec(Pattern(1, 64, 64, 1)), 2**15),
         (KernelSpec(Pattern(1, 1024, 1024, 1)), 16),
         (KernelSpec(Pattern(1, 64, 64, 1), "float16", "bsl", Epilogue(True, "gelu", True)), 2**14),
+        (KernelSpec(Pattern(1, 64, 64, 1), "bfloat16", weights="e4m3", inputs="e4m3"), 2**15),
         (KernelSpec(Pattern(1, 64, 64, 1), job="gradient"), 2**15),
         (KernelSpec(Pattern(1, 1024, 1024, 1), "float64", job="gradient"), 16),
     ],

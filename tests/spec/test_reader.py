@@ -197,6 +197,17 @@ def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
     }
 
 
+def test_only_a_layers_first_factor_meets_x_in_eight_bits() -> None:
+    text = """
+        defaults: {precision: bfloat16, weights: e4m3, inputs: [e4m3]}
+        layers: {up: {chain: [[1,6,4,2], [1,5,12,1], [1,3,5,1]]}, alone: [[2,3,4,1]]}
+        """
+    assert names(text) == [
+        "1x6x4x2_bfloat16_e4m3_inputs_bsf", "1x5x12x1_bfloat16_e4m3_bsf", "1x3x5x1_bfloat16_e4m3_bsf", "2x3x4x1_bfloat16_e4m3_inputs_bsf",
+    ]  # fmt: skip
+    assert set(parse(text).launches.values()) == {()}  # no launch of all factors takes it
+
+
 def test_gradients_add_what_training_needs_once() -> None:
     text = """
         defaults: {layout: bsl, gradients: true}

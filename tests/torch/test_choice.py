@@ -102,6 +102,10 @@ def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.M
     found = choice.is_one_launch(*job)
     assert (found.is_one, found.why) == (False, "one for all cannot be had: no compiler")
     monkeypatch.setattr(choice, "_not_one", {})
+    asked: list[Any] = []
+    noting: Any = type("Own", (), {"verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")})()
+    assert choice.is_one_launch(noting, *job[1:], weights="int8").is_one
+    assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8"})]
 
     def gone(place: Any) -> None:
         raise DeviceError("gone")

@@ -177,6 +177,9 @@ def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
     assert {(part.between, part.fuse) for block in model["blocks"] for part in block.qkv} == {("relu", "no")}
     convert(turned := blocks(), parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"), from_weights=False)
     assert {each.out_layout for each in turned.modules() if isinstance(each, KSLinear)} == {"bsl"}
+    back = parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, layout: bsl, out_layout: bsf}}}}")
+    with pytest.raises(SpecError, match="layer down: layout=bsl with out_layout; accepted: layout=bsf"):
+        convert(blocks(), back, from_weights=False)
 
 
 def test_a_specs_group_is_chains_side_by_side() -> None:

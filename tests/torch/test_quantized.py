@@ -311,7 +311,10 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     assert made.saturated_inputs == 0
     with torch.no_grad():
         made.float()(2 * x)
-    assert made.saturated_inputs > 0
+    assert (counted := made.saturated_inputs) > 0
+    with torch.no_grad():
+        made(torch.full_like(x, torch.nan))  # which whole numbers cannot hold
+    assert made.saturated_inputs == counted + x.numel()
     assert f"{made.saturated_inputs} of its elements saturated so far" in made.explain(4)
     assert f"x in {storage} times" in repr(made)
     again = layer.quantize(storage, x=3 * x, x_too=True)
@@ -341,6 +344,8 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
     layer, x = KSLinear(CHAIN), torch.randn(4, 48)
     with pytest.raises(LaunchError, match="x_too=True without x; accepted: x as the layer meets it"):
         layer.quantize("int8", x_too=True)
+    with pytest.raises(LaunchError, match="x_too=True with fuse='yes'; accepted: fuse='auto' or 'no'"):
+        KSLinear(CHAIN, fuse="yes").quantize("int8", x=x, x_too=True)
     with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
         layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
     made = layer.quantize("int8", x=x, x_too=True)
@@ -368,7 +373,7 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
     def unbuilt() -> Tensor:
         raise ToolchainError("no compiler")
 
-    def expected(own: Any, device: Any, *job: Any) -> Verdict:
+    def expected(own: Any, device: Any, **job: Any) -> Verdict:
         asked.append(job)
         return Verdict(not told, "this test")
 
@@ -378,4 +383,4 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
     for _ in range(2):
         torch.testing.assert_close(made._on_gpu(whole, x, made._quantized(), options), wanted)
     assert told == [(whole, "no compiler")]
-    assert asked == [("float32", "bsf", Epilogue(), 4, "int8")] * 2
+    assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8"}] * 2

@@ -223,5 +223,5 @@ class Shape(TensorTile):
 
     @property
     def residual_registers(self) -> int:
-        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.vector)
+        runs = 2 * self.column_tiles // (1 if self.is_bsf else self.y_vector)
         return runs * divide_up(self.y_vector * self.kernel.item_bytes, 4) if self.kernel.epilogue.residual else 0
