@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
 
-from ksgen.errors import KsgenError  # noqa: E402
+from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
 from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
