@@ -161,7 +161,11 @@ class Chain:
     def turn(self) -> int:
         """Where X has another layout than Y: the factor that reads X's and writes Y's, which is the one with the fewest inputs of all but
         the first. What lies before it has X's layout, what lies behind it Y's."""
-        return min(range(1, len(self.factors)), key=lambda number: self.factors[number].in_features, default=0)
+        found = 0
+        for number in range(1, len(self.factors)):  # compilers of PyTorch's follow no `min` with a key
+            if not found or self.factors[number].in_features < self.factors[found].in_features:
+                found = number
+        return found
 
     @property
     def transpose(self) -> "Chain":

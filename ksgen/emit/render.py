@@ -277,8 +277,8 @@ def _launcher_classes(spec: Spec) -> list[str]:
 
 
 def _layer(chain: Chain, options: LayerOptions) -> str:
-    told = {"between": options.between if len(chain) > 1 else "none", "fuse": options.fuse}
-    more = "".join(f', {name}="{value}"' for name, value in told.items() if value != getattr(LayerOptions(), name))
+    told = {name: value for name, value in options.told.items() if name != "between" or len(chain) > 1}
+    more = "".join(f', {name}="{value}"' for name, value in told.items())
     return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{more})"
 
 

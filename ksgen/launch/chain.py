@@ -23,7 +23,7 @@ from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
-from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.kernel import FUSES, chain_kernel, checked_batch, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
@@ -33,11 +33,11 @@ from ksgen.words import counted
 class ChainLauncher:
     """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
     factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which is an error where it cannot be had,
-    and "no" for a launch of each factor."""
+    and "no" for a launch of each factor. `out_layout`: of y where a call does not say it; None: that of x."""
 
     parts = "factor"  # that a launch serves, where one for all cannot be had
 
-    def __init__(self, *factors: Launcher, between: str = "none", fuse: str = "auto") -> None:
+    def __init__(self, *factors: Launcher, between: str = "none", fuse: str = "auto", out_layout: str | None = None) -> None:
         if not factors or not all(isinstance(factor, Launcher) for factor in factors):
             raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
         self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
@@ -46,14 +46,16 @@ class ChainLauncher:
             raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
         if not is_word(fuse, FUSES):
             raise LaunchError(f"{self.chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
-        self.factors, self.between, self.fuse = factors, between, fuse
+        if out_layout is not None and not is_word(out_layout, LAYOUTS):
+            raise LaunchError(f"{self.chain}: out_layout={excerpt(out_layout)}; accepted: {', '.join(LAYOUTS)}")
+        self.factors, self.between, self.fuse, self.out_layout = factors, between, fuse, out_layout
 
     @property
     def title(self) -> str:
         return str(self.chain)
 
     def __repr__(self) -> str:
-        options = (("between", self.between, "none"), ("fuse", self.fuse, "auto"))
+        options = (("between", self.between, "none"), ("fuse", self.fuse, "auto"), ("out_layout", self.out_layout, None))
         more = "".join(f", {name}={value!r}" for name, value, usual in options if value != usual)
         return f"ChainLauncher({', '.join(map(repr, self.factors))}{more})"
 
@@ -74,6 +76,7 @@ class ChainLauncher:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor. `out_layout`: of y and
         the residual, where it is not that of x."""
         options = CallOptions(layout, activation, stream, precision)
+        out_layout = out_layout or self.out_layout
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
         own = self.weights_of_each(weights)
         if inputs_of(own) != SAME:  # what lies between factors is of one type, as y is
@@ -99,7 +102,7 @@ class ChainLauncher:
         `last_only`: bias, residual and out, where there are any.
         """
         own = self.weights_of_each(weights)
-        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision), out_layout)
+        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision), out_layout or self.out_layout)
         if call:
             given = (x, *own, *last_only.values(), call.out)
             call.keep += tuple(storage_of(view(each)) for each in given if each is not None and not isinstance(each, Weights))
@@ -148,6 +151,7 @@ class ChainLauncher:
         out_layout: str | None = None, weights: str = SAME,
     ) -> str:  # fmt: skip
         """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
+        out_layout = out_layout or self.out_layout
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
         found = self.verdict(where, precision, layout, last, batch, out_layout, weights)
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"

@@ -40,6 +40,8 @@ class GroupLauncher:
         if not layers or len(self.layers) < len(layers):
             raise LaunchError(f"layers={excerpt(layers)}; accepted: ChainLaunchers or Launchers, one an argument")
         self.chains = tuple(layer.chain for layer in self.layers)
+        if turned := [layer for layer in self.layers if layer.out_layout]:
+            raise LaunchError(f"{turned[0]!r} of a group; accepted: layers without out_layout")
         if len({chain.in_features for chain in self.chains}) > 1:
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in self.chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")

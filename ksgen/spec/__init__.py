@@ -1,6 +1,6 @@
 """What to generate: a YAML spec, and the kernels and layers that it stands for.
 
-    defaults:                            # any of the nine options; these are the values without one
+    defaults:                            # any of the ten options; these are the values without one
       precision: float32  # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to

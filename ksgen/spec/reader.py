@@ -167,7 +167,11 @@ def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...],
         raise node.pairs["between"].place.error(f"got {options.between} where there is one factor; accepted: none")
     if options.out_layout and what == "group":
         raise node.pairs["out_layout"].place.error(f"got {options.out_layout} of a group; accepted: of a chain")
-    return chains, _options(node, defaults), options
+    own = _options(node, defaults)
+    if any(each != SAME for each in own.inputs) and (what == "group" or (options.fuse == "yes" and len(chains[0]) > 1)):
+        refused = "a group" if what == "group" else "a layer in one launch, as fuse: yes says"
+        raise node.place.error(f"inputs in eight bits of {refused}; accepted: of a chain with a launch for each factor")
+    return chains, own, options
 
 
 def _group(name: str, node: Node) -> tuple[Chain, ...]:

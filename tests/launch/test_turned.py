@@ -13,6 +13,7 @@ from ksgen.launch import turned as module
 from ksgen.launch.arrays import ArrayView, view
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.turned import check_turns, turned
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
 
 
@@ -71,3 +72,18 @@ def test_who_cannot_be_turned() -> None:
         LaunchError, match="'a layer': factors are launched one by one here, and nothing turns a FakeArray from one layout into"
     ):
         check_turns("a layer", found)
+
+
+def test_a_layer_turns_by_itself_or_at_a_call() -> None:
+    layers = Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)
+    x, weights = np.random.default_rng(0).standard_normal((7, 30)), [np.ones(each.pattern.shape) for each in layers]
+    always = ChainLauncher(*layers, out_layout="bsl")
+    wanted = ChainLauncher(*layers)(x, weights, out_layout="bsl")
+    assert wanted.shape == (12, 7)
+    np.testing.assert_array_equal(always(x, weights), wanted)
+    np.testing.assert_array_equal(always(x, weights, out_layout="bsf"), ChainLauncher(*layers)(x, weights))
+    assert repr(always).endswith(", out_layout='bsl')")
+    with pytest.raises(LaunchError, match="out_layout='rows'; accepted: bsf, bsl"):
+        ChainLauncher(*layers, out_layout="rows")
+    with pytest.raises(LaunchError, match=r"out_layout='bsl'\) of a group; accepted: layers without out_layout"):
+        GroupLauncher(always)

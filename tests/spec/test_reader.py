@@ -420,6 +420,14 @@ WRONG = [
         "layers:\n  q-k: [[1,2,3,4]]",
         "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
     ),
+    (
+        "layers:\n  q: {group: [[[1,2,3,4]]], weights: int8, inputs: int8}",
+        "2: layers.q: inputs in eight bits of a group; accepted: of a chain with a launch for each factor",
+    ),
+    (
+        "layers:\n  q: {chain: [[1,2,3,4], [1,3,8,1]], weights: int8, inputs: int8, fuse: yes}",
+        "2: layers.q: inputs in eight bits of a layer in one launch, as fuse: yes says; accepted: of a chain",
+    ),
     ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
     (
         "layers:\n  q: {group: [[[1,2,3,4]]], chain: [[1,2,3,4]]}",

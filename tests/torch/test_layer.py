@@ -395,6 +395,13 @@ def test_every_dense_backend_compiles(backend: str) -> None:
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
+@pytest.mark.parametrize("chain", [[(2, 9, 5, 3)], [(2, 9, 5, 3), (1, 4, 18, 3)]])
+def test_y_in_another_layout_compiles(chain: list[tuple[int, int, int, int]]) -> None:
+    layer, x = KSLinear(chain, out_layout="bsl"), torch.randn(4, 30)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exported_for_any_batch(layout: str) -> None:
     layer = make(layout=layout, activation="gelu")
