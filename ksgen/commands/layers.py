@@ -45,7 +45,7 @@ class Layer:
         """One, or those of a group; `PatternError` on patterns that do not fit each other."""
         return Chain(self.patterns), *self.beside
 
-    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str) -> KernelSpec | None:
+    def launch(self, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str = SAME) -> KernelSpec | None:
         """All of it in one launch; None of a single product."""
         if self.between != "none" and all(len(chain) < 2 for chain in self.chains):
             raise SpecError(f"--between {self.between} where there is one factor; accepted: a layer's patterns, two or more")

@@ -59,16 +59,19 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
     found.append(("batch", replace(KERNEL, batch=7), CONSTANTS))
     found.append(("stride", replace(KERNEL, stride="any"), CONSTANTS))
     found += [(f"weights {each}", replace(KERNEL, weights=each), CONSTANTS) for each in STORAGES]
+    in_registers = replace(CONSTANTS, copy="registers", stages=2)
+    found += [(f"inputs {each}", replace(KERNEL, weights=each, inputs=each), in_registers) for each in STORAGES]
     other = SimtConstants(128, 64, 16, 4, 4, 4, 4, 2, "registers")
     for name in (field.name for field in fields(SimtConstants) if field.name not in ("copy", "tile_d")):
         found.append((name, KERNEL, replace(CONSTANTS, **{name: getattr(other, name)})))
-    found.append(("copy", KERNEL, replace(CONSTANTS, copy="registers", stages=2)))
+    found.append(("copy", KERNEL, in_registers))
     found.append(("job", replace(KERNEL, job="gradient"), None))
     return found
 
 
 def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None:
-    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout", "weights"}
+    known = {"pattern", "precision", "layout", "epilogue", "batch", "job", "before", "stride", "beside", "between", "out_layout"}
+    known |= {"weights", "inputs"}
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}
     for name, kernel, constants in variants():

@@ -14,7 +14,7 @@ from ksgen.families import FAMILIES, check, cuda_limits, family_for
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec, stratified
+from ksgen.spec import Epilogue, KernelSpec, parse, stratified
 from ksgen.wisdom.store import Wisdom
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, job_of, source_of
@@ -198,8 +198,9 @@ def test_batches_of_a_class_share_their_constants(family: str, precision: str) -
 
 
 def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
-    kernel, target = KernelSpec(Pattern(1, 768, 192, 2), "float16"), "sm_80"
-    built = {source.constants for source in _sources([kernel], cuda_limits(target), "cuda", Wisdom())}
+    spec, target = parse("kernels: [{pattern: [1,768,192,2], precision: float16}]"), "sm_80"
+    (kernel,) = spec.kernels
+    built = {source.constants for source in _sources(spec, cuda_limits(target), "cuda", Wisdom())}
     chosen = {batch: family_for(kernel, cuda_limits(target), batch) for batch in (1, 2, 3, 7, 16, 31, 196, 2000, 25088)}
     assert [family.name for family in chosen.values()] == ["few"] * 5 + ["mma"] * 4
     assert built == {family.default(kernel, cuda_limits(target), batch) for batch, family in chosen.items()}

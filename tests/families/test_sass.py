@@ -85,6 +85,12 @@ ROWS += [
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
+# two factors for few entries: the same of each
+ROWS += [
+    Row("few_chain", precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": 6, "STG": 1}, ("FFMA", least), batch=8)
+    for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
+    for layout in ("bsf", "bsl")
+]
 # warpgroups: X as boxes, W in bulk, registers handed over; X by one 16-byte read or none for an instruction or more; Y in
 # 16-byte chunks straight from registers, or as boxes
 HOPPER = {"UTMALDG": 1, "UBLKCP": 1, "USETMAXREG": 2}

@@ -17,7 +17,7 @@ from ksgen.spec.kernel import CHAIN
 
 HOPPER = cuda_limits("sm_90a")
 PROCESSOR = Limits(32 * 1024, 1024, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, tiles=("bf16", "f16"), multiprocessors=4)
-PATTERN, BEFORE = Pattern(2, 64, 48, 4), (Pattern(1, 32, 16, 12),)
+PATTERN, BEFORE = Pattern(2, 64, 48, 4), (Pattern(4, 24, 16, 4),)
 SPELLED = {"dy": "grad_y", "dw": "grad", "parts": "workspace"}  # operands whose names texts shorten
 BATCH = 64
 

@@ -39,5 +39,5 @@ def test_a_line_of_the_batch_by_tiles() -> None:
 
 def test_an_array_is_all_of_them() -> None:
     bsf, bsl = (kernel_of((3, 48, 64, 4), "float16", layout) for layout in ("bsf", "bsl"))
-    assert array_bytes(bsf, 64, 64, 4, 100, 32) == 3 * 100 * entry_bytes(64, 4, 64, 4, 2)
-    assert array_bytes(bsl, 64, 64, 1, 256, 64) == 3 * 64 * 4 * 256 * 2
+    assert array_bytes(bsf, 64, 64, 4, 100, 32, 2) == 3 * 100 * entry_bytes(64, 4, 64, 4, 2)
+    assert array_bytes(bsl, 64, 64, 1, 256, 64, 2) == 3 * 64 * 4 * 256 * 2
