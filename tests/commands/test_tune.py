@@ -235,7 +235,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
         (
             ("1,2,3,1", "--chain"),
             KsgenError,
-            "--chain, --beside, --between, --out-layout: accepted: the patterns of a layer's factors, two or more",
+            "--chain, --beside, --between, --out-layout: accepted: a layer's patterns, two or more",
         ),
         (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain, --beside, --between, --out-layout: accepted: "),
         (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain, --beside, --between, --out-layout: accepted: "),

@@ -241,7 +241,8 @@ class Shape(Moved, Tiled):
         held = 0
         if constants.copy == "registers":
             plan = self.x_plan
-            held = plan.line_rounds * plan.run_rounds * plan.vector * self.kernel.x_item_bytes // 4 + self.w_rounds * 4
+            elements = plan.line_rounds * plan.run_rounds * plan.vector
+            held = (elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4) + self.w_rounds * 4  # bytes: one each
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72  # the transposing copy takes more
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return words * (sums + sets * (constants.thread_batch + constants.thread_out)) + held + addresses + (16 if words > 1 else 0)
