@@ -60,7 +60,7 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
         best = min((min(each) for each in times.values() if each), default=inf)
         if turn == FIRST:
             repeats = max(1, int(TURN_US / best))
-        for name in order:
+        for name in order[::-1] if turn % 2 else order:  # nor always after the same one
             if turn >= FIRST and min(times[name]) > HOPELESS * best:
                 continue
             rest()
