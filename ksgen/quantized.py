@@ -128,10 +128,7 @@ def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturat
     if type(saturate) is not bool:
         raise LaunchError(f"saturate={excerpt(saturate)}; accepted: True or False")
     wide, how = _as_array(x), STORAGES[storage]
-    if count := int(np.count_nonzero(~np.isfinite(wide))):
-        raise LaunchError(
-            f"{count} of {counted(wide.size, 'element')} of x not finite; accepted: finite ones, which eight bits can stand for"
-        )
+    _check_finite(wide, f"{counted(wide.size, 'element')} of x")
     largest = float(np.abs(wide).max(initial=0.0))
     chosen = max(largest / how.largest, float(np.finfo(np.float32).tiny)) if largest else 1.0
     if scale is None and chosen > LARGEST:
@@ -270,13 +267,17 @@ def _checked_weights(weights: Any) -> Array:
     wide = _as_array(weights)
     if wide.ndim != 4:
         raise LaunchError(f"got weights of shape {wide.shape}; accepted: (a, b, c, d)")
-    if count := int(np.count_nonzero(~np.isfinite(wide))):
-        raise LaunchError(f"{count} of {counted(wide.size, 'weight')} not finite; accepted: finite ones, which eight bits can stand for")
+    _check_finite(wide, counted(wide.size, "weight"))
     if count := int(np.count_nonzero(np.abs(wide) > LARGEST)):
         raise LaunchError(
             f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, float32's largest, as scales are; accepted: smaller ones"
         )
     return wide
+
+
+def _check_finite(wide: Array, told: str) -> None:
+    if count := int(np.count_nonzero(~np.isfinite(wide))):
+        raise LaunchError(f"{count} of {told} not finite; accepted: finite ones, which eight bits can stand for")
 
 
 def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:

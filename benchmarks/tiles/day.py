@@ -163,21 +163,8 @@ def main(output: Path, subset: int, patterns: str | None, batch: int, most_secon
         for way in ("vectors", "tiles"):
             path = output / f"{model}-{way}.json"
             if not path.exists():
-                run(
-                    played,
-                    way == "tiles",
-                    "bench",
-                    "model",
-                    model,
-                    "--device",
-                    "cpu",
-                    "--precision",
-                    "bfloat16",
-                    "--backend",
-                    OURS,
-                    "-o",
-                    str(path),
-                )
+                how = ("--device", "cpu", "--precision", "bfloat16", "--backend", OURS)
+                run(played, way == "tiles", "bench", "model", model, *how, "-o", str(path))
     found = table(output, played)
     (output / "wanted.md").write_text(found, encoding="utf-8")
     click.echo(found)

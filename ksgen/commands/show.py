@@ -24,8 +24,7 @@ from ksgen.commands.layers import Layer, takes_layers
 from ksgen.errors import PatternError, SpecError
 from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import Epilogue, KernelSpec, LayerOptions
-from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.spec import Epilogue, KernelSpec
 
 if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
@@ -72,14 +71,16 @@ def command(
         loaded = load(find_spec(spec))
         patterns = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels))
         named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)
-        layers = {name: _Layer(chains, loaded.options_of(name)) for name, chains in named.items()}
+        for name, chains in named.items():
+            own = loaded.options_of(name)
+            whole = Layer(chains[0].factors, chains[1:], own.between, own.out_layout).launch(precision, layout, Epilogue(), weights)
+            layers[name] = _Layer(chains, whole, own.fuse)
     elif len(patterns) > 1 or layer.is_asked_for:
-        layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
-        name = "group" if layer.beside else "chain"
-        layers = {name: _Layer(layer.chains, LayerOptions(layer.between, layer.out_layout))}
+        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
+        layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
         patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
     described = [_describe(KernelSpec(pattern, precision, layout, weights=weights, inputs=inputs), batch, device) for pattern in patterns]
-    of_layers = {name: _describe_layer(each, (precision, layout, weights), batch, device) for name, each in layers.items()}
+    of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)
     if as_json:
@@ -160,33 +161,28 @@ def _describe_chain(chain: Chain) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Layer:
     chains: tuple[Chain, ...]
-    options: LayerOptions
+    whole: KernelSpec | None  # in one launch; None of a single product
+    fuse: str = "auto"
 
 
-def _describe_layer(layer: _Layer, numbers: tuple[str, str, str], batch: int, device: str | None) -> dict[str, Any]:
-    """Its sizes; those of each chain of a group; and how it is launched, in such a precision and layout and with such weights."""
+def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, Any]:
+    """Its sizes; those of each chain of a group; and how it is launched."""
     each = [_describe_chain(chain) for chain in layer.chains]
     sizes = each[0] if len(each) == 1 else {"chains": each}
-    precision, layout, weights = numbers
-    options = layer.options
-    if not is_layer(layer.chains, layout, options.out_layout):
-        return sizes
-    more: dict[str, Any] = {"between": options.between, "out_layout": options.out_layout, "weights": weights}
-    kernel = layer_launch(layer.chains, precision, layout, Epilogue(), **more)
-    return sizes | {"launch": _describe_launch(kernel, options.fuse, batch, device)}
+    return sizes if layer.whole is None else sizes | {"launch": _describe_launch(layer.whole, layer.fuse, batch, device)}
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
     """Which family serves it in one launch on devices of each kind, where that is expected to be faster; not told of processors below the
     batch from which they take one. Of a device that is named: whether it is one launch there, by its wisdom, and why."""
     from ksgen.families import family_for
-    from ksgen.launch.fused import LEAST_ENTRIES, verdict, verdict_for
+    from ksgen.launch.fused import least_entries, verdict, verdict_for
 
     kinds = {name: (limits, "cuda") for name, limits in _device_limits().items() if name != "opencl"} | {"processor": (_CORES, "processor")}
     by_device = {
         name: family_for(kernel, limits, batch).name if verdict_for(kernel, limits, kind, batch, fuse).is_one else None
         for name, (limits, kind) in kinds.items()
-        if kind == "cuda" or fuse != "auto" or batch >= LEAST_ENTRIES * limits.multiprocessors
+        if kind == "cuda" or fuse != "auto" or batch >= least_entries(limits.multiprocessors)
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:

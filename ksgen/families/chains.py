@@ -67,11 +67,8 @@ def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each chain of a group by itself."""
     found = []
     for *before, last in kernel.chains:
-        alone: dict[str, Any] = (
-            {"before": tuple(before), "job": CHAIN} if before or kernel.out_layout else {"before": (), "job": "multiply"}
-        )
-        between = kernel.between if before else "none"
-        found.append(replace(kernel, pattern=last, beside=(), between=between, **alone))
+        job, between = CHAIN if before or kernel.out_layout else "multiply", kernel.between if before else "none"
+        found.append(replace(kernel, pattern=last, before=tuple(before), beside=(), between=between, job=job))
     return found
 
 
@@ -90,6 +87,19 @@ def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
     return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
 
 
+def factors_hold(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec, Any]]) -> bool:
+    """Whether the constants of each factor by itself are as its rules allow."""
+    return all(first_broken(rules, *own) is None for own in each)
+
+
+def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec, Any]]) -> str:
+    """What they refuse, of the first factor where they do."""
+    for number, own in enumerate(each, 1):
+        if broken := first_broken(rules, *own):
+            return f"of factor {number}, {refusal(rules, broken, *own)}"
+    return ""
+
+
 def rule_of_tiles(rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, Any], list[tuple[KernelSpec, Any]]]) -> Rule[Any]:
     """That a chain's `tiles` has what the rules of each factor allow. `own_of`: each factor by itself, with its constants."""
 
@@ -97,14 +107,11 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, An
         return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
 
     def holds(kernel: KernelSpec, constants: Any) -> bool:
-        return has_all(kernel, constants) and all(rule.holds(*own) for own in own_of(kernel, constants) for rule in rules)
+        return has_all(kernel, constants) and factors_hold(rules, own_of(kernel, constants))
 
     def why(kernel: KernelSpec, constants: Any) -> str:
         if not has_all(kernel, constants):
             return f"{len(listed(constants.tiles))} for {len(places(kernel))} factors"
-        for number, own in enumerate(own_of(kernel, constants), 1):
-            if broken := first_broken(rules, *own):
-                return f"of factor {number}, {refusal(rules, broken, *own)}"
-        return ""
+        return refused_factor(rules, own_of(kernel, constants))
 
     return Rule("tiles holds what each factor's own rules allow", holds, why)

@@ -13,7 +13,7 @@ from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
-from ksgen.launch.fused import Verdict, fused_plan, is_turned, verdict
+from ksgen.launch.fused import Verdict, fused_plan, verdict
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
@@ -24,7 +24,7 @@ from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import FUSES, chain_kernel, checked_batch, is_word
+from ksgen.spec.kernel import FUSES, chain_kernel, checked_batch, is_layer, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -172,7 +172,7 @@ class ChainLauncher:
         weights: str = SAME,
     ) -> Verdict:  # fmt: skip
         """Whether a call is one launch on a device, and why."""
-        if len(self.factors) == 1 and not is_turned(layout, out_layout):
+        if not is_layer((self.chain,), layout, out_layout):
             return Verdict(False, "there is one")
         return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights), batch, self.fuse)
 
@@ -183,7 +183,7 @@ class ChainLauncher:
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
-        if len(self.factors) == 1 and not is_turned(options.layout, out_layout):
+        if not is_layer((self.chain,), options.layout, out_layout):
             return None
         if inputs_of(own) != SAME:
             self._check_asked("x in eight bits is taken by a launch for each factor")

@@ -18,7 +18,7 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, chain_kernel
+from ksgen.spec.kernel import CHAIN, chain_kernel, is_layer
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
@@ -44,19 +44,13 @@ class Verdict:
     why: str
 
 
-def is_turned(layout: str, out_layout: str | None) -> bool:
-    """Whether Y has another layout than X."""
-    return out_layout not in (None, layout)
-
-
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
     stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto", weights: str | None = SAME,
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
     not stored alike. While a graph is recorded on the stream, nothing is built or loaded for it."""
-    is_one_alone = sum(map(len, chains)) < 2 and not is_turned(layout, out_layout)
-    if is_one_alone or weights is None or (fuse == "auto" and _has_few(device, batch)):
+    if not is_layer(chains, layout, out_layout) or weights is None or (fuse == "auto" and _has_few(device, batch)):
         return None
     where: Any = device  # devices are hashed by their identity
     key = (
@@ -87,7 +81,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
     With another word for `fuse`: whether it can be had, or not at all."""
     if fuse == "auto":
         if _has_few(device, batch):
-            least = counted(LEAST_ENTRIES * device.limits.multiprocessors, "entry", "entries")
+            least = counted(least_entries(device.limits.multiprocessors), "entry", "entries")
             return Verdict(False, f"below {least} each factor is shared out by its outputs")
         where: Any = device  # devices are hashed by their identity
         if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
@@ -169,8 +163,13 @@ def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
     return (found.median_us or 0.0) if found and found.batch == at else None
 
 
+def least_entries(cores: int) -> int:
+    """Of the batch, from which a processor with so many cores takes one launch."""
+    return LEAST_ENTRIES * cores
+
+
 def _has_few(device: Device, batch: int) -> bool:
-    return device.shares_host and batch < LEAST_ENTRIES * device.limits.multiprocessors
+    return device.shares_host and batch < least_entries(device.limits.multiprocessors)
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:

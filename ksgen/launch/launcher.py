@@ -25,7 +25,7 @@ from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, pack_
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import checked_batch, is_turned
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 
@@ -107,7 +107,7 @@ class Launcher:
         return call
 
     def _check_layouts(self, layout: str, out_layout: str | None) -> None:
-        if out_layout not in (None, layout):
+        if is_turned(layout, out_layout):
             turns = f"ChainLauncher({self!r}), which gives y in another layout than x"
             raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
 

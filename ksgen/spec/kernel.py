@@ -297,14 +297,19 @@ def chain_kernel(
     )  # fmt: skip
 
 
+def is_turned(layout: str, out_layout: str | None) -> bool:
+    """Whether Y has another layout than X."""
+    return out_layout not in (None, layout)
+
+
 def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bool:
     """Whether there is more than one factor, or one that gives another layout than it takes."""
-    return sum(map(len, chains)) > 1 or out_layout not in (None, layout)
+    return sum(map(len, chains)) > 1 or is_turned(layout, out_layout)
 
 
 def layout_word(layout: str, out_layout: str | None) -> str:
     """`bsf`, or `bsf_to_bsl`."""
-    return layout if out_layout in (None, layout) else f"{layout}_to_{out_layout}"
+    return f"{layout}_to_{out_layout}" if is_turned(layout, out_layout) else layout
 
 
 def layer_launch(chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any) -> KernelSpec:

@@ -66,8 +66,8 @@ class Options:
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
 
     def between_factors(self) -> "Options":
-        """Of a factor whose X and Y are a layer's own: dense."""
-        return replace(self.without_epilogue(), stride=("dense",))
+        """Of a factor whose X and Y are a layer's own: dense, and X is not in eight bits."""
+        return replace(self.without_epilogue(), stride=("dense",), inputs=(SAME,))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,6 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
     *before, last = chain
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        own = replace(own, inputs=(SAME,)) if number else own  # which only the first factor meets in eight bits
         turned = of_layer.out_layout if number >= chain.turn else None
         yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
     own = replace(options, inputs=(SAME,)) if before else options

@@ -8,7 +8,7 @@ from functools import cache
 from ksgen.spec.precision import PRECISIONS
 
 BITS = "uint8"
-SAME = "same"  # weights are stored as X is
+SAME = "same"  # weights, or X, are stored as Y is
 SCALE_BYTES = 4  # of a scale: float32
 ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 

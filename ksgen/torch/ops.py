@@ -23,21 +23,11 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.spec import LAYOUTS, Epilogue
-from ksgen.spec.kernel import layout_word
+from ksgen.spec.kernel import is_turned, layout_word
 from ksgen.spec.precision import gradient_of
 from ksgen.torch import products
 from ksgen.torch.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.choice import (
-    chain_launcher,
-    faster,
-    has_kernels,
-    is_one_launch,
-    job_of,
-    launcher,
-    never_one_launch,
-    serve,
-    size_of,
-)
+from ksgen.torch.choice import chain_launcher, faster, has_kernels, is_one_launch, job_of, launcher, never_one_launch, serve, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import is_kept, made_of
 from ksgen.torch.operands import as_trained, operand
@@ -160,9 +150,9 @@ def turned_at(
     def as_it_is(rows: Tensor) -> Tensor:
         return rows
 
-    is_turned = out_layout not in (None, layout)
-    own = [out_layout or layout if is_turned and number >= turn else layout for number in range(len(weights))]
-    return [(transposed if is_turned and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
+    turns = is_turned(layout, out_layout)
+    own = [out_layout or layout if turns and number >= turn else layout for number in range(len(weights))]
+    return [(transposed if turns and number == turn else as_it_is, *each) for number, each in enumerate(zip(weights, own, strict=True))]
 
 
 def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None) -> bool:

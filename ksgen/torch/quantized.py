@@ -216,16 +216,21 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, kind: str) -> Tensor:
         """By PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
-        each = list(zip(self.values, self.scales, [(self._x_scale, kind)] + [(None, kind)] * (len(self.chain) - 1), strict=True))
-        *first, (values, scale, beside) = each
-        for values_of_it, scale_of_it, beside_it in first:
-            options = self.layout, "none" if is_apart else self.between, self.storage, self.per, *beside_it
-            x = _operator(x, values_of_it, scale_of_it, None, None, *options)
+        *first, last = zip(self.values, self.scales, self._x_scales, strict=True)
+        for values, scale, x_scale in first:
+            activation = "none" if is_apart else self.between
+            x = _operator(x, values, scale, None, None, self.layout, activation, self.storage, self.per, x_scale, kind)
             x = finish(x, None, self.between, None, self.layout) if is_apart else x
+        values, scale, x_scale = last
         if is_apart:
-            y = _operator(x, values, scale, None, None, self.layout, "none", self.storage, self.per, *beside)
+            y = _operator(x, values, scale, None, None, self.layout, "none", self.storage, self.per, x_scale, kind)
             return finish(y, bias, self.activation, residual, self.layout)
-        return _operator(x, values, scale, bias, residual, self.layout, self.activation, self.storage, self.per, *beside)
+        return _operator(x, values, scale, bias, residual, self.layout, self.activation, self.storage, self.per, x_scale, kind)
+
+    @property
+    def _x_scales(self) -> list[float | None]:
+        """Of the x that each factor takes: only the first one's may be in eight bits."""
+        return [self._x_scale] + [None] * (len(self.chain) - 1)
 
     @property
     def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -237,8 +242,7 @@ class QuantizedKSLinear(Folding, nn.Module):
         if seen != self._seen:
             self._seen, self._calls = seen, {}
             self._read_x_scale()
-            scales = [self._x_scale] + [None] * (len(self.chain) - 1)
-            every = zip(self.values, self.scales, scales, strict=True)
+            every = zip(self.values, self.scales, self._x_scales, strict=True)
             self._parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
         return self._parts
 
@@ -397,7 +401,7 @@ def _compute(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str,
     storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
-    kind = x.dtype if x_scale is None else getattr(torch, precision or "float32")
+    kind = _kind_of(x, x_scale, precision)
     if not x.numel():
         return _empty(x, values, layout, kind)
     if not has_kernels(x.device) and x_scale is not None:
@@ -413,6 +417,12 @@ def _compute(
     made = _made_of(values, scale, storage, per, x_scale)
     y: Tensor = launcher(*values.shape)(rows_of(x), made, layout=layout, activation=activation, **options)
     return y
+
+
+def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:
+    """Of y: x's own, unless that is in eight bits."""
+    found: torch.dtype = x.dtype if x_scale is None else getattr(torch, precision or "float32")
+    return found
 
 
 def _empty(x: Tensor, values: Tensor, layout: str, kind: torch.dtype) -> Tensor:
@@ -434,7 +444,7 @@ def _(
     x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str, per: str,
     x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
-    return _empty(x, values, layout, x.dtype if x_scale is None else getattr(torch, precision or "float32"))
+    return _empty(x, values, layout, _kind_of(x, x_scale, precision))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

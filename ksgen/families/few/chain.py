@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import factor_kernels
+from ksgen.families.chains import factor_kernels, factors_hold, refused_factor
 from ksgen.families.few import family
 from ksgen.families.few.chain_counts import work_of
 from ksgen.families.few.chain_defaults import best, options
@@ -18,7 +18,7 @@ from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, is_nar
 from ksgen.families.few.defaults import entries_for
 from ksgen.families.few.shape import Shape
 from ksgen.families.gpus import begins_early
-from ksgen.families.rules import Rule, first_broken, refusal
+from ksgen.families.rules import Rule
 from ksgen.families.shaped import Shaped
 from ksgen.families.tiles import MOST_THREADS, epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -35,18 +35,6 @@ def _own_of(kernel: KernelSpec, constants: FewChainConstants) -> list[tuple[Kern
     return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
 
 
-def _keep_rules(kernel: KernelSpec, constants: FewChainConstants) -> bool:
-    return all(first_broken(family.RULES, *own) is None for own in _own_of(kernel, constants))
-
-
-def _refused(kernel: KernelSpec, constants: FewChainConstants) -> str:
-    """What a factor's own rules refuse."""
-    for number, own in enumerate(_own_of(kernel, constants), 1):
-        if broken := first_broken(family.RULES, *own):
-            return f"of factor {number}, {refusal(family.RULES, broken, *own)}"
-    return ""
-
-
 _RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.beside),
@@ -54,7 +42,11 @@ _RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("every constant is at least 1", lambda k, c: all(value >= 1 for name, value in vars(c).items() if name != "early")),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
     Rule("a block has at most 1024 threads", lambda k, c: c.threads <= MOST_THREADS, lambda k, c: c.threads),
-    Rule("each factor's constants are as its own rules allow", _keep_rules, _refused),
+    Rule(
+        "each factor's constants are as its own rules allow",
+        lambda k, c: factors_hold(family.RULES, _own_of(k, c)),
+        lambda k, c: refused_factor(family.RULES, _own_of(k, c)),
+    ),
     Rule(
         "first_thread_out is 1, or divides how many rows read the same X",
         lambda k, c: c.first_thread_out == 1 or most_alike(k) % c.first_thread_out == 0 or most_alike(k) == float("inf"),

@@ -163,7 +163,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
     """As `cost`: the share that is for nothing, what a shuffle for each multiply-add costs, and weights that come from farther away."""
     height, width = size
-    period = period_of(kernel.pattern.d, limits.vector_bytes // kernel.real_bytes)
+    period = period_of(kernel.pattern.d, lanes_of(kernel, limits))
     padded = divide_up(vectors, width) * width / vectors
     missed = kernel.pattern.c * width * limits.vector_bytes > FIRST_LEVEL_BYTES
     return padded * max(1.0, 0.7 + 0.6 * period / width) * (1 + MISSED * (missed and height < 3))
