@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -113,7 +114,7 @@ class Memory:
 
     __slots__ = ("nbytes", "owner", "pointer")
 
-    def __init__(self, pointer: int, nbytes: int = 0, owner: Any = None) -> None:
+    def __init__(self, pointer: int, nbytes: int, owner: Any) -> None:
         self.pointer, self.nbytes, self.owner = pointer, nbytes, owner
 
 
@@ -185,10 +186,10 @@ class NativeDevice:
             raise DeviceError(f"launching {kernel.entry}: {self.name} has no streams; give None")
         if block != 1:
             raise DeviceError(f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl")
-        values = [0 if arg is None else arg if isinstance(arg, int) else arg.pointer for arg in args]
-        arguments = (ctypes.c_int64 * len(values))(*values)
+        values = array("q", [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args])
         launcher = self._launcher or self._start()
-        launcher(kernel.walk, arguments, grid, min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS), _openmp())
+        at, _ = values.buffer_info()
+        launcher(kernel.walk, at, grid, min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS), _openmp())
 
     def _start(self) -> Any:
         """The function that shares work groups out: compiled once, and kept as kernels are."""
@@ -215,7 +216,7 @@ class NativeDevice:
         return _allocated(nbytes)
 
     def shared(self, pointer: int) -> Buffer:
-        return Memory(pointer)
+        return pointer
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
         return _Workspace(self._own, nbytes)

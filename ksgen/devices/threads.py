@@ -16,14 +16,18 @@ def groups_for(grid: int, cores: int) -> int:
 
 def wanted_threads() -> int | None:
     """None: all there are."""
-    if said := os.environ.get("KSGEN_THREADS"):
-        return _number(said)
+    if number := said():
+        return number
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 @cache
-def _number(said: str) -> int:
-    if not (said.isascii() and said.isdecimal() and 0 < int(said) < 2**16):
-        raise DeviceError(f"KSGEN_THREADS={excerpt(said)}; accepted: a whole number from 1 up")
-    return int(said)
+def said() -> int | None:
+    """What the environment said when it was first asked: to ask at each launch takes as long as the smallest of them does."""
+    given = os.environ.get("KSGEN_THREADS")
+    if not given:
+        return None
+    if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**16):
+        raise DeviceError(f"KSGEN_THREADS={excerpt(given)}; accepted: a whole number from 1 up")
+    return int(given)

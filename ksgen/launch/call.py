@@ -47,18 +47,20 @@ class Elsewhere:
     and nothing packed. Several threads may call at once.
     """
 
-    __slots__ = ("_arguments", "_stream", "_weights", "plan")
+    __slots__ = ("_arguments", "_at", "_device", "_out_at", "_stream", "_weights", "plan")
 
     def __init__(self, call: Call, weights: Sequence[Weights]) -> None:
         plan = self.plan = call.plan
-        moved = ("x", "bias", "residual", plan.result)
-        self._arguments = [None if name in moved else own for name, own in zip(plan.operands, call.arguments, strict=False)]
-        self._stream, self._weights = call.stream, weights
+        self._at: dict[str, int] = {name: plan.operands.index(name) for name in ("x", "bias", "residual") if name in plan.operands}
+        self._out_at = plan.operands.index(plan.result)
+        moved = (self._out_at, *self._at.values())
+        self._arguments = [None if at in moved else own for at, own in enumerate(call.arguments)]
+        self._device, self._stream, self._weights = plan.device, call.stream, weights
 
     def __call__(self, *, out: int, **pointers: int) -> None:
-        plan, share = self.plan, self.plan.device.shared
-        places = {name: share(pointer) for name, pointer in pointers.items()} | {plan.result: share(out)}
-        plan.launch(
-            plan.arguments_of([places.get(name, own) for name, own in zip(plan.operands, self._arguments, strict=True)]), self._stream
-        )
-        plan.device.synchronize(self._stream)
+        at, share, arguments = self._at, self._device.shared, self._arguments.copy()
+        arguments[self._out_at] = share(out)
+        for name, pointer in pointers.items():
+            arguments[at[name]] = share(pointer)
+        self.plan.launch(Arguments(tuple(arguments)), self._stream)
+        self._device.synchronize(self._stream)

@@ -3,7 +3,7 @@
 Knows buffers of devices and the order in which kernels take them, never arrays of users, nor how its constants were chosen.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
@@ -87,12 +87,6 @@ class Plan:
         """The operands in order, and the batch. `operands` may hold more than the kernel takes; a workspace that is not there is None."""
         ordered: Any = (*self._ordered(operands), self.batch)
         arguments: Arguments = ordered  # as its type says, without a call for it
-        return arguments
-
-    def arguments_of(self, operands: Iterable[Any]) -> Arguments:
-        """The same of operands in order."""
-        ordered: Any = (*operands, self.batch)
-        arguments: Arguments = ordered
         return arguments
 
     def launch(self, arguments: Arguments, stream: Stream) -> None:

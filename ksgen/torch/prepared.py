@@ -127,8 +127,16 @@ class _Prepared:
         if residual is not None:
             if not _is_like(residual, x, self._y_shape):
                 return None
-            residual = residual.contiguous().view(self._added_shape)
-        return self._step(x.contiguous().view(self._x_shape), bias, residual).view(self._y_shape)
+            residual = _as_rows(residual, self._added_shape)
+        y = self._step(_as_rows(x, self._x_shape), bias, residual)
+        return y if y.dim() == len(self._y_shape) else y.view(self._y_shape)
+
+
+def _as_rows(tensor: Tensor, shape: torch.Size | None) -> Tensor:
+    """A matrix of that shape: the tensor itself where it is one, as each operator of PyTorch's takes a microsecond."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor if tensor.shape == shape else tensor.view(shape)
 
 
 class _Ways:

@@ -15,6 +15,7 @@ from ksgen.build import toolchain
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.commands import doctor
 from ksgen.commands.doctor import Finding
+from ksgen.devices import threads
 from tests.support.commands import run
 from tests.support.compilers import MAKE, NEW_HOST, fake_nvcc, says
 
@@ -233,7 +234,7 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KSGEN_THREADS", "1")
+    monkeypatch.setattr(threads, "said", lambda: 1)
     monkeypatch.setenv("KSGEN_DEVICE", "native")
     told = doctor._chosen_device()
     if not told.found:

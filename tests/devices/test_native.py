@@ -18,7 +18,7 @@ from ksgen.build import processors
 from ksgen.build.cache import Cache
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
-from ksgen.devices import native
+from ksgen.devices import native, threads
 from ksgen.devices.base import Device, UnavailableError
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
 from ksgen.launch.choice import choose, choose_for_many, limits_of
@@ -60,7 +60,7 @@ def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
 def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were it subnormal, sums that nobody reads would take eight times as long. Signalling NaNs tell: they raise a flag."""
-    monkeypatch.setenv("KSGEN_THREADS", "1")
+    monkeypatch.setattr(threads, "said", lambda: 1)
     flags = ctypes.CDLL("libm.so.6" if sys.platform == "linux" else None)
     launcher = Launcher(*shape)
     for batch in (1, 2, 3, 5, 17, 33, 50):
@@ -123,12 +123,12 @@ def product() -> np.ndarray:
     return np.asarray(Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights))
 
 
-@pytest.mark.parametrize("threads", ["1", "2", "7"])
-def test_any_number_of_threads_gives_the_same_bits(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted_threads", [1, 2, 7])
+def test_any_number_of_threads_gives_the_same_bits(wanted_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = product()
     error, _ = compare(make_problem(KERNEL, BATCH), wanted)
     assert error <= tolerance("float32", 32)
-    monkeypatch.setenv("KSGEN_THREADS", threads)
+    monkeypatch.setattr(threads, "said", lambda: wanted_threads)
     np.testing.assert_array_equal(product(), wanted)
 
 
@@ -153,7 +153,7 @@ def test_many_threads_of_python_at_once(has_openmp: bool, monkeypatch: pytest.Mo
     """On OpenMP's threads, and on a crew that serves one of them at a time."""
     if not has_openmp:
         monkeypatch.setattr(native, "_openmp", lambda: None)
-    monkeypatch.setenv("KSGEN_THREADS", "3")
+    monkeypatch.setattr(threads, "said", lambda: 3)
     assert wrong_at_once([product] * 5, product()) == 0
 
 
