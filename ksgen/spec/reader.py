@@ -188,9 +188,10 @@ def _group(name: str, node: Node) -> tuple[Chain, ...]:
 def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOptions) -> Iterator[Request]:
     """The epilogue is the layer's, so that only the last factor has it. Slices are what the first one reads and the last one writes."""
     *before, last = chain
+    turn = chain.turn  # looks at all factors
     for number, pattern in enumerate(before):
         own = options.between_factors() if number else options.without_epilogue()
-        turned = of_layer.out_layout if number >= chain.turn else None
+        turned = of_layer.out_layout if number >= turn else None
         yield Request(place, pattern, replace(own, activation=(of_layer.between,), layout=(turned,) if turned else own.layout))
     own = replace(options, inputs=(SAME,)) if before else options
     yield Request(place, last, replace(own, layout=(of_layer.out_layout,)) if of_layer.out_layout else own)
