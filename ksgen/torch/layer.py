@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
-from ksgen.torch import frozen, prepared
+from ksgen.torch import frozen, prepared, small_steps
 from ksgen.torch.backends import NAMES
 from ksgen.torch.checks import (
     check_activation,
@@ -166,6 +166,8 @@ class KSLinear(Folding, nn.Linear):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if (y := prepared.serve(self, x, residual)) is not None:
+            return y
+        if residual is None and (y := small_steps.serve(self, x)) is not None:
             return y
         if isinstance(x, fx.Proxy):
             return self._as_leaf(x, residual)
