@@ -81,7 +81,11 @@ PROMISES = {
         inputs=tuple(STORAGES),
     ),
     "few_chain": Promise(
-        ("sm_80", "sm_90a"), register_error=80, precisions=("float32", "float64", "float16", "bfloat16"), batches=(1, 8, None)
+        ("sm_80", "sm_90a"),
+        register_error=80,
+        precisions=("float32", "float64", "float16", "bfloat16"),
+        batches=(1, 8, None),
+        inputs=tuple(STORAGES),
     ),
     "gradient_mma": Promise(
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
@@ -146,6 +150,8 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
     if chosen.packed_by:
         wanted = chains(promise.precisions)
+        plain = [kernel for kernel in wanted if kernel.precision in taken_beside()]
+        wanted += [replace(kernel, weights=storage, inputs=storage) for storage in promise.inputs for kernel in plain]
         served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
         turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
         return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]

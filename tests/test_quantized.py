@@ -282,16 +282,70 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     np.testing.assert_array_equal(y, Launcher(1, 5, 36, 1)(own(x, made), second))
     assert chain(x, [made, quantize(second, "int8")], precision="bfloat16").dtype.name == "bfloat16"
     plain = quantize(WEIGHTS, "e4m3")
-    with pytest.raises(LaunchError, match="got x of float32 for weights that multiply x in e4m3"):
+    with pytest.raises(LaunchError, match=r"weights of factor 2 multiply x in e4m3; accepted: weights that ksgen.quantize made without"):
         chain(X.astype(np.float32), [plain, quantize(second, "e4m3", x_scale=given.scale)])
-    with pytest.raises(LaunchError, match="x in eight bits is taken by a launch for each factor; accepted: fuse='auto' or 'no'"):
+    with pytest.raises(LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"):
         ChainLauncher(own, Launcher(1, 5, 36, 1), fuse="yes")(x, [made, second])
-    with pytest.raises(LaunchError, match="weights of layer 1 multiply x in eight bits; accepted: a ChainLauncher for each layer"):
-        GroupLauncher(own, own)(x, [made, made])
+    for weights, told in (
+        ([made, plain], "those of layer 1 as e4m3 and those of layer 2 as same"),
+        ([plain, made], "1 as same .* 2 as e4m3"),
+    ):
+        with pytest.raises(LaunchError, match=f"first weights multiply x in different storage, .*{told}; accepted: one storage"):
+            GroupLauncher(own, own)(x, weights)
     with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
         GroupLauncher(own, own)(X, [quantize(WEIGHTS, "int8")] * 2)
     told = own.explain(1, precision="bfloat16", weights="e4m3", inputs="e4m3")
     assert told.endswith("; 552 bytes, with x in bfloat16 600")
+
+
+def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What float32 lies between gives the bits of a launch for each; types come from what is given besides."""
+    chosen_native(monkeypatch)
+    monkeypatch.setattr("ksgen.launch.fused.LEAST_ENTRIES", 1)
+    first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
+    made, after = quantize(WEIGHTS, "e4m3", x_scale=given.scale), quantize(RANDOM.standard_normal((1, 5, 36, 1)), "e4m3")
+    whole, apart = (ChainLauncher(first, Launcher(1, 5, 36, 1), between="silu", fuse=fuse) for fuse in ("yes", "no"))
+    y = apart(given.values, [made, after])
+    call = whole.prepare(given.values, [made, after])
+    assert call is not None
+    assert call.plan.kernel.inputs == "e4m3"
+    np.testing.assert_array_equal(call(), y)
+    bias = RANDOM.standard_normal(5).astype(np.float16)
+    assert whole(given.values, [made, after], bias=bias).dtype == np.float16
+    group = GroupLauncher(ChainLauncher(*whole.factors, between="silu"), first)
+    told = group.explain(50, weights="e4m3", inputs="e4m3")
+    assert ("one launch, by vector_chain" in told, told.endswith("bytes, with x in float32 18,864")) == (True, True), told
+    for out in (None, [np.empty((50, 5), np.float32), np.empty((50, 36), np.float32)]):
+        ys = group(given.values, [[made, after], [made]], out=out)
+        np.testing.assert_array_equal(ys[0], y)
+        np.testing.assert_array_equal(ys[1], first(given.values, made))
+    ys = group(given.values.view(np.uint8), [[made, after], [made]], bias=[bias, np.zeros(36, np.float16)])
+    assert {each.dtype.name for each in ys} == {"float16"}
+    ys = group(given.values, [[made, after], [made]], bias=[bias, None])  # by launches of their own
+    assert {each.dtype.name for each in ys} == {"float16"}
+    assert apart.explain(50, weights="e4m3", inputs="e4m3").count("e4m3_inputs") == 1
+
+
+@pytest.mark.parametrize("fuse", ["yes", "no"])
+def test_a_layer_refuses_before_its_first_launch(fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    first, given = Launcher(2, 6, 8, 3), quantize_inputs(X, "e4m3")
+    made, after = quantize(WEIGHTS, "e4m3", x_scale=given.scale), RANDOM.standard_normal((1, 5, 36, 1)).astype(np.float32)
+    chain, launched = ChainLauncher(first, Launcher(1, 5, 36, 1), fuse=fuse), []
+    monkeypatch.setattr(Launcher, "__call__", lambda *given, **options: launched.append(options))
+    for weights, options, told in (
+        (after, {"bias": np.zeros(6, np.float32)}, r"got bias of shape \(6,\); \(5,\) is needed"),
+        (after, {"bias": np.zeros(5, np.float16)}, "got float32 for weights and float16 for x; give both in one precision"),
+        (after, {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)}, "got float32 for (weights|out) and bfloat16 for x"),
+        (quantize(after, "e4m3"), {"residual": np.zeros((50, 6))}, "got residual of shape|precision=float64"),
+    ):
+        with pytest.raises(LaunchError, match=told):
+            chain(given.values, [made, weights], **options)
+    with pytest.raises(LaunchError, match="between='relu' of complex numbers, complex64; accepted: none"):
+        ChainLauncher(*chain.factors, between="relu", fuse=fuse)(
+            X.astype(np.complex64), [WEIGHTS.astype(np.complex64), after.astype(np.complex64)]
+        )
+    assert launched == []
 
 
 def test_a_write_to_a_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
+from ksgen.words import counted
 
 
 def chain_in(text: str) -> Chain:
@@ -41,6 +42,13 @@ class Layer:
         return bool(self.beside) or self.between != "none" or self.out_layout is not None
 
     @property
+    def told(self) -> str:
+        """What asks for a layer, in the words of the command line."""
+        options = {"--beside": self.beside, "--between": self.between != "none", "--out-layout": self.out_layout}
+        given = [name for name, is_given in options.items() if is_given]
+        return " with ".join([counted(len(self.patterns), "pattern"), *([", ".join(given)] if given else [])])
+
+    @property
     def chains(self) -> tuple[Chain, ...]:
         """One, or those of a group; `PatternError` on patterns that do not fit each other."""
         return Chain(self.patterns), *self.beside
@@ -53,9 +61,7 @@ class Layer:
             raise SpecError(f"--out-layout {self.out_layout} of chains beside each other; accepted: of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
-        if inputs != SAME:
-            raise SpecError(f"--inputs {inputs} of a layer; accepted: one pattern, as only a layer's first factor takes x in eight bits")
-        more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights}
+        more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights, "inputs": inputs}
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
 

@@ -26,7 +26,6 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, STRIDES, Epilogue, KernelSpec
-from ksgen.words import counted
 
 
 @click.command("run", short_help="Check and time one kernel.")
@@ -76,9 +75,11 @@ def command(
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure
 
-    if not patterns or (job == "gradient" and (len(patterns) > 1 or layer.is_asked_for)):
-        accepted = "one, such as ksgen run 1,192,48,2" + ("" if patterns else "; or those of a layer's factors")
-        raise PatternError(f"got {counted(len(patterns), 'pattern')}{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
+    if not patterns:
+        accepted = "one, such as ksgen run 1,192,48,2; or those of a layer's factors"
+        raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
+    if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
+        raise PatternError(f"--job gradient of {layer.told}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)

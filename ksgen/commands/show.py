@@ -25,6 +25,7 @@ from ksgen.errors import PatternError, SpecError
 from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.storage import SAME
 
 if TYPE_CHECKING:
     from ksgen.launch.choice import Choice
@@ -73,13 +74,15 @@ def command(
         named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)
         for name, chains in named.items():
             own = loaded.options_of(name)
-            whole = Layer(chains[0].factors, chains[1:], own.between, own.out_layout).launch(precision, layout, Epilogue(), weights)
+            whole = Layer(chains[0].factors, chains[1:], own.between, own.out_layout).launch(precision, layout, Epilogue(), weights, inputs)
             layers[name] = _Layer(chains, whole, own.fuse)
     elif len(patterns) > 1 or layer.is_asked_for:
         whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
         layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
         patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
-    described = [_describe(KernelSpec(pattern, precision, layout, weights=weights, inputs=inputs), batch, device) for pattern in patterns]
+    meeting = patterns if spec else [chain[0] for chain in layer.chains]  # X: what lies between factors is stored as Y is
+    stored = {pattern: {"weights": weights, "inputs": inputs if pattern in meeting else SAME} for pattern in patterns}
+    described = [_describe(KernelSpec(pattern, precision, layout, **own), batch, device) for pattern, own in stored.items()]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)

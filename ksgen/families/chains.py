@@ -14,6 +14,7 @@ from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
+from ksgen.spec.storage import SAME
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     found = []
     for each in places(kernel):
         layout = kernel.layout if each.at < kernel.chains[each.chain].turn else kernel.y_layout
-        found.append(replace(alone, pattern=each.pattern, layout=layout, epilogue=kernel.epilogue if each.is_last else between))
+        inputs = kernel.inputs if each.at == 0 else SAME  # what lies between is stored as Y is
+        epilogue = kernel.epilogue if each.is_last else between
+        found.append(replace(alone, pattern=each.pattern, layout=layout, epilogue=epilogue, inputs=inputs))
     return tuple(found)
 
 

@@ -14,17 +14,17 @@ from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
 from ksgen.launch.fused import Verdict, fused_plan, verdict
-from ksgen.launch.launcher import Launcher
+from ksgen.launch.launcher import Launcher, bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, storage_of, stored_alike
+from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import FUSES, chain_kernel, checked_batch, is_layer, is_turned, is_word
+from ksgen.spec.kernel import FUSES, activations_of, chain_kernel, checked_batch, is_layer, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -79,9 +79,7 @@ class ChainLauncher:
         out_layout = out_layout or self.out_layout
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
         own = self.weights_of_each(weights)
-        if inputs_of(own) != SAME:  # what lies between factors is of one type, as y is
-            precision = self._type_of_call(x, own, last_only, precision)
-            options = options._replace(precision=precision)
+        options = self.with_precision({"x": x, **last_only}, own, options)
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
         layouts = self._layouts(layout, out_layout)
@@ -92,7 +90,7 @@ class ChainLauncher:
                 x = turned(x, stream)
             is_last = number + 1 == len(self.factors)
             more = {"activation": activation, **last_only} if is_last else {"activation": self.between}
-            x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=precision, **more)
+            x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=options.precision, **more)
         return x
 
     def prepare(self, x: Any, weights: Sequence[Any], *, layout: str = "bsf", activation: str = "none", precision: str | None = None,
@@ -102,10 +100,11 @@ class ChainLauncher:
         `last_only`: bias, residual and out, where there are any.
         """
         own = self.weights_of_each(weights)
-        call = self._fused(x, own, last_only, CallOptions(layout, activation, None, precision), out_layout or self.out_layout)
+        options = self.with_precision({"x": x, **last_only}, own, CallOptions(layout, activation, None, precision))
+        call = self._fused(x, own, last_only, options, out_layout or self.out_layout)
         if call:
-            given = (x, *own, *last_only.values(), call.out)
-            call.keep += tuple(storage_of(view(each)) for each in given if each is not None and not isinstance(each, Weights))
+            given = [each for each in (*own, *last_only.values(), call.out) if each is not None and not isinstance(each, Weights)]
+            call.keep += tuple(map(storage_of, (view(x, "x"), *map(view, given))))
         return call
 
     def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
@@ -114,22 +113,37 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
             raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
-        return [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
+        own = [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
+        for number, each in enumerate(own[1:], 2):
+            if isinstance(each, Weights) and each.inputs != SAME:
+                only = "weights that ksgen.quantize made without x_scale, as what lies between factors is stored as y is"
+                raise LaunchError(f"{self!r}: weights of factor {number} multiply x in {each.inputs}; accepted: {only}")
+        return own
 
     def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
         """None for those that were packed once."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
+
+    def with_precision(self, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:
+        """With a precision where x is in eight bits, which tells of none: what lies between factors is of one type, as y is."""
+        if (inputs := inputs_of(own)) == SAME or options.precision is not None:
+            return options
+        return options._replace(precision=type_of_call(self, views_of(arrays, None), None, inputs))
 
     def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
         """Of what each factor writes."""
         return [layout if number < self.chain.turn else out_layout or layout for number in range(len(self.factors))]
 
     def check(
-        self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None
-    ) -> int:
-        """The batch; `LaunchError` on what any factor would refuse."""
+        self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None,
+        inputs: str = SAME,
+    ) -> int:  # fmt: skip
+        """The batch; `LaunchError` on what any factor would refuse. `inputs`: how the x is stored that the first one's weights multiply."""
         between, batch = views["x"], 0
-        check_precision(self, options.precision, type_of_call(self, views, options.precision))
+        dtype = type_of_call(self, views, options.precision, inputs)
+        precision = check_precision(self, options.precision, dtype)
+        if self.between not in (accepted := activations_of(precision)):
+            raise LaunchError(f"{self!r}: between={self.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}")
         check_words(self, options.layout, options.activation)
         check_words(self, options.layout if out_layout is None else out_layout, options.activation, "out_layout")
         layouts = self._layouts(options.layout, out_layout)
@@ -141,56 +155,59 @@ class ChainLauncher:
             given = {"x": between} if own is None else {"x": between, "weights": own}
             if number == len(self.factors):
                 given = views | given
-            batch = check_arrays(factor, factor.pattern, layout, given)
+            beside = dtype if number == 1 and inputs != SAME else None  # that of all others, as x tells of none
+            batch = check_arrays(factor, factor.pattern, layout, given, dtype=beside)
             common_device(given)
-            between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None)
+            between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None, dtype=dtype)
         return batch
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        out_layout: str | None = None, weights: str = SAME,
+        out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
     ) -> str:  # fmt: skip
-        """Whether all factors are one launch on a device, by which family, and why; or what serves each of them."""
+        """Whether all factors are one launch on a device, by which family, and why; or what serves each of them. `weights`: how they are
+        stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside what lies between and y in that precision."""
         out_layout = out_layout or self.out_layout
         batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        found = self.verdict(where, precision, layout, last, batch, out_layout, weights)
+        stored = weights, inputs
+        found = self.verdict(where, precision, layout, last, batch, out_layout, *stored)
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         told += f" from {layout} to {out_layout}" if is_turned(layout, out_layout) else ""
         if found.is_one:
-            choice = PLANNER.choice(where, self._kernel(precision, layout, last, out_layout, weights), batch)
-            return f"{told} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
+            choice = PLANNER.choice(where, kernel := self._kernel(precision, layout, last, out_layout, *stored), batch)
+            by = f"{choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
+            return f"{told} at batch {batch} on {where.name}: one launch, by {by}"
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
-        each = [
-            factor.explain(batch, precision=precision, layout=layout_of_it, epilogue=own, device=device, weights=weights)
-            for factor, layout_of_it, own in zip(self.factors, self._layouts(layout, out_layout), epilogues, strict=True)
-        ]
+        what: dict[str, Any] = {"precision": precision, "device": device, "weights": weights}
+        each = []
+        for number, (factor, own) in enumerate(zip(self.factors, epilogues, strict=True)):
+            own_layout = self._layouts(layout, out_layout)[number]
+            each.append(factor.explain(batch, layout=own_layout, epilogue=own, inputs=SAME if number else inputs, **what))
         once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if is_turned(layout, out_layout) else ""
         return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
     def verdict(
         self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, out_layout: str | None = None,
-        weights: str = SAME,
+        weights: str = SAME, inputs: str = SAME,
     ) -> Verdict:  # fmt: skip
         """Whether a call is one launch on a device, and why."""
         if not is_layer((self.chain,), layout, out_layout):
             return Verdict(False, "there is one")
-        return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights), batch, self.fuse)
+        return verdict(device, self._kernel(precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse)
 
-    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str) -> KernelSpec:
+    def _kernel(self, precision: str, layout: str, epilogue: Epilogue, out_layout: str | None, weights: str, inputs: str) -> KernelSpec:
         """Of one launch."""
-        steps: dict[str, Any] = {"between": self.between, "out_layout": out_layout, "weights": weights}
+        steps: dict[str, Any] = {"between": self.between, "out_layout": out_layout, "weights": weights, "inputs": inputs}
         return chain_kernel((self.chain.factors,), precision, layout, epilogue, **steps)
 
     def _fused(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], options: CallOptions, out_layout: str | None) -> Call | None:
         """All factors in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
         if not is_layer((self.chain,), options.layout, out_layout):
             return None
-        if inputs_of(own) != SAME:
-            self._check_asked("x in eight bits is taken by a launch for each factor")
-            return None
         arrays: dict[str, Any] = {"x": x, **last_only}
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
-        batch = self.check(views, own_views, options, out_layout)
+        batch = self.check(views, own_views, options, out_layout, inputs := inputs_of(own))
+        dtype = type_of_call(self, views, options.precision, inputs)
         if self.fuse == "no":
             return None
         names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
@@ -202,21 +219,20 @@ class ChainLauncher:
             return None
         for each in own:
             if isinstance(each, Weights):
-                check_stored(self, each, options.precision or views["x"].dtype)
+                check_stored(self, each, options.precision or dtype)
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
             self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
             return None
         views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
-        dtype = views["x"].dtype
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
         stride = "any" if any(found.strides is not None for found in views.values()) else "dense"
-        what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike(own)
+        what, stored = (options.precision or dtype, options.layout, epilogue), stored_alike([own])
         fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
         if fused is None:
             if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
                 apart = "weights of one factor are stored otherwise than another's"
-                self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, stored).why)
+                self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
             return None
         check_memory(self, every)
         packed = []
@@ -227,19 +243,10 @@ class ChainLauncher:
         launch = on_shared if place == "host" else on_device
         return launch(fused.whole, views, dict(zip(weights_of(fused.whole.kernel), packed, strict=True)), last_only.get("out"), stream)
 
-    def _type_of_call(self, x: Any, own: Sequence[Any], last_only: Mapping[str, Any], precision: str | None) -> str:
-        views = views_of({"x": x, **last_only}, None)
-        return precision or type_of_call(self, views, None, inputs_of(own))
-
     def _check_asked(self, why: str) -> None:
         """Raise `LaunchError` where one launch was asked for and cannot be had."""
         if self.fuse == "yes":
             raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
-
-
-def inputs_of(own: Sequence[Any]) -> str:
-    """How the x is stored that the first factor's weights multiply."""
-    return own[0].inputs if isinstance(own[0], Weights) else SAME
 
 
 def layer_of(launcher: Any) -> ChainLauncher | None:

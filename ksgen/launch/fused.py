@@ -46,11 +46,12 @@ class Verdict:
 
 def fused_plan(
     device: Device, chains: tuple[Chain, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, stride: str = "dense",
-    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto", weights: str | None = SAME,
+    stream: Any = None, between: str = "none", out_layout: str | None = None, fuse: str = "auto",
+    stored: tuple[str, str] | None = (SAME, SAME),
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
-    not stored alike. While a graph is recorded on the stream, nothing is built or loaded for it."""
-    if not is_layer(chains, layout, out_layout) or weights is None or (fuse == "auto" and _has_few(device, batch)):
+    not stored alike. `stored`: how those are, and how X is. While a graph is recorded on the stream, nothing is built or loaded for it."""
+    if not is_layer(chains, layout, out_layout) or stored is None or (fuse == "auto" and _has_few(device, batch)):
         return None
     where: Any = device  # devices are hashed by their identity
     key = (
@@ -64,12 +65,12 @@ def fused_plan(
         between,
         out_layout,
         fuse,
-        weights,
+        stored,
         PLANNER.generation,
     )
     if device.shares_host or key in _planned:
         return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, weights), batch, fuse).is_one:
+    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, *stored), batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
     found = _plan(*key)
     _planned.add(key)
@@ -120,7 +121,11 @@ def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
         return _has_no_chains(kernel, limits)
     if kind != "cuda":
         return NO_FAMILY
-    return "" if family_of_chain(kernel, limits, batch) else NO_ROOM
+    return "" if family_of_chain(kernel, limits, batch) else _no_room(kernel)
+
+
+def _no_room(kernel: KernelSpec) -> str:
+    return f"no family for such a batch takes x in {kernel.inputs} through all factors" if kernel.has_bytes_in else NO_ROOM
 
 
 @lru_cache(REMEMBERED)
@@ -201,7 +206,7 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     whole = family_of_chain(kernel, limits, batch)
     if whole is None:
-        return Verdict(False, NO_ROOM)
+        return Verdict(False, _no_room(kernel))
     one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"nobody knows how fast {limits.target} is")
@@ -222,10 +227,10 @@ def _plan(
     between: str,
     out_layout: str | None,
     fuse: str,
-    weights: str,
+    stored: tuple[str, str],
     generation: int,
 ) -> FusedPlan | None:
-    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout, weights)
+    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout, *stored)
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:

@@ -15,15 +15,16 @@ from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of
 from ksgen.launch.checks import check_memory, group_shape
 from ksgen.launch.fused import FusedPlan, Verdict, fused_plan, verdict
+from ksgen.launch.launcher import bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, check_stored, packed_in, stored_alike
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, stored_alike
+from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel, checked_batch
-from ksgen.spec.storage import SAME
+from ksgen.spec.storage import BYTE_TYPES, SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -74,29 +75,38 @@ class GroupLauncher:
         options = CallOptions(layout, activation, stream, precision)
         own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
         outs, arrays = self._outs(out, options), self._arrays(x, added)
+        inputs = self._inputs(own)
+        first = {"x": x, "out": next(iter(outs), None), **{name: each[0] for name, each in added.items()}}
+        options = self.layers[0].with_precision({name: array for name, array in first.items() if array is not None}, own[0], options)
         views = views_of(arrays, options.stream)
-        batch = self._check(views, own, outs, options)
+        batch = self._check(views, own, outs, options, inputs)
         if fused := self._fused(arrays, views, own, outs, batch, options):
             return list(fused())
         ys = []
         for layer, each, to, *both in zip(self.layers, own, outs or [None] * len(own), *added.values(), strict=True):
             given = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
-            ys.append(layer(x, each, layout=layout, activation=activation, stream=stream, precision=precision, **given))
+            ys.append(layer(x, each, layout=layout, activation=activation, stream=stream, precision=options.precision, **given))
         return ys
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None
-    ) -> str:
-        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them."""
+        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
+        weights: str = SAME, inputs: str = SAME,
+    ) -> str:  # fmt: skip
+        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them. `weights` and `inputs`:
+        as a `ChainLauncher` takes them."""
         batch, where, own = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        name, found = self.title, self.verdict(where, precision, layout, own, batch)
+        what: dict[str, Any] = {"precision": precision, "layout": layout, "epilogue": own, "weights": weights, "inputs": inputs}
+        name, found = self.title, self.verdict(where, batch=batch, **what)
         if found.is_one:
-            choice = PLANNER.choice(where, self._kernel(where, precision, layout, own), batch)
-            return f"{name} at batch {batch} on {where.name}: one launch, by {choice.family}, {choice.constants}; {found.why}"
-        each = [layer.explain(batch, precision=precision, layout=layout, epilogue=own, device=device) for layer in self.layers]
+            choice = PLANNER.choice(where, kernel := self._kernel(where, **what), batch)
+            by = f"{choice.family}, {choice.constants}; {found.why}{bytes_saved(kernel, batch)}"
+            return f"{name} at batch {batch} on {where.name}: one launch, by {by}"
+        each = [layer.explain(batch, device=device, **what) for layer in self.layers]
         return "\n".join([f"{name}: layer by layer; {found.why}", *each])
 
-    def verdict(self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int) -> Verdict:
+    def verdict(
+        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int, weights: str = SAME, inputs: str = SAME
+    ) -> Verdict:
         """Whether a call is one launch on a device, and why."""
         if sum(map(len, self.chains)) == 1:
             return Verdict(False, "there is one")
@@ -104,7 +114,7 @@ class GroupLauncher:
             return Verdict(False, "fuse='no'")
         if self._between is None:
             return Verdict(False, "the activations between their factors differ")
-        return verdict(device, self._kernel(device, precision, layout, epilogue), batch)
+        return verdict(device, self._kernel(device, precision, layout, epilogue, weights, inputs), batch)
 
     @property
     def _is_apart(self) -> bool:
@@ -116,10 +126,10 @@ class GroupLauncher:
         found = {layer.between for layer in self.layers if len(layer.factors) > 1} or {"none"}
         return found.pop() if len(found) == 1 else None
 
-    def _kernel(self, device: Device, precision: str, layout: str, epilogue: Epilogue) -> KernelSpec:
+    def _kernel(self, device: Device, precision: str, layout: str, epilogue: Epilogue, weights: str, inputs: str) -> KernelSpec:
         """Of one launch into one array, whose columns are slices."""
         stride = "any" if device.shares_host or layout == "bsf" else "dense"
-        return chain_kernel(self.chains, precision, layout, epilogue, stride, self._between or "none")
+        return chain_kernel(self.chains, precision, layout, epilogue, stride, self._between or "none", weights=weights, inputs=inputs)
 
     # ---- what was given
 
@@ -128,6 +138,14 @@ class GroupLauncher:
         own = self._each("weights", weights)
         lone = [len(layer.factors) == 1 and not isinstance(each, list | tuple) for layer, each in zip(self.layers, own, strict=True)]
         return [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
+
+    def _inputs(self, own: Sequence[Sequence[Any]]) -> str:
+        """How the x is stored that all layers take."""
+        found = list(map(inputs_of, own))
+        if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
+            told = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
+            raise LaunchError(f"{self!r}: first weights multiply x in different storage, {told}; accepted: one storage for all of them")
+        return found[0]
 
     def _each(self, name: str, given: Any) -> list[Any]:
         """One for each layer."""
@@ -155,16 +173,16 @@ class GroupLauncher:
             raise LaunchError(f"{self!r}: got out of shape {shape}; one with {begin} features is needed, or a list of arrays")
         return [out[:, each] if options.layout == "bsf" else out[each] for each in ends]
 
-    def _check(self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], options: CallOptions) -> int:
+    def _check(
+        self, views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], options: CallOptions, inputs: str
+    ) -> int:
         """The batch; `LaunchError` on what any layer would refuse, and on outputs that meet."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
         for number, (layer, weights) in enumerate(zip(self.layers, own, strict=True), 1):
             given = {each: views[f"{each}_{number}"] for each in ADDED if f"{each}_{number}" in views}
             name, own_views = f"out of layer {number}", layer.views_of_weights(weights)
-            if any(isinstance(each, Weights) and each.inputs != SAME for each in weights):
-                raise LaunchError(f"{self!r}: weights of layer {number} multiply x in eight bits; accepted: a ChainLauncher for each layer")
             given |= {"out": results[name]} if outs else {}
-            batch = layer.check(given | {"x": views["x"]}, own_views, options)
+            batch = layer.check(given | {"x": views["x"]}, own_views, options, inputs=inputs)
             for each in weights:
                 if isinstance(each, Weights):
                     check_stored(self, each, options.precision or views["x"].dtype)
@@ -195,7 +213,8 @@ class GroupLauncher:
         device, stream, every = where_to_work(self, place, given, every, options.stream)
         if place == "host" and not device.shares_host:
             return None
-        dtype = views["x"].dtype
+        has_bytes_in = views["x"].dtype in BYTE_TYPES
+        dtype = PRECISIONS[options.precision].dtype if has_bytes_in and options.precision else views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
         if self._between is None or self._is_apart:
             return None
@@ -203,13 +222,13 @@ class GroupLauncher:
         rows = [found for name, found in every.items() if not name.startswith("weights")]
         stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
         what = options.precision or dtype, options.layout, epilogue
-        stored = stored_alike(each for weights in own for each in weights)
-        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, weights=stored)
+        stored = stored_alike(own)
+        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, stored=stored)
         if fused is None:
             return None
         if not outs:
             shape = group_shape(self.chains, options.layout, batch)
-            outs = self._outs(new_outs(every["x"], shape, device, stream), options)
+            outs = self._outs(new_outs(every["x"], shape, device, stream, dtype if has_bytes_in else None), options)
             every |= {f"y_{number}": view(out) for number, out in enumerate(outs, 1)}
         at = [every.get(name) for name in _numbered("weights of factor", own_views)]
         packed = dict(zip(weights_of(fused.whole.kernel), self._packed(fused, own, at, dtype, stream), strict=True))

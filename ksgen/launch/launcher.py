@@ -177,7 +177,7 @@ class Launcher:
         kernel = fits.kernel(precision, layout, epilogue, batch, weights, inputs)
         choice = PLANNER.choice(where, kernel, batch)
         family = f"{choice.family} ({family_named(choice.family).why})"
-        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}{_bytes_saved(kernel, batch)}"
+        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}{bytes_saved(kernel, batch)}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
         weights = self.taken(weights)
@@ -189,7 +189,7 @@ class Launcher:
         return prepared(self, self._fits, self.rooms, arrays, options, packed)
 
 
-def _bytes_saved(kernel: KernelSpec, batch: int) -> str:
+def bytes_saved(kernel: KernelSpec, batch: int) -> str:
     """How many bytes cross memory where X is in eight bits, and how many would; nothing where it is not."""
     if not kernel.has_bytes_in:
         return ""

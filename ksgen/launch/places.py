@@ -117,13 +117,13 @@ def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: An
         raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
 
 
-def new_outs(like: ArrayView, shape: tuple[int, ...], device: Device, stream: Stream) -> Any:
-    """A new array like x, for the outputs of layers beside each other."""
+def new_outs(like: ArrayView, shape: tuple[int, ...], device: Device, stream: Stream, dtype: str | None = None) -> Any:
+    """A new array like x, for the outputs of layers beside each other. `dtype`: theirs, where x is in eight bits."""
     if like.device == "host":
-        return new_array(like, shape)
+        return new_array(like, shape, dtype=dtype)
     if like.kind != "torch":  # which keeps memory for graphs
         refuse_capture(device, stream, "allocates its outputs", "give out=")
-    return new_array(like, shape, None if device.kind == "opencl" else stream_handle(stream))
+    return new_array(like, shape, None if device.kind == "opencl" else stream_handle(stream), dtype)
 
 
 def _new_out(plan: Plan, views: dict[str, ArrayView], handle: Any = None) -> Any:

@@ -6,7 +6,7 @@ what can be noticed against that promise is refused at every use.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -149,10 +149,16 @@ def check_stored(caller: object, weights: Weights, precision: str) -> None:
         raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {', '.join(accepted)}")
 
 
-def stored_alike(weights: Iterable[Any]) -> str | None:
-    """How all these weights are stored, packed ones and arrays; None where they are stored in several ways."""
-    found = {(each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME) for each in weights}
-    return found.pop()[0] if len(found) == 1 else None
+def stored_alike(chains: Iterable[Sequence[Any]]) -> tuple[str, str] | None:
+    """How the weights of chains on one x are stored, packed ones and arrays, and how that x is; None where they are stored in several
+    ways."""
+    found = {(each.stored if isinstance(each, Weights) else SAME, inputs_of(own)) for own in chains for each in own}
+    return found.pop() if len(found) == 1 else None
+
+
+def inputs_of(own: Sequence[Any]) -> str:
+    """How the x is stored that a chain's first weights multiply."""
+    return own[0].inputs if isinstance(own[0], Weights) else SAME
 
 
 def check_packed(caller: object, weights: Weights, pattern: Pattern, device: Device, precision: str) -> None:

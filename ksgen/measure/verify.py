@@ -212,8 +212,8 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         given = quantize_inputs(x, kernel.inputs)
         x = reference.dequantized(given.values, np.float32(given.scale))
     if kernel.is_quantized:
-        x_scale = None if given is None else given.scale
-        quantized = tuple(quantize(each, kernel.weights, x_scale=x_scale) for each in (*before, weights))
+        x_scales = [None if given is None else given.scale, *[None] * len(before)]  # what lies between factors is as Y is
+        quantized = tuple(quantize(each, kernel.weights, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True))
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)

@@ -104,7 +104,7 @@ class KernelSpec:
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # of what a chain gives, where it is another one than X has
     weights: str = SAME  # how they are stored: as Y is, or in eight bits and with a scale for each output
-    inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights are, whose scales take in that of X
+    inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
@@ -144,10 +144,10 @@ class KernelSpec:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
 
     def _check_weights(self) -> None:
+        if self.job == "gradient" and self.has_bytes_in:
+            raise SpecError(f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as weights are trained on x as it is")
         if self.inputs not in (SAME, self.weights):
             raise SpecError(f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored")
-        if self.has_bytes_in and self.job == CHAIN:
-            raise SpecError(f"job=chain with inputs={self.inputs}; accepted: inputs=same, or a kernel for each factor")
         if not self.is_quantized:
             return
         if self.job == "gradient":
@@ -287,13 +287,13 @@ class KernelSpec:
 
 def chain_kernel(
     chains: Sequence[Iterable[Pattern]], precision: str, layout: str, epilogue: Epilogue, stride: str = "dense", between: str = "none",
-    out_layout: str | None = None, weights: str = SAME,
+    out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
 ) -> KernelSpec:  # fmt: skip
-    """One launch of all factors of a layer, or of several on one X."""
+    """One launch of all factors of a layer, or of several on one X. `inputs`: how that X is stored, which first factors meet."""
     (*before, last), *beside = chains
     return KernelSpec(
         last, precision, layout, epilogue, job=CHAIN, before=tuple(before), stride=stride, beside=tuple(map(tuple, beside)),
-        between=between, out_layout=out_layout, weights=weights,
+        between=between, out_layout=out_layout, weights=weights, inputs=inputs,
     )  # fmt: skip
 
 

@@ -11,7 +11,19 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.kernel import ACTIVATIONS, FUSES, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions, chain_kernel, hint, is_layer
+from ksgen.spec.kernel import (
+    ACTIVATIONS,
+    FUSES,
+    LAYOUTS,
+    STRIDES,
+    Epilogue,
+    KernelSpec,
+    LayerOptions,
+    activations_of,
+    chain_kernel,
+    hint,
+    is_layer,
+)
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
@@ -168,9 +180,8 @@ def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...],
     if options.out_layout and what == "group":
         raise node.pairs["out_layout"].place.error(f"got {options.out_layout} of a group; accepted: of a chain")
     own = _options(node, defaults)
-    if any(each != SAME for each in own.inputs) and (what == "group" or (options.fuse == "yes" and len(chains[0]) > 1)):
-        refused = "a group" if what == "group" else "a layer in one launch, as fuse: yes says"
-        raise node.place.error(f"inputs in eight bits of {refused}; accepted: of a chain with a launch for each factor")
+    if lone := [each for each in own.precision if options.between not in activations_of(each)]:
+        raise node.pairs["between"].place.error(f"got {options.between} of complex numbers, {lone[0]}; accepted: none")
     return chains, own, options
 
 
@@ -202,8 +213,9 @@ def _launches(place: Place, chains: tuple[Chain, ...], options: Options, of_laye
     found: list[KernelSpec] = []
     with _blaming(place):
         for last in options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
-            if is_layer(chains, last.layout, of_layer.out_layout) and not last.has_bytes_in:
-                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout, "weights": last.weights}
+            if is_layer(chains, last.layout, of_layer.out_layout):
+                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout}
+                own |= {"weights": last.weights, "inputs": last.inputs}
                 whole = chain_kernel(chains, last.precision, last.layout, last.epilogue, last.stride, **own)
                 found.append(replace(whole, batch=last.batch))
     return tuple(found)

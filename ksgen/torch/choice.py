@@ -199,7 +199,7 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Choi
 
 def is_one_launch(
     own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
-    out_layout: str | None = None, weights: str = SAME,
+    out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
 ) -> Verdict:  # fmt: skip
     """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""
     if own in _not_one:
@@ -207,7 +207,7 @@ def is_one_launch(
     try:
         more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
         if weights != SAME:
-            more["weights"] = weights
+            more |= {"weights": weights, "inputs": inputs}
         return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch, **more)
     except DeviceError as error:  # the factors by themselves say what is missing
         return Verdict(False, str(error))

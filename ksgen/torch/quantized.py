@@ -22,7 +22,7 @@ from ksgen.launch.weights import writes_to
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs
 from ksgen.spec import STORAGES, Epilogue
-from ksgen.spec.storage import taken_beside
+from ksgen.spec.storage import SAME, taken_beside
 from ksgen.torch.checks import check_tensors, dtype_name
 from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
 from ksgen.torch.convert import put
@@ -204,8 +204,8 @@ class QuantizedKSLinear(Folding, nn.Module):
         """All factors in one launch where that pays; one by one, and so from then on, where its kernel cannot be built."""
         epilogue = Epilogue(options["bias"] is not None, self.activation, options["residual"] is not None)
         batch = x.shape[0 if self.layout == "bsf" else 1]
-        one = {"precision": options["precision"], "layout": self.layout, "epilogue": epilogue, "batch": batch, "weights": self.storage}
-        if self._x_scale is None and is_one_launch(own, x.device, **one).is_one:
+        one = {"precision": options["precision"], "layout": self.layout, "epilogue": epilogue, "batch": batch}
+        if is_one_launch(own, x.device, **one, weights=self.storage, inputs=self._inputs).is_one:
             try:
                 whole: Tensor = own(x, parts, **options)
                 return whole
@@ -231,6 +231,11 @@ class QuantizedKSLinear(Folding, nn.Module):
     def _x_scales(self) -> list[float | None]:
         """Of the x that each factor takes: only the first one's may be in eight bits."""
         return [self._x_scale] + [None] * (len(self.chain) - 1)
+
+    @property
+    def _inputs(self) -> str:
+        """How the x is stored that the first factor takes."""
+        return SAME if self._x_scale is None else self.storage
 
     @property
     def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -297,9 +302,9 @@ class QuantizedKSLinear(Folding, nn.Module):
         kind = "float32" if self.bias is None else dtype_name(self.bias.dtype)
         last = Epilogue(self.bias is not None, self.activation)
         lines = []
-        if has_kernels(device) and len(self.chain) > 1 and self._x_scale is None:
-            own = chain_launcher(self._shapes, self.between, self.fuse)
-            whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, weights=self.storage)
+        if has_kernels(device) and len(self.chain) > 1:
+            own, one = chain_launcher(self._shapes, self.between, self.fuse), {"weights": self.storage, "inputs": self._inputs}
+            whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, **one)
             lines.append(whole.splitlines()[0])
         for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
             stored = f"{each}: {self.storage} weights with a scale per {self.per}, {count} of {each.weight_count} saturated"
@@ -309,7 +314,7 @@ class QuantizedKSLinear(Folding, nn.Module):
             if has_kernels(device):
                 epilogue = last if number == len(self.chain) else Epilogue(activation=self.between)
                 options: dict[str, Any] = {"layout": self.layout, "epilogue": epilogue, "weights": self.storage}
-                options |= {"inputs": self.storage} if has_bytes_in else {}
+                options |= {"inputs": self._inputs} if number == 1 else {}
                 lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
             else:
                 lines.append(f"{stored}; PyTorch multiplies by what they stand for, as ksgen has no kernels on {device}")
@@ -477,8 +482,6 @@ def quantized(
         raise LaunchError(f"{layer._name()}: x_too={excerpt(x_too)}; accepted: True or False")
     if x_too and x is None:
         raise LaunchError(f"{layer._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is found")
-    if x_too and layer.fuse == "yes":
-        raise LaunchError(f"{layer._name()}: x_too=True with fuse='yes'; accepted: fuse='auto' or 'no', as each factor has a launch then")
     if layer.split is not None:
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):

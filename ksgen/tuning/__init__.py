@@ -40,11 +40,11 @@ def tune(
     if is_layer(chains, layout, out_layout):
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
-        if inputs != SAME:
-            raise SpecError(f"inputs={excerpt(inputs)} of a chain; accepted: same, as only a layer's first factor takes x in eight bits")
         if len(chains) > 1 and out_layout:
             raise SpecError(f"out_layout={excerpt(out_layout)} of chains beside each other; accepted: of one chain")
-        kernel = layer_launch(chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights)
+        kernel = layer_launch(
+            chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights, inputs=inputs
+        )  # fmt: skip
     else:
         kernel = KernelSpec(chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs)
     options = Options(parse_budget(budget), strategy, family)

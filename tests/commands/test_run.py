@@ -64,5 +64,7 @@ def test_x_in_eight_bits() -> None:
     figures = json.loads(ksgen("run", "2,9,5,3", "--batch", "9", "--precision", "bfloat16", *stored, "--runs", "2", "--json").stdout)
     assert figures["passed"]
     assert (figures["kernel"], figures["stored_inputs"]) == ("ks_2x9x5x3_bfloat16_e4m3_inputs_bsf", "e4m3")
-    layer = ksgen("run", "2,9,5,3", "1,4,54,1", *stored)
-    assert "--inputs e4m3 of a layer; accepted: one pattern" in layer.stderr
+    layer = ksgen("run", "2,9,5,3", "1,4,54,1", "--batch", "9", *stored, "--runs", "2", "--json")
+    figures = json.loads(layer.stdout)
+    assert figures["passed"]
+    assert figures["kernel"] == "ks_2x9x5x3_1x4x54x1_float32_e4m3_inputs_bsf"

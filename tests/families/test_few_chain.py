@@ -76,10 +76,25 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
         np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(**options_), behind=0), first)
 
 
-@pytest.mark.parametrize(("precision", "weights"), [("bfloat16", "int8"), ("float32", "e4m3")])
-def test_weights_in_eight_bits(precision: str, weights: str) -> None:
-    """What lies between is scaled before its activation."""
-    kernel, run, batch = chain_of(UNEVEN, precision, "bsf", ALL, between="gelu", weights=weights), in_emulator(), 3
+@pytest.mark.parametrize(
+    ("patterns", "precision", "layout", "weights", "inputs", "more"),
+    [
+        (UNEVEN, "bfloat16", "bsf", "int8", "same", {}),
+        (UNEVEN, "float32", "bsf", "e4m3", "same", {}),
+        (UNEVEN, "float16", "bsf", "e4m3", "e4m3", {}),
+        (PLANES, "float32", "bsl", "int8", "int8", {"out_layout": "bsf"}),
+        (EVEN, "bfloat16", "bsf", "e5m2", "e5m2", {"out_layout": "bsl"}),  # X is copied sixteen bytes at a time
+    ],
+)
+def test_weights_and_x_in_eight_bits(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, weights: str, inputs: str, more: dict[str, Any]
+) -> None:
+    """What lies between is scaled before its activation, and stored as Y is."""
+    kernel, run, batch = (
+        chain_of(patterns, precision, layout, ALL, between="gelu", weights=weights, inputs=inputs, **more),
+        in_emulator(),
+        3,
+    )
     source, problem = source_of(kernel, batch), make_problem(kernel, batch)
     packed = [
         pack(replace(make_problem(each.kernel, 1), quantized=(own,)), each, run)
@@ -87,8 +102,8 @@ def test_weights_in_eight_bits(precision: str, weights: str) -> None:
     ]
     assert problem.bias is not None
     assert problem.residual is not None
-    y = np.full((batch, kernel.pattern.out_features), np.nan, problem.x.dtype)
-    arguments = [as_bits(problem.x), *packed, as_bits(y), as_bits(problem.bias), as_bits(problem.residual), batch]
+    y = np.full(problem.y_shape, np.nan, problem.bias.dtype)
+    arguments = [as_bits(problem.given_x), *packed, as_bits(y), as_bits(problem.bias), as_bits(problem.residual), batch]
     run(source, source.entry, FAMILY.geometry(kernel, source.constants, batch), arguments)
     assert compare(problem, y)[0] <= problem.tolerance
 

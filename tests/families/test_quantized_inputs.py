@@ -8,15 +8,17 @@ import pytest
 from ksgen import reference
 from ksgen.errors import ConstantsError, SpecError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for
+from ksgen.families.chains import factor_kernels
 from ksgen.families.mma import MmaConstants
 from ksgen.families.vector import VectorConstants
 from ksgen.launch.choice import Choice
+from ksgen.launch.fused import verdict_for
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.verify import Bench, Problem, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, numpy_type
 from ksgen.spec import LAYOUTS, STORAGES, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
+from ksgen.spec.kernel import CHAIN, chain_kernel
 from ksgen.spec.storage import taken_beside
 from tests.families import test_vector as vector
 from tests.measure.test_verify import needs_opencl
@@ -126,6 +128,18 @@ def test_what_serves_it(layout: str) -> None:
         check(FAMILIES["simt"], wide, replace(found, copy="async"))
 
 
+def test_who_takes_it_through_several_factors() -> None:
+    """Processors, and on GPUs blocks of few entries; of many, each factor is a launch of its own, which is said."""
+    pair = (Pattern(6, 64, 64, 1), Pattern(1, 768, 384, 1))
+    kernel = chain_kernel((pair,), "bfloat16", "bsf", Epilogue(), weights="e4m3", inputs="e4m3")
+    assert [each.name for each in families_for(kernel, LIMITS)] == ["few_chain"]
+    assert [each.name for each in families_for(replace(kernel, inputs="same"), LIMITS)] == ["mma_chain", "few_chain"]
+    assert verdict_for(kernel, LIMITS, "cuda", 1, "yes").is_one
+    for fuse in ("yes", "auto"):
+        found = verdict_for(kernel, LIMITS, "cuda", 4096, fuse)
+        assert (found.is_one, found.why) == (False, "no family for such a batch takes x in e4m3 through all factors")
+
+
 def test_bytes_that_cross_memory() -> None:
     kernel = kernel_of((1, 768, 192, 2), "bfloat16", "e4m3", "bsf", Epilogue())
     plain = replace(kernel, weights="same", inputs="same")
@@ -143,10 +157,15 @@ def test_what_a_kernel_may_be() -> None:
         ({"inputs": "e4m3"}, "inputs=e4m3 with weights=same; accepted: inputs=same, or as weights are stored"),
         ({"weights": "e5m2", "inputs": "e4m3"}, "inputs=e4m3 with weights=e5m2"),
         ({"weights": "e4m3", "inputs": "int4"}, "inputs='int4'"),
-        ({"weights": "e4m3", "inputs": "e4m3", "job": CHAIN, "before": (Pattern(2, 8, 9, 1),)}, "job=chain with inputs=e4m3"),
+        (
+            {"inputs": "e4m3", "job": "gradient"},
+            "job=gradient with inputs=e4m3; accepted: inputs=same, as weights are trained on x as it is",
+        ),
     ):
         with pytest.raises(SpecError, match=told):
             KernelSpec(pattern, **options)
+    whole = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3", job=CHAIN, before=(Pattern(2, 8, 9, 1),))
+    assert [each.inputs for each in factor_kernels(whole)] == ["e4m3", "same"]  # what lies between is stored as Y is
     one = KernelSpec(pattern, "float16", weights="e4m3", inputs="e4m3")
     assert one.name == "ks_2x9x8x1_float16_e4m3_inputs_bsf"
     assert one.told["inputs"] == "e4m3"
@@ -185,3 +204,23 @@ def test_processors_agree_natively(storage: str, monkeypatch: pytest.MonkeyPatch
         kernel = kernel_of(shape, "bfloat16", storage, layout)
         for batch in (1, 33):
             _agrees(kernel, vector.constants_of(kernel, along, 16), batch, native=True)
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("storage", "precision", "layout", "out_layout"),
+    [("e4m3", "bfloat16", "bsf", None), ("int8", "float32", "bsl", "bsf"), ("e5m2", "float16", "bsf", "bsl")],
+)
+def test_processors_take_it_through_a_group_of_chains(storage: str, precision: str, layout: str, out_layout: str | None) -> None:
+    """Ragged in all sizes; a chain alone where one layout is turned into the other. Lanes along the outputs, and along the batch."""
+    chains = ((Pattern(2, 9, 20, 3), Pattern(1, 7, 54, 1)), (Pattern(1, 21, 40, 3),))
+    one = chain_kernel(
+        chains[: 1 if out_layout else 2], precision, layout, ALL, between="gelu", out_layout=out_layout, weights=storage, inputs=storage
+    )
+    family, device = FAMILIES["vector_chain"], processor()
+    for batch in (5, 33):
+        problem = make_problem(one, batch)
+        plan = PLANNER.plan_of(device, one, batch, Choice(family.name, family.default(one, vector.CPU, batch), "this test"))
+        bench = Bench(device, problem)
+        error, _ = bench.check(plan, bench.pack(plan))
+        assert error <= problem.tolerance, (plan.choice.constants, batch, error)

@@ -205,7 +205,11 @@ def test_only_a_layers_first_factor_meets_x_in_eight_bits() -> None:
     assert names(text) == [
         "1x6x4x2_bfloat16_e4m3_inputs_bsf", "1x5x12x1_bfloat16_e4m3_bsf", "1x3x5x1_bfloat16_e4m3_bsf", "2x3x4x1_bfloat16_e4m3_inputs_bsf",
     ]  # fmt: skip
-    assert set(parse(text).launches.values()) == {()}  # no launch of all factors takes it
+    [whole] = parse(text).launches["up"]
+    assert whole.name == "ks_1x6x4x2_1x5x12x1_1x3x5x1_bfloat16_e4m3_inputs_bsf"
+    group = "layers: {up: {group: [[[1,6,4,2]], [[1,3,8,1]]], weights: int8, inputs: int8}}"
+    assert parse(group).launches["up"][0].inputs == "int8"
+    assert [each.inputs for each in parse(group).kernels] == ["int8", "int8"]
 
 
 def test_gradients_add_what_training_needs_once() -> None:
@@ -421,12 +425,8 @@ WRONG = [
         "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
     ),
     (
-        "layers:\n  q: {group: [[[1,2,3,4]]], weights: int8, inputs: int8}",
-        "2: layers.q: inputs in eight bits of a group; accepted: of a chain with a launch for each factor",
-    ),
-    (
-        "layers:\n  q: {chain: [[1,2,3,4], [1,3,8,1]], weights: int8, inputs: int8, fuse: yes}",
-        "2: layers.q: inputs in eight bits of a layer in one launch, as fuse: yes says; accepted: of a chain",
+        "layers:\n  q: {chain: [[1,2,3,4], [1,3,8,1]], between: relu, precision: [float32, complex64]}",
+        "2: layers.q.between: got relu of complex numbers, complex64; accepted: none",
     ),
     ("layers:\n  q: {group: [], bias: true}", "2: layers.q.group: got an empty list; accepted: a list of chains"),
     (

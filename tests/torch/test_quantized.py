@@ -326,6 +326,19 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
         torch.testing.assert_close(copy.deepcopy(made)(x), made(x), rtol=0, atol=0)
 
 
+def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for() -> None:
+    """Of the same bits as a launch for each factor, as float32 lies between."""
+    x = torch.randn(40, 48)
+    apart = KSLinear(CHAIN, between="relu", fuse="no").quantize("e4m3", x=x, x_too=True)
+    whole = KSLinear(CHAIN, between="relu", fuse="yes").quantize("e4m3", x=x, x_too=True)
+    whole.load_state_dict(apart.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(whole(x), apart(x), rtol=1e-6, atol=1e-6)
+    one, *each = whole.explain(40).splitlines()
+    assert ("one launch, by vector_chain" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
+    assert "a launch for each factor; fuse='no'" in apart.explain(40)
+
+
 def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(12, 48)
     made = KSLinear(CHAIN).quantize("e4m3", x=x, x_too=True)
@@ -344,8 +357,6 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
     layer, x = KSLinear(CHAIN), torch.randn(4, 48)
     with pytest.raises(LaunchError, match="x_too=True without x; accepted: x as the layer meets it"):
         layer.quantize("int8", x_too=True)
-    with pytest.raises(LaunchError, match="x_too=True with fuse='yes'; accepted: fuse='auto' or 'no'"):
-        KSLinear(CHAIN, fuse="yes").quantize("int8", x=x, x_too=True)
     with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
         layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
     made = layer.quantize("int8", x=x, x_too=True)
@@ -383,4 +394,4 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
     for _ in range(2):
         torch.testing.assert_close(made._on_gpu(whole, x, made._quantized(), options), wanted)
     assert told == [(whole, "no compiler")]
-    assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8"}] * 2
+    assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8", "inputs": "same"}] * 2

@@ -28,6 +28,7 @@ _OF_BOTH = (  # the constants of `few` that the text of either factor takes as t
     "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "TURNS", "HALVINGS", "HELD", "SAME",
     "SCALES",
 )  # fmt: skip
+INPUT = "Input"  # the type of it, where that is another one for each factor
 _OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
 
 
@@ -117,6 +118,9 @@ class FewChain(Shaped[FewChainConstants]):
             "picture": family.picture(shape.last.kernel, constants.last),
             "early": ("early",) * constants.early,
             "of_scales": ("scales",) * kernel.is_quantized,
+            "x_given": "given" if kernel.has_bytes_in else "stored",
+            "x_stored": INPUT if kernel.has_bytes_in else "stored",  # of what a factor multiplies: X, or what lies between
+            "of_inputs_apart": (INPUT,) * kernel.has_bytes_in,
             "factors": [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed],
         }
 

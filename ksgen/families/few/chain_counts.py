@@ -49,11 +49,11 @@ def work_of(kernel: KernelSpec, constants: FewChainConstants, batch: int, memory
     first, last = shape.first, shape.last
     tiles = divide_up(batch, own.tile_batch)
     blocks, warps = last.grid(batch), shape.threads // WARP
-    copied = first.x_copies * first.x_vector * size
+    copied = first.x_copies * first.x_vector * kernel.x_item_bytes
     zeros = own.tile_batch * own.tile_d * (last.x_width - kernel.pattern.c) * size
     kept = own.tile_batch * own.tile_d * kernel.pattern.c * size
     reads, more = (stages * warps * factor.constants.steps * own.tile_batch for factor, stages in _stages(shape))
-    first_piece, last_piece = (factor.vector * size for factor in (first, last))
+    first_piece, last_piece = (factor.vector * factor.kernel.x_item_bytes for factor in (first, last))
     read = reads * _runs(first, own.tile_d) * own.first_lanes_in * first_piece
     read += more * min(last.groups, own.tile_d) * own.lanes_in * last_piece
     written, found = (own.warps_in * last.rows * entries * real for entries in (tiles * own.tile_batch, batch))
@@ -94,7 +94,7 @@ def _runs(first: First, tile_d: int) -> int:
 @lru_cache(REMEMBERED)
 def first_read_cycles(first: First, tile_d: int) -> int:
     """For one piece of X by each lane of a warp."""
-    size, lanes = first.kernel.item_bytes, first.constants.lanes_in
+    size, lanes = first.kernel.x_item_bytes, first.constants.lanes_in
     piece, apart = first.vector * size, first.x_plane * size
     return read_cycles([plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece)
 
@@ -102,7 +102,7 @@ def first_read_cycles(first: First, tile_d: int) -> int:
 @lru_cache(REMEMBERED)
 def copy_cycles(first: First) -> int:
     """To write X, by the block's threads in turn."""
-    size, width, step = first.kernel.item_bytes, first.x_width // first.x_vector, first.x_vector
+    size, width, step = first.kernel.x_item_bytes, first.x_width // first.x_vector, first.x_vector
 
     def place(at: int) -> int:
         if first.kernel.layout == "bsf":

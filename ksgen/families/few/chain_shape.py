@@ -176,7 +176,7 @@ class ChainShape:
     def between(self) -> int:
         """Bytes in front of what lies between: X, and later the sums of a row's warps."""
         parts = self.constants.warps_in * self.last.part * self.kernel.real_bytes
-        return divide_up(max(self.first.panel * self.kernel.item_bytes, parts), ALIGNMENT) * ALIGNMENT
+        return divide_up(max(self.first.panel * self.kernel.x_item_bytes, parts), ALIGNMENT) * ALIGNMENT
 
     @property
     def shared_bytes(self) -> int:

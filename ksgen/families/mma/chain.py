@@ -152,6 +152,8 @@ class MmaChain(GpuChain[MmaChainConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        if kernel.has_bytes_in:  # which a launch for each factor takes
+            return False
         if kernel.job != CHAIN or is_single(kernel) or not limits.tensor_cores or kernel.arithmetic.operand is None:
             return False
         return all(map(is_precise, factor_kernels(kernel))) and any(self.space(kernel, limits))

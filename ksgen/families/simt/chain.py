@@ -140,6 +140,8 @@ class SimtChain(GpuChain[SimtChainConstants]):
     why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: float32 and float64, sm_80 on"
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        if kernel.has_bytes_in:  # which a launch for each factor takes
+            return False
         if kernel.job != CHAIN or not limits.async_copies or limits.is_cpu or kernel.item_bytes < LEAST_ITEM:
             return False
         if kernel.arithmetic.is_complex or is_single(kernel):

@@ -244,11 +244,11 @@ class VectorChain(Shaped[ChainConstants]):
             "kernel": own.kernel,
             "along": own.constants.along,
             "constexprs": factor_constexprs(own),
-            "source": "stored" if is_first else between,
+            "source": between if not is_first else "byte" if own.kernel.has_bytes_in else "stored",
             "target": "stored" if is_last else between,
             "kept": "outputs" if is_last else is_kept,
             "as_kept": "as_outputs" if is_last or shape.constants.pairs else "",
-            "widen": "widen" if is_first else widen,
+            "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
             "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }
