@@ -80,9 +80,10 @@ PROMISES = {
         stored=tuple(STORAGES),
         inputs=tuple(STORAGES),
     ),
+    # by up to 100 with X in eight bits, of which ptxas widens the pieces of several steps at a time
     "few_chain": Promise(
         ("sm_80", "sm_90a"),
-        register_error=80,
+        register_error=104,
         precisions=("float32", "float64", "float16", "bfloat16"),
         batches=(1, 8, None),
         inputs=tuple(STORAGES),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ksgen.errors import ToolchainError
-from tests.second_opinion.__main__ import OF_TENSOR_CORES, PRECISIONS, cases
+from ksgen.spec import KernelSpec
+from tests.second_opinion.__main__ import OF_TENSOR_CORES, PRECISIONS, cases, in_bytes
 from tests.second_opinion.simulator import UNKNOWN, Simulator, SimulatorError, build
 from tests.support.kernels import kernel_of, source_of
 from tests.support.program import needs_compiler
@@ -39,9 +40,16 @@ def test_a_source_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "precision", "word"), [("simt", "float32", "cp.async"), ("mma", "float16", "mma.sync")])
-def test_instructions_that_the_simulator_lacks_are_played(family: str, precision: str, word: str, tmp_path: Path) -> None:
-    source = source_of(family, kernel_of((2, 37, 13, 5), precision, "bsf"))
+@pytest.mark.parametrize(
+    ("family", "kernel", "word"),
+    [
+        ("simt", kernel_of((2, 37, 13, 5), "float32", "bsf"), "cp.async"),
+        ("mma", kernel_of((2, 37, 13, 5), "float16", "bsf"), "mma.sync"),
+        ("mma", in_bytes((2, 37, 13, 5), "bsf", "e4m3"), "e4m3.e4m3"),
+    ],
+)
+def test_instructions_that_the_simulator_lacks_are_played(family: str, kernel: KernelSpec, word: str, tmp_path: Path) -> None:
+    source = source_of(family, kernel)
     assert word in source.text
     try:
         text = Simulator(tmp_path, tmp_path, tmp_path).ptx(source).read_text()

@@ -81,7 +81,7 @@ def command(
         layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
         patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
     meeting = patterns if spec else [chain[0] for chain in layer.chains]  # X: what lies between factors is stored as Y is
-    stored = {pattern: {"weights": weights, "inputs": inputs if pattern in meeting else SAME} for pattern in patterns}
+    stored: dict[Pattern, dict[str, Any]] = {each: {"weights": weights, "inputs": inputs if each in meeting else SAME} for each in patterns}
     described = [_describe(KernelSpec(pattern, precision, layout, **own), batch, device) for pattern, own in stored.items()]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:

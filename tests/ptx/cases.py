@@ -15,6 +15,7 @@ from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
 
 TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
+BYTES = {"e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "e5m2": np.dtype(ml_dtypes.float8_e5m2)}
 
 NAMED = """
 extern "C" __global__ void named(float* y) {
@@ -99,6 +100,14 @@ def mma(operand: str) -> Case:
     y = np.random.default_rng(2).standard_normal((16, 8), np.float32)
     check = _close(y, y + exact(a, b), 2e-6)
     return Case(f"mma {operand}", mma_text(operand), "product", "sm_80", 32, 0, [words(a), words(b), y], check)
+
+
+def mma_bytes(operand: str) -> Case:
+    """The same of floats in eight bits: whole numbers, of which tensor cores cut nothing off."""
+    random, kind = np.random.default_rng(3), BYTES[operand]
+    a, b, y = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((16, 32), (8, 32), (16, 8)))
+    check = _equal(y, y + exact(a, b))
+    return Case(f"mma {operand}", mma_text(operand), "product", "sm_89", 32, 0, [words(a.astype(kind)), words(b.astype(kind)), y], check)
 
 
 def narrow() -> Case:
@@ -272,6 +281,7 @@ def batched() -> Case:
 def all_cases() -> Iterator[Case]:
     yield from (matrices(load, store) for load in (False, True) for store in (False, True))
     yield from (mma(operand) for operand in TYPES)
+    yield from (mma_bytes(operand) for operand in BYTES)
     yield from (narrow(), eight_bits(), named(), ring(), arrivals(), grids(), cluster(), panels(), batched())
     yield box(0, (4, 3, 2, 2), (0, 0, 0, 0))
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))

@@ -8,7 +8,7 @@ Each text's result is held to float64, and to the emulator's bits. Results go to
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -38,7 +38,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Texts as a GPU without asynchronous copies gets them, those of newer ones where they differ, those with epilogues, and those
-    for tensor cores, and one whose X stays in shared memory."""
+    for tensor cores, one whose X stays in shared memory, and two whose X and weights are in eight bits."""
     for precision in PRECISIONS:
         for family in ("simt", "gradient"):
             for pattern in PATTERNS.values():
@@ -54,6 +54,13 @@ def cases() -> Iterator[Case]:
                 kernels = [kernel_of(patterns_of(family, precision)[name], precision, layout) for layout in LAYOUTS]
                 yield from (Case(source_of(family, kernel)) for kernel in kernels if serves(family, kernel))
     yield Case(source_of("mma", kernel_of((2, 70, 40, 16), "float16", "bsf"), RESIDENT))
+    for storage, layout in (("e4m3", "bsf"), ("e5m2", "bsl")):
+        yield Case(source_of("mma", in_bytes(PATTERNS["flat"], layout, storage)))
+
+
+def in_bytes(pattern: tuple[int, ...], layout: str, storage: str) -> KernelSpec:
+    """With X and weights in eight bits, which are widened to float16 where no instruction multiplies them."""
+    return replace(kernel_of(pattern, "bfloat16", layout), weights=storage, inputs=storage)
 
 
 def _of_targets(family: str, kernel: KernelSpec) -> Iterator[Case]:
