@@ -1,7 +1,7 @@
 """Layers on GPUs, by the cost model: all factors in one launch beside a launch for each: `python -m benchmarks.fused`; with
 `--side-by-side 3`, three layers on one X, such as q, k and v, in one launch beside the layers one by one.
 
-The 24 chains of `benchmarks.layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual
+The 24 chains of `ksgen bench layers`. Bytes are those that cross memory at least; times are what the model expects of a target's usual
 card. Nothing is measured here, and no GPU is needed.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from benchmarks.layers import chains
+from ksgen.bench.chains import transformers
 from ksgen.families import cuda_limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.expected import default_us
@@ -78,7 +78,7 @@ def main(batch: int, precisions: Sequence[str], layouts: Sequence[str], targets:
     for target in targets:
         for precision in precisions:
             for layout in layouts:
-                rows = {name: row(chain, precision, layout, target, batch, side_by_side) for name, chain in chains().items()}
+                rows = {name: row(chain, precision, layout, target, batch, side_by_side) for name, chain in transformers().items()}
                 told = {"target": target, "precision": precision, "layout": layout, "batch": batch}
                 if as_json:
                     click.echo(json.dumps(told | {"chains": rows}))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline, library_version
 from ksgen.bench.clock import BusyCudaClock, Clock, host_clock, opencl_clock
-from ksgen.bench.problem import Job, Problem
+from ksgen.bench.problem import Asked, Job, Problem
 from ksgen.bench.roster import OURS, PARTS
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
@@ -46,18 +46,18 @@ class Ready:
 class Contender:
     """One way to compute a job. Measurements of different days with equal `identity` measure the same thing."""
 
-    job: Job
+    job: Asked
     implementation: str
     variant: str
     arithmetic: str
     identity: str
-    prepare: Callable[[Problem], Ready]
+    prepare: Callable[[Any], Ready]  # of the job's own arrays
     extra_bytes: int  # beside X, Y and the weights
     multiplications: int  # for each batch entry
     family: str = ""
     constants: str = ""
     why: str = ""
-    source: Callable[[], Source] | None = None
+    sources: Callable[[], list[Source]] | None = None
 
     @property
     def key(self) -> str:
@@ -70,13 +70,9 @@ class Contender:
 
     @property
     def facts(self) -> dict[str, Any]:
-        job = self.job
         return {
             "key": self.key,
-            "pattern": str(job.pattern),
-            "precision": job.precision,
-            "layout": job.layout,
-            "batch": job.batch,
+            **self.job.facts,
             "implementation": self.implementation,
             "variant": self.variant,
             "arithmetic": self.arithmetic,
@@ -97,7 +93,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
     """Every family's default, and "tuned" if wisdom has something better. On a processor, only the family that launchers take, and those
     that nobody has measured."""
     limits = limits_of(device)
-    for arithmetic in _arithmetics(job, device):
+    for arithmetic in arithmetics(job, device):
         kernel = job.kernel(arithmetic)
         able = list(meant_for(kernel, limits, job.batch))
         if limits.is_cpu:
@@ -124,7 +120,7 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     from ksgen.tuning.tuner import parse_budget
 
     selector = f"{device.runtime}:{device.index}"
-    for arithmetic in _arithmetics(job, device):
+    for arithmetic in arithmetics(job, device):
         known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
         if known and known.batch == job.batch and not known.is_stale:
             continue
@@ -141,7 +137,7 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
             warnings.warn(f"{job.key}: the search for {arithmetic} found nothing ({error})", stacklevel=2)
 
 
-def _arithmetics(job: Job, device: Device) -> tuple[str, ...]:
+def arithmetics(job: Asked, device: Device) -> tuple[str, ...]:
     """The arithmetics of our kernels. Without tensor cores, their modes are left out: each would be plain float32 again. So are tiles'."""
     limits = limits_of(device)
 
@@ -163,7 +159,7 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
     kernel = job.kernel(arithmetic)
 
     def source() -> Source:
-        return _render(kernel, choice, device.dialect)
+        return rendered(kernel, choice, device.dialect)
 
     def prepare(problem: Problem) -> Ready:
         check_grid(kernel, choice.family, choice.constants, job.batch)
@@ -179,12 +175,12 @@ def _our(job: Job, device: Device, arithmetic: str, choice: Choice, variant: str
     workspace_bytes = family_named(choice.family).geometry(kernel, choice.constants, job.batch).workspace_bytes
     return Contender(
         job, OURS, variant, arithmetic, identity, prepare, copies + workspace_bytes, job.pattern.weight_count,
-        choice.family, str(choice.constants), choice.why, source,
+        choice.family, str(choice.constants), choice.why, lambda: [source()],
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def _render(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
+def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
     return render(kernel, choice.constants, family=choice.family, dialect=dialect)
 
 

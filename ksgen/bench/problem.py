@@ -3,20 +3,65 @@
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ksgen.bench.roster import COMPARISONS, Comparison
-from ksgen.measure.verify import CACHE_BYTES
+from ksgen.measure.verify import CACHE_BYTES, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import PRECISIONS, KernelSpec
 
 MOST_SETS = 64  # of X and Y that runs take in turn
 _ENDS, _BETWEEN = 16, 16  # batch entries that are compared: at both ends, where tiles are ragged, and in between
+COMPARED = 2 * _ENDS + _BETWEEN
+
+
+class Arrays(Protocol):
+    """What contenders of one job work on."""
+
+    sets: list[Tensor]  # of X
+
+    @property
+    def checked(self) -> int:
+        """Batch entries that are compared."""
+
+    def error(self, y: Any) -> float:
+        """Of what a contender gave, against float64."""
+
+
+class Asked(Protocol):
+    """What all contenders compute: a product, or a layer."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def comparison(self) -> Comparison: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its rows say of it."""
+
+    @property
+    def bytes(self) -> int: ...
+    def kernel(self, arithmetic: str) -> KernelSpec:
+        """All of it in one launch."""
+
+    def factor(self, arithmetic: str) -> KernelSpec:
+        """A product of it, whose instructions the device's limits are measured by."""
+
+    def tolerance(self, arithmetic: str) -> float:
+        """The largest error that rounding explains."""
+
+    def problem(self, where: torch.device, seed: int) -> Arrays: ...
 
 
 @dataclass(frozen=True)
@@ -36,8 +81,20 @@ class Job:
     def key(self) -> str:
         return f"{self.pattern} {self.precision} {self.layout} {self.batch}"
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"pattern": str(self.pattern), "precision": self.precision, "layout": self.layout, "batch": self.batch}
+
     def kernel(self, arithmetic: str) -> KernelSpec:
         return KernelSpec(self.pattern, arithmetic, self.layout)
+
+    factor = kernel
+
+    def tolerance(self, arithmetic: str) -> float:
+        return tolerance(arithmetic, self.pattern.c)
+
+    def problem(self, where: torch.device, seed: int) -> "Problem":
+        return Problem(self, where, seed)
 
     @property
     def bytes(self) -> int:

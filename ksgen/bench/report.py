@@ -3,7 +3,7 @@
 Judges nothing: `tables`, `figures` and `heuristic` say what is shown. The same rows give the same bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -15,6 +15,7 @@ from ksgen import __version__
 from ksgen.bench import figures, tables
 from ksgen.bench.comparison import BEST, Results, gains, group_by, precisions_of
 from ksgen.bench.heuristic import judge
+from ksgen.bench.layer_tables import each_layer, in_short
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import Row
@@ -66,7 +67,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
     environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}",
-        sections=[_overview(rows), *(_precision(rows, each) for each in precisions_of(rows)), *_closing(rows, wholes)],
+        sections=_sections(rows, wholes, _precision),
         dark_style=Markup(svg.dark_style()),
         source=published()["source"],
         version=__version__,
@@ -75,7 +76,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
 
 def markdown(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
     """Every table of the page."""
-    sections = [_overview(rows), *(_tables(rows, each) for each in precisions_of(rows)), *_closing(rows, wholes, with_figures=False)]
+    sections = _sections(rows, wholes, _tables, with_figures=False)
     parts = [f"# Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}\n"]
     for section in sections:
         parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
@@ -85,14 +86,23 @@ def markdown(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
 
 def picture(rows: Sequence[Row]) -> bytes:
     """A processor's results as a PNG."""
-    if not (found := gains(rows)):
+    if not (found := gains([row for row in rows if not row.layer])):
         raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
     return figures.sorted_gains(found, ", ".join(_once(row.device for row in rows)))
 
 
-def _overview(rows: Sequence[Row]) -> Section:
-    shown = [tables.overview(rows), tables.processors(rows), tables.setting(rows)]
-    return Section("Overview", "", [table for table in shown if table.rows])
+def _sections(
+    rows: Sequence[Row], wholes: Sequence[Table], of_precision: Callable[[Sequence[Row], str], Section], with_figures: bool = True
+) -> list[Section]:
+    """Products first, then whole layers."""
+    products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
+    shown = [tables.overview(products), tables.processors(products), in_short(layers), tables.setting(rows)]
+    found = [Section("Overview", "", [table for table in shown if table.rows])]
+    found += [of_precision(products, each) for each in precisions_of(products)]
+    found += [Section("Layers", "Every factor of a layer, and several layers on one x.", list(each_layer(layers)))] if layers else []
+    found += _closing(products, wholes, with_figures)
+    trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
+    return [*found, *([trust] if any(table.rows for table in trust.tables) else [])]
 
 
 def _tables(rows: Sequence[Row], precision: str) -> Section:
@@ -131,7 +141,7 @@ def _precision(rows: Sequence[Row], precision: str) -> Section:
     return section
 
 
-def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool = True) -> list[Section]:
+def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
     energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(rows)])
     for precision in precisions_of(rows) if with_figures else ():
         if ratios := Results(rows, precision).energy_ratios(OURS, OTHERS):
@@ -140,8 +150,7 @@ def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool = 
             energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
     models = Section("Whole models", "", list(wholes))
     rest = Section("Beside the authors", "", [tables.authors(rows)])
-    trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
-    return [section for section in (energy, models, rest, trust) if any(table.rows for table in section.tables)]
+    return [section for section in (energy, models, rest) if any(table.rows for table in section.tables)]
 
 
 def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:

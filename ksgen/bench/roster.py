@@ -14,6 +14,8 @@ PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
+ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # of whole layers
+WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # of whole layers
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parqu
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, get_type_hints
@@ -67,6 +67,7 @@ class Row:
     ksgen: str
     commit: str
     date: str
+    layer: str = ""  # the name of a layer, of which `pattern` has all factors; empty for a product
 
     @property
     def shape(self) -> Pattern:
@@ -83,6 +84,7 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+_ALWAYS = tuple(field.name for field in fields(Row) if field.default is MISSING)  # others are not in older files
 _TYPES = get_type_hints(Row)
 
 
@@ -157,7 +159,7 @@ def _read_csv(path: Path) -> list[Row]:
     try:
         reader = csv.DictReader(io.StringIO(read(path, MOST_BYTES_OF_FILE).decode(), newline=""))
         names = reader.fieldnames or ()
-        if missing := [name for name in COLUMNS if name not in names]:
+        if missing := [name for name in _ALWAYS if name not in names]:
             raise KsgenError(f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}")
         return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -171,7 +173,7 @@ def _read_parquet(path: Path) -> list[Row]:
         raise KsgenError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow; or take the CSV beside it") from error
     try:
         table = parquet.read_table(path).to_pylist()
-        return [Row(**{name: row[name] for name in COLUMNS}) for row in table]
+        return [Row(**{name: row[name] for name in COLUMNS if name in _ALWAYS or name in row}) for row in table]
     except (OSError, ArrowException) as error:
         raise KsgenError(f"{path}: cannot be read ({excerpt(str(error))})") from error
     except KeyError as error:
@@ -181,7 +183,7 @@ def _read_parquet(path: Path) -> list[Row]:
 def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
     values: dict[str, Any] = {}
     for name in COLUMNS:
-        text = texts[name] or ""
+        text = texts.get(name) or ""
         try:
             values[name] = text if _kind(name) is str else (None if text == "" else _kind(name)(text))
         except ValueError:
@@ -189,7 +191,8 @@ def _row_of_text(texts: Mapping[str, str | None], where: str) -> Row:
         if values[name] is None and _TYPES[name] is int:
             raise KsgenError(f"{where}: {name} is empty; accepted: a number")
     try:
-        Pattern.parse(values["pattern"])
+        if not values["layer"]:
+            Pattern.parse(values["pattern"])
     except KsgenError as error:
         raise KsgenError(f"{where}: {error}") from error
     return Row(**values)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from math import inf
 from time import monotonic
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
-from ksgen.bench.problem import Job, Problem
+from ksgen.bench.problem import Arrays, Asked
 from ksgen.bench.roster import COMPILED, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
@@ -27,7 +28,6 @@ from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
-from ksgen.measure.verify import tolerance
 from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
@@ -68,7 +68,7 @@ class Runner:
             raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
         log.append("run", facts)
 
-    def run(self, jobs: Sequence[Job]) -> int:
+    def run(self, jobs: Sequence[Asked]) -> int:
         """Returns how many jobs are complete: all of them, or those that fit the time limit."""
         self._check_batch(jobs)
         waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
@@ -76,7 +76,7 @@ class Runner:
         while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
             if self.protocol.tune and OURS in self.protocol.names and self._in_time():
                 self.report(done, len(jobs), f"searching for {chunk[0].key}")
-                tune(chunk[0], self.device, self.protocol.tune, self.deadline)
+                self._tune(chunk[0], self.protocol.tune)
             todo = {job: self._undone(job) for job in chunk}
             self._build([each for some in todo.values() for each in some], done, len(jobs))
             for job in chunk:
@@ -86,8 +86,10 @@ class Runner:
                 done += 1
         return done
 
-    def _check_batch(self, jobs: Sequence[Job]) -> None:
+    def _check_batch(self, jobs: Sequence[Asked]) -> None:
         """Refuses another batch: times of a pattern at two batches cannot be compared."""
+        if any("layer" in each.facts for each in self.log.content.contenders.values()):
+            raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench layers`; name another file with -o")
         known = {each.facts["batch"] for each in self.log.content.contenders.values()}
         if other := next((job.batch for job in jobs if known and job.batch not in known), 0):
             raise KsgenError(f"{self.log.path} holds measurements of batch {min(known)}, and this is {other}; name another file with -o")
@@ -99,8 +101,14 @@ class Runner:
         """Whether its check is likely to fit the time left: any of its kind may take as long, seconds if something compiles."""
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
-    def _undone(self, job: Job) -> list[Contender]:
-        return [each for each in contenders(job, self.device, self.protocol.names) if self._missing(each)]
+    def _contenders(self, job: Any) -> list[Contender]:
+        return contenders(job, self.device, self.protocol.names)
+
+    def _tune(self, job: Any, budget: str) -> None:
+        tune(job, self.device, budget, self.deadline)
+
+    def _undone(self, job: Asked) -> list[Contender]:
+        return [each for each in self._contenders(job) if self._missing(each)]
 
     def _missing(self, contender: Contender) -> int:
         """Measurements that are still to be made."""
@@ -114,7 +122,7 @@ class Runner:
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
         """Build all kernels of a few jobs at once, on all cores. One that cannot be built says so when it is prepared."""
-        sources = [each.source() for each in wanted if each.source and self._in_time()]
+        sources = [source for each in wanted if each.sources and self._in_time() for source in each.sources()]
 
         def check_time(*_: object) -> None:
             if not self._in_time():
@@ -126,7 +134,7 @@ class Runner:
             with suppress(_TimeIsUpError):  # which ends the compilers that run
                 build_many(requests, self.device.compiler(), on_done=check_time)
 
-    def _measure(self, job: Job, todo: list[Contender]) -> bool:
+    def _measure(self, job: Asked, todo: list[Contender]) -> bool:
         """Measure a job. Returns whether it was finished."""
         if self.where.type == "cuda":
             torch.cuda.empty_cache()  # what the job before left
@@ -156,17 +164,17 @@ class Runner:
             self._say_again(job, ready, ceilings)
         return is_done
 
-    def _say_again(self, job: Job, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]) -> None:
+    def _say_again(self, job: Asked, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]) -> None:
         """Contenders with the better of the ceilings before and after they were measured: no time may lie below its floor."""
         after = {name: best_of(before[name], self._ceilings(name, job)) for name in dict.fromkeys(each.arithmetic for each, _, _ in ready)}
         for each, _, facts in ready:
             if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed meanwhile
                 self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
 
-    def _problem(self, job: Job) -> Problem:
+    def _problem(self, job: Asked) -> Arrays:
         if why := self._too_large(2 * job.bytes):
             raise MemoryError(why)
-        return Problem(job, self.where, self.protocol.seed)
+        return job.problem(self.where, self.protocol.seed)
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """One measurement of each contender, then the next of each."""
@@ -183,9 +191,9 @@ class Runner:
                         self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
-    def _attempt(self, contender: Contender, problem: Problem, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
+    def _attempt(self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:
         """Checked, warm, and with as many runs as its time allows; None where the facts say why not."""
-        job = problem.job
+        job = contender.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
         units = MATRIX_UNITS if self.device.limits.is_cpu and job.kernel(contender.arithmetic).item_bytes == 2 else 1
@@ -216,7 +224,7 @@ class Runner:
         if not contender.is_part:
             facts |= {
                 "error": error,
-                "tolerance": ACCEPTED * tolerance(contender.arithmetic, job.pattern.c),
+                "tolerance": ACCEPTED * job.tolerance(contender.arithmetic),
                 "checked": problem.checked,
             }
         return timed, facts | self._floor(contender, ceilings)
@@ -272,14 +280,14 @@ class Runner:
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
-    def _ceilings(self, arithmetic: str, job: Job) -> Ceilings:
+    def _ceilings(self, arithmetic: str, job: Asked) -> Ceilings:
         """The device's limits, by the instructions of the best family. Measured when first asked for; on a processor before and after every
         job, since its speed changes with what else runs on the machine.
         """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
             return Ceilings(known["bytes_per_s"], known["flops_per_s"])
-        kernel, limits = job.kernel(arithmetic), limits_of(self.device)
+        kernel, limits = job.factor(arithmetic), limits_of(self.device)
         found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
         if known is None:
             self.log.append("ceilings", {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import LAYERS
-from ksgen.commands import bench_energy, bench_paper, bench_report, bench_share
+from ksgen.commands import bench_energy, bench_layers, bench_paper, bench_report, bench_share
 from ksgen.commands.common import REPLACED, console, json_option, json_text, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
@@ -34,7 +34,7 @@ def command() -> None:
     """Repeat the paper's experiments on this machine (products, energy, whole models), and report the results."""
 
 
-for subcommand in (bench_paper.command, bench_energy.command, bench_report.command, bench_share.command):
+for subcommand in (bench_paper.command, bench_layers.command, bench_energy.command, bench_report.command, bench_share.command):
     command.add_command(subcommand)
 
 

@@ -24,6 +24,7 @@ from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.bench.problem import Job
+    from ksgen.bench.rows import Row
     from ksgen.bench.runner import Report
     from ksgen.bench.tables import Table
     from ksgen.bench.timing import Protocol, Quantity
@@ -151,8 +152,7 @@ def measure(
 ) -> Done:  # fmt: skip
     """Measure the selected jobs, and write the log's rows beside the log."""
     deadline = selection.begun + (selection.seconds or inf)
-    if selection.output.suffix != ".jsonl":
-        raise SpecError(f"-o {selection.output}: the log is a .jsonl file; its rows go to the .csv beside it")
+    check_log_name(selection.output)
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
     from ksgen.bench.runner import Runner
@@ -170,10 +170,15 @@ def measure(
     return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
 
 
-def print_done(done: Done, as_json: bool) -> None:
-    """Print what was measured: a few lines and one table."""
+def check_log_name(output: Path) -> None:
+    if output.suffix != ".jsonl":
+        raise SpecError(f"-o {output}: the log is a .jsonl file; its rows go to the .csv beside it")
+
+
+def print_told(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Sequence["Table"]]) -> None:
+    """Print what was measured: a few lines and the tables of its rows."""
     from ksgen.bench.rows import read_rows
-    from ksgen.bench.tables import energy, in_doubt, overview
+    from ksgen.bench.tables import in_doubt
 
     log = done.files[0]
     rows = read_rows(log)
@@ -181,7 +186,7 @@ def print_done(done: Done, as_json: bool) -> None:
         facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": [str(path) for path in done.files]}
         print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) for row in rows)})
         return
-    for table in (overview(rows), energy(rows)):
+    for table in tables(rows):
         if table.rows:
             print_table(table)
     click.echo(f"complete on {done.device}: {done.complete} of {counted(done.jobs, 'job')}; rows in {', '.join(map(str, done.files[1:]))}.")
@@ -190,6 +195,12 @@ def print_done(done: Done, as_json: bool) -> None:
     if done.complete < done.jobs:
         click.echo("The time was up: the same command goes on from here.")
     click.echo(f"ksgen bench report {log} makes a page of them.")
+
+
+def print_done(done: Done, as_json: bool) -> None:
+    from ksgen.bench.tables import energy, overview
+
+    print_told(done, as_json, lambda rows: (overview(rows), energy(rows)))
 
 
 def print_table(table: "Table") -> None:

@@ -25,6 +25,12 @@ class Spec:
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
+    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
+
+    @property
+    def chains_of(self) -> dict[str, tuple[Chain, ...]]:
+        """Of each layer one, of each group all."""
+        return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups)
 
     def options_of(self, layer: str) -> LayerOptions:
         return self.options.get(layer, LayerOptions())
@@ -54,7 +60,7 @@ def parse(text: str, file: str = "<text>") -> Spec:
     """The spec in a YAML text; messages call it `file`, and its stem names the spec."""
     from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
 
-    return Spec(_identifier(Path(file).stem), *read_spec(text, file))
+    return read_spec(text, file, _identifier(Path(file).stem))
 
 
 def _identifier(stem: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
+from ksgen.spec.document import Spec
 from ksgen.spec.kernel import (
     ACTIVATIONS,
     FUSES,
@@ -92,17 +93,19 @@ class Request:
     is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
 
 
-def read_spec(
-    text: str, file: str
-) -> tuple[
-    tuple[KernelSpec, ...],
-    dict[str, Chain],
-    dict[str, tuple[Chain, ...]],
-    dict[str, LayerOptions],
-    dict[str, tuple[KernelSpec, ...]],
-]:
-    """Every kernel once, in the order of the text; the layers' chains; those of layers that are groups; what these are besides; and one
-    launch of all of each, where there may be one."""
+@dataclass(frozen=True)
+class _Layer:
+    """An entry of `layers`."""
+
+    place: Place
+    chains: tuple[Chain, ...]
+    is_group: bool
+    options: Options  # of its kernels
+    besides: LayerOptions
+
+
+def read_spec(text: str, file: str, name: str) -> Spec:
+    """The spec of that name in a text of that file: every kernel once, in the order of the text."""
     root = read_nodes(text, file)
     sections = _pairs(root, f"a mapping with {', '.join(_SECTIONS)}")
     sections.check_keys(_SECTIONS)
@@ -111,29 +114,29 @@ def read_spec(
         options = _pairs(sections.pairs["defaults"], f"a mapping with {', '.join(_OPTIONS)}")
         options.check_keys(_OPTIONS)
         defaults = _options(options, defaults)
-    layers: dict[str, Chain] = {}
-    groups: dict[str, tuple[Chain, ...]] = {}
-    options_of: dict[str, LayerOptions] = {}
-    launched: dict[str, Callable[[], tuple[KernelSpec, ...]]] = {}
+    layers: dict[str, _Layer] = {}
     requests: list[Request] = []
     for section, node in sections.pairs.items():
         if section == "kernels":
             requests += [_kernel(entry, defaults) for entry in _items(node, "a list of patterns")]
         elif section == "layers":
-            for name, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
-                chains, own, options_of[name] = _layer(name, entry, defaults)
-                if isinstance(entry, Pairs) and "group" in entry.pairs:
-                    groups[name] = chains
-                else:
-                    (layers[name],) = chains
-                requests += [each for chain in chains for each in _factors(entry.place, chain, own, options_of[name])]
-                launched[name] = partial(_launches, entry.place, chains, own, options_of[name])
+            for title, entry in _pairs(node, "a mapping of layer names to chains").pairs.items():
+                layers[title] = own = _layer(title, entry, defaults)
+                requests += [each for chain in own.chains for each in _factors(own.place, chain, own.options, own.besides)]
         elif section == "patterns":
             patterns = _PATTERN_SETS[_word(node, _PATTERN_SETS)]()
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
     if not requests:
         raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
-    return _collect(requests), layers, groups, options_of, {name: each() for name, each in launched.items()}
+    return Spec(
+        name,
+        _collect(requests),
+        {title: each.chains[0] for title, each in layers.items() if not each.is_group},
+        {title: each.chains for title, each in layers.items() if each.is_group},
+        {title: each.besides for title, each in layers.items()},
+        {title: _launches(each) for title, each in layers.items()},
+        {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
+    )
 
 
 def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
@@ -165,12 +168,12 @@ def _kernel(node: Node, defaults: Options) -> Request:
     return Request(node.place, _pattern(node.pairs["pattern"]), _options(node, defaults), is_listed=True)
 
 
-def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...], Options, LayerOptions]:
+def _layer(name: str, node: Node, defaults: Options) -> _Layer:
     """An entry of `layers`: a chain, or a mapping with a chain, or with a group of chains on one x, and options."""
     if not _LAYER_NAME.fullmatch(name):
         raise node.place.error("is no layer name; accepted: letters, digits and _, a letter first")
     if not isinstance(node, Pairs):
-        return (_chain(name, node),), defaults, LayerOptions()
+        return _Layer(node.place, (_chain(name, node),), False, defaults, LayerOptions())
     what = "group" if "group" in node.pairs else "chain"
     node.check_keys((what, *_LAYER_OPTIONS, *_OPTIONS), required=(what,))
     chains = _group(name, node.pairs[what]) if what == "group" else (_chain(name, node.pairs[what]),)
@@ -182,7 +185,7 @@ def _layer(name: str, node: Node, defaults: Options) -> tuple[tuple[Chain, ...],
     own = _options(node, defaults)
     if lone := [each for each in own.precision if options.between not in activations_of(each)]:
         raise node.pairs["between"].place.error(f"got {options.between} of complex numbers, {lone[0]}; accepted: none")
-    return chains, own, options
+    return _Layer(node.place, chains, what == "group", own, options)
 
 
 def _group(name: str, node: Node) -> tuple[Chain, ...]:
@@ -208,13 +211,14 @@ def _factors(place: Place, chain: Chain, options: Options, of_layer: LayerOption
     yield Request(place, last, replace(own, layout=(of_layer.out_layout,)) if of_layer.out_layout else own)
 
 
-def _launches(place: Place, chains: tuple[Chain, ...], options: Options, of_layer: LayerOptions) -> tuple[KernelSpec, ...]:
+def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
     """All factors in one, with the options of the last one: none where each is to be launched by itself, or there is only one."""
     found: list[KernelSpec] = []
-    with _blaming(place):
-        for last in options.kernels(chains[0][-1]) if of_layer.fuse != "no" else ():
-            if is_layer(chains, last.layout, of_layer.out_layout):
-                own: dict[str, Any] = {"between": of_layer.between, "out_layout": of_layer.out_layout}
+    chains, besides = layer.chains, layer.besides
+    with _blaming(layer.place):
+        for last in layer.options.kernels(chains[0][-1]) if besides.fuse != "no" else ():
+            if is_layer(chains, last.layout, besides.out_layout):
+                own: dict[str, Any] = {"between": besides.between, "out_layout": besides.out_layout}
                 own |= {"weights": last.weights, "inputs": last.inputs}
                 whole = chain_kernel(chains, last.precision, last.layout, last.epilogue, last.stride, **own)
                 found.append(replace(whole, batch=last.batch))

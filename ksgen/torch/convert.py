@@ -87,7 +87,7 @@ def _layers_of(spec: Spec) -> dict[str, Beside]:
     """The layers and groups of a spec, with what they are besides their chains; `SpecError` on groups of chains that differ, for which
     there is no way to write a rule."""
     found = {}
-    for name, chains in ({name: (chain,) for name, chain in spec.layers.items()} | dict(spec.groups)).items():
+    for name, chains in spec.chains_of.items():
         if len({chain.factors for chain in chains}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):

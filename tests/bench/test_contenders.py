@@ -70,8 +70,8 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
     new_full = torch.Tensor.new_full
     monkeypatch.setattr(torch.Tensor, "new_full", lambda self, *shape: own(new_full(self, *shape)))
     for each in contenders(job, gpu, (OURS,)):
-        assert each.source is not None
-        text = each.source()
+        assert each.sources is not None
+        (text,) = each.sources()
         loaded = load(gpu, text, TextCompiler().compile(text.text, text.entry, gpu.target))
         ready = _on_tensors(make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded), problem)
         for number in (1, 0):

@@ -1,52 +1,97 @@
-"""What `python -m benchmarks.layers` keeps of a run that was stopped, and where the next one goes on."""
+"""Layers as jobs of the benchmark: everyone's results are right, a log goes on, and it holds several batches."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-layers = pytest.importorskip("benchmarks.layers", reason="pip install -e '.[bench]'")
-from ksgen.pattern import low_rank, monarch  # noqa: E402  (after the skip)
+from ksgen.bench.chains import Layer
+from ksgen.bench.log import Log
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, WAYS
+from ksgen.bench.rows import OK, Row, read_rows
+from ksgen.devices import find_device
+from ksgen.errors import DeviceError
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue
 
-CHAINS = {"first": monarch(16, 16, 4, 4), "second": low_rank(16, 16, 2)}
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+from ksgen.bench.layers import LayerArrays, LayerJob, LayerRunner, layer_contenders  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench.timing import Protocol, Times  # noqa: E402
+from tests.support.fake_gpu import FakeGpu  # noqa: E402
 
-
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The chains that were timed, in order."""
-    found: list[str] = []
-    monkeypatch.setattr(layers, "chains", lambda: CHAINS)
-    monkeypatch.setattr(layers, "jobs", lambda chain, *_: str(chain))
-    monkeypatch.setattr(layers, "timed", lambda chain, *_: found.append(chain) or dict.fromkeys(layers.WAYS, 2.0))
-    return found
-
-
-def run(*options: str) -> Result:
-    return CliRunner().invoke(layers.main, ["--batch", "1", "--layout", "bsf", *options])
-
-
-def test_a_run_that_was_stopped_goes_on(timed: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "layers.jsonl"
-    stopped = run("--log", str(log), "--minutes", "-1")
-    assert (stopped.exit_code, timed) == (layers.STOPPED, [])
-    assert "stopped after -1 minutes at first, float32 bsf batch 1" in stopped.output
-    assert run("--log", str(log)).exit_code == 0
-    rows = log.read_text().splitlines(keepends=True)
-    assert [json.loads(row)["chain"] for row in rows] == list(CHAINS)
-    log.write_text(rows[0] + rows[1][:20])  # cut off by a kill
-    timed.clear()
-    again = run("--log", str(log), "--json")
-    assert (again.exit_code, timed) == (0, [str(CHAINS["second"])])
-    assert log.read_text() == "".join(rows)
-    assert json.loads(again.output.splitlines()[0])["us"] == dict.fromkeys(layers.WAYS, 2.0)
+PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 12, 4, 2)))  # 16 -> 24
+WIDE = Chain((Pattern(2, 16, 8, 1), Pattern(1, 8, 32, 1)))
+WHOLE = Epilogue(bias=True, activation="gelu", residual=True)
+JOBS = [
+    LayerJob(Layer("plain", (PAIR,)), "float32", "bsf", 5),
+    LayerJob(Layer("turned", (PAIR,), "relu", "bsl", WHOLE), "float32", "bsf", 70),
+    LayerJob(Layer("group", (PAIR, WIDE), "silu", None, WHOLE), "bfloat16", "bsl", 70),
+    LayerJob(Layer("beside", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
+    LayerJob(Layer("lone", (Chain((Pattern(1, 8, 16, 1),)),)), "float32", "bsf", 5),
+]  # fmt: skip
 
 
-def test_rows_of_other_threads_or_another_pytorch_are_measured_anew(timed: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "layers.jsonl"
-    run("--log", str(log))
-    for name, other in (("threads", 77), ("torch", "0.1")):
-        log.write_text("".join(json.dumps(json.loads(row) | {name: other}) + "\n" for row in log.read_text().splitlines()))
-        timed.clear()
-        run("--log", str(log))
-        assert len(timed) == len(CHAINS)
+@pytest.fixture(scope="module")
+def native() -> Any:
+    try:
+        return find_device("native")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+
+
+def measure(device: Any, path: Path, jobs: list[LayerJob], names: tuple[str, ...] = WAYS) -> tuple[int, list[Row]]:
+    protocol = Protocol(names, measurements=2, runs=1, most_seconds=5.0)
+    with Log(path) as log:
+        facts = {"device": device.name, "date": "2026-01-02"}
+        complete = LayerRunner(log, device, protocol, Times(), facts, float("inf"), lambda done, total, now: None).run(jobs)
+    return complete, read_rows(path)
+
+
+def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> None:
+    path = tmp_path / "layers.jsonl"
+    complete, rows = measure(native, path, JOBS)
+    assert complete == len(JOBS)
+    assert all(row.is_accurate and row.measurements == 2 for row in rows if row.status == OK)
+    found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
+    missing = {("turned", "dense"), ("group", "dense"), ("group", "layer")}
+    assert {each for each, status in found.items() if status != OK} == missing
+    ways = {name: {way for layer, way in found if layer == name} for name in ("plain", "turned", "group", "beside", "lone")}
+    assert ways["plain"] == ways["turned"] == set(WAYS) - {EACH_LAYER}
+    assert ways["group"] == ways["beside"] == set(WAYS)
+    assert ways["lone"] == set(WAYS) - {EACH_LAYER, EACH_FACTOR}
+    (turned,) = {row.pattern for row in rows if row.layer == "turned"}
+    assert turned == "2,4,8,1 then 1,12,4,2, relu between, bias, gelu, residual, to bsl"
+    before = path.read_bytes()
+    measure(native, path, JOBS)
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert b'"measurement"' not in after[len(before) :]
+
+
+def test_what_is_wrong_is_told_from_what_is_right() -> None:
+    arrays = LayerArrays(JOBS[3], torch.device("cpu"), seed=0)
+    ways = {each.implementation: each for each in layer_contenders(JOBS[3], find_device("native"), ("dense",))}
+    ys = ways["dense"].prepare(arrays).run(0)
+    assert arrays.error(ys) < 1e-6
+    assert arrays.error([ys[1], ys[0]]) != arrays.error([ys[1], ys[0]])  # NaN: shapes differ
+    ys[1][3, 2] += 1
+    assert arrays.error(ys) > 1e-3
+
+
+def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
+    job = LayerJob(Layer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 25088)
+    one, each = layer_contenders(job, FakeGpu(), (ONE_LAUNCH, EACH_FACTOR))
+    assert (one.family, each.family.split(", ")[-1][:2]) == ("mma_chain", "mm")
+    assert one.sources
+    assert each.sources
+    entries = [source.entry for source in one.sources()]
+    assert entries[0].startswith("ks_6x64x64x1_1x768x192x2_bfloat16_bsf")
+    assert len(entries) == 3  # and what packs each factor's weights
+    assert [source.entry.split("_")[1] for source in each.sources()] == ["6x64x64x1", "1x768x192x2"]
+
+
+def test_what_has_no_room_says_so() -> None:
+    job = LayerJob(Layer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000)
+    (one, *_) = layer_contenders(job, FakeGpu(), (ONE_LAUNCH,))
+    assert one.family == ""
+    assert "room" in one.why

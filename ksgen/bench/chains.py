@@ -1,0 +1,91 @@
+"""Which layers are measured: named sets of chains, those of a spec, and several of each beside each other. Imports no PyTorch."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+
+from ksgen.bench.roster import COMPARISONS
+from ksgen.errors import SpecError
+from ksgen.paths import resource
+from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
+from ksgen.spec import Epilogue, load, paper_patterns
+
+OF_TRANSFORMERS = ((384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096), (4096, 1024))
+COUNT = 24
+MOST_FEATURES = 8192  # of a random chain: beyond, its dense layer would be most of what is measured
+_BANDS = (512, 2048, MOST_FEATURES)  # where bands of a layer's larger side end
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer to measure: its chains, more than one of a group, and what is done besides. None: what the command says."""
+
+    name: str
+    chains: tuple[Chain, ...]
+    between: str = "none"
+    out_layout: str | None = None
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    precisions: tuple[str, ...] | None = None
+    layouts: tuple[str, ...] | None = None
+
+    def beside(self, count: int) -> "Layer":
+        """So many of it on one x, as q, k and v."""
+        return replace(self, name=f"{self.name}, {count} beside each other", chains=self.chains * count)
+
+
+def transformers() -> dict[str, Chain]:
+    """By name: those of ViT-S/16 and GPT-2 medium in the specs, and monarch, low-rank and butterfly chains of the sizes of transformers."""
+    found = {
+        f"{name} {layer}": chain for name in ("vit", "gpt2") for layer, chain in load(resource("specs") / f"{name}.yaml").layers.items()
+    }
+    found |= {f"monarch {inputs} to {outputs}": monarch(inputs, outputs, 32, 32) for inputs, outputs in OF_TRANSFORMERS}
+    found |= {
+        f"low rank {inputs} to {outputs}": low_rank(inputs, outputs, min(inputs, outputs) // 8) for inputs, outputs in OF_TRANSFORMERS[:6]
+    }
+    return found | {f"butterfly {features}, blocks of 64": block_butterfly(features, 64) for features in (512, 1024)}
+
+
+def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
+    """Random pairs of the paper's patterns that fit each other, by name: in turn from every class of size, and of layers that widen, narrow
+    or do neither. The same for the same seed."""
+    pick = random.Random(seed)
+    strata: dict[tuple[int, int], list[Chain]] = {}
+    for chain in _pairs():
+        inputs, outputs = chain.in_features, chain.out_features
+        band = next(number for number, end in enumerate(_BANDS) if max(inputs, outputs) <= end)
+        strata.setdefault((band, (inputs < outputs) - (inputs > outputs)), []).append(chain)
+    for chains in strata.values():
+        pick.shuffle(chains)
+    turns = cycle([strata[each] for each in sorted(strata)])
+    found = (chains.pop() for chains in turns if chains)
+    return {f"random {number}": chain for number, chain in enumerate(islice(found, count), 1)}
+
+
+def _pairs() -> Iterator[Chain]:
+    patterns = [each for each in paper_patterns() if max(each.in_features, each.out_features) <= MOST_FEATURES]
+    taking: dict[int, list[Pattern]] = {}
+    for each in patterns:
+        taking.setdefault(each.in_features, []).append(each)
+    for first in patterns:
+        for last in taking.get(first.out_features, ()):
+            if first.d != last.d:  # else the product is one pattern again
+                yield Chain((first, last))
+
+
+def of_spec(path: Path) -> list[Layer]:
+    """The layers and groups of a spec, as it says: once for each epilogue."""
+    found, spec = [], load(path)
+    for name, chains in spec.chains_of.items():
+        own, wanted = spec.options_of(name), spec.wanted[name]
+        if stored := next((each.weights for each in wanted if each.is_quantized), ""):
+            raise SpecError(f"{path}: layer {name} has weights={stored}; accepted: weights: same, as those of PyTorch's products are")
+        if other := next((each.precision for each in wanted if each.precision not in COMPARISONS), ""):
+            raise SpecError(f"{path}: layer {name} has precision={other}; accepted: {', '.join(COMPARISONS)}")
+        for epilogue in dict.fromkeys(each.epilogue for each in wanted):
+            words = "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in wanted}) > 1 else ""
+            precisions = tuple(dict.fromkeys(each.precision for each in wanted))
+            layouts = tuple(dict.fromkeys(each.layout for each in wanted))
+            found.append(Layer(f"{spec.name} {name}{words}", chains, own.between, own.out_layout, epilogue, precisions, layouts))
+    return found

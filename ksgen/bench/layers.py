@@ -1,0 +1,447 @@
+"""Whole layers as jobs of the benchmark: the arrays of one, and everyone who computes it.
+
+One launch of all factors, a launch for each, PyTorch's products for each factor, and the dense layer of the same shape.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ksgen import __version__
+from ksgen.bench.baselines import BASELINES, Product, UnsupportedError, library_version
+from ksgen.bench.chains import Layer
+from ksgen.bench.clock import BusyCudaClock, host_clock
+from ksgen.bench.contenders import Contender, Ready, arithmetics, rendered, torch_device
+from ksgen.bench.problem import COMPARED, MOST_SETS
+from ksgen.bench.roster import COMPARISONS, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS, Comparison
+from ksgen.bench.runner import Runner
+from ksgen.devices.base import Device
+from ksgen.emit.render import Source
+from ksgen.emit.templates import template_digest
+from ksgen.errors import KsgenError
+from ksgen.families.chains import factor_kernels, layer_kernels
+from ksgen.families.signature import each_chains, pitches_of, weights_of
+from ksgen.launch.call import Call
+from ksgen.launch.choice import Choice
+from ksgen.launch.fused import packing_choices, packings, verdict
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
+from ksgen.measure.pause import rest
+from ksgen.measure.verify import CACHE_BYTES, compare, make_problem
+from ksgen.pattern import Pattern
+from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
+from ksgen.torch.epilogue import ACTIVATIONS, finish
+from ksgen.torch.layer import KSLinear
+from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
+
+PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen.torch.prepared` says
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """One layer that all contenders compute."""
+
+    layer: Layer
+    precision: str  # a name in COMPARISONS
+    layout: str
+    batch: int
+
+    @property
+    def comparison(self) -> Comparison:
+        return COMPARISONS[self.precision]
+
+    @property
+    def told(self) -> str:
+        """What it is, in words: its factors, and what is done besides."""
+        kernel = self.kernel(self.comparison.baselines)
+        turned = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
+        between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
+        return ", ".join((" beside ".join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *turned))
+
+    @property
+    def key(self) -> str:
+        return f"{self.layer.name}: {self.told} {self.precision} {self.layout} {self.batch}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        asked = {"precision": self.precision, "layout": self.layout, "batch": self.batch}
+        return {"pattern": self.told, "layer": self.layer.name, **asked}
+
+    def kernel(self, arithmetic: str) -> KernelSpec:
+        layer = self.layer
+        if not is_layer(layer.chains, self.layout, layer.out_layout):
+            return KernelSpec(layer.chains[0][0], arithmetic, self.layout, layer.epilogue)
+        return layer_launch(layer.chains, arithmetic, self.layout, layer.epilogue, between=layer.between, out_layout=layer.out_layout)
+
+    def factor(self, arithmetic: str) -> KernelSpec:
+        return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
+
+    def tolerance(self, arithmetic: str) -> float:
+        return make_problem(self.kernel(arithmetic), 1).tolerance
+
+    def problem(self, where: torch.device, seed: int) -> "LayerArrays":
+        return LayerArrays(self, where, seed)
+
+    @property
+    def bytes(self) -> int:
+        kernel = self.kernel(self.comparison.baselines)
+        return kernel.bytes(self.batch) + self._between_bytes
+
+    @property
+    def _between_bytes(self) -> int:
+        """Of what separate launches write and read."""
+        factors = [pattern for chain in self.layer.chains for pattern in chain.factors[:-1]]
+        return self.batch * PRECISIONS[self.comparison.baselines].item_bytes * sum(each.out_features for each in factors)
+
+
+class LayerArrays:
+    """Weights of every factor, a bias and a residual where the layer adds them, and more sets of X than a cache holds."""
+
+    def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
+        kernel = job.kernel(job.comparison.baselines)
+        self.job, self.layer, self.layout, self.y_layout = job, job.layer, job.layout, kernel.y_layout
+        self._problem = make_problem(kernel, job.batch, seed).comparing(COMPARED)
+        dtype = getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
+
+        def tensor(array: Any) -> Tensor:
+            return torch.from_numpy(array.astype("float32")).to(where, dtype)
+
+        self.weights = [[tensor(each) for each in (*own.before, own.weights)] for own in self._problem.each]
+        self.biases = [None if own.bias is None else tensor(own.bias) for own in self._problem.each]
+        self.residuals = [None if own.residual is None else tensor(own.residual) for own in self._problem.each]
+        first = tensor(self._problem.x)
+        self.sets = [first, *(first.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
+
+    @property
+    def checked(self) -> int:
+        return self._problem.checked
+
+    @property
+    def features(self) -> list[int]:
+        """That each chain gives."""
+        return [chain.out_features for chain in self.layer.chains]
+
+    def apart(self, y: Tensor) -> list[Tensor]:
+        """The outputs of each chain, beside each other in one array."""
+        return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
+
+    def outputs(self) -> list[Tensor]:
+        """New ones, beside each other in one array, that hold no number yet."""
+        shape = (self.job.batch, sum(self.features)) if self.y_layout == "bsf" else (sum(self.features), self.job.batch)
+        return self.apart(self.sets[0].new_full(shape, nan))
+
+    def error(self, ys: Sequence[Tensor]) -> float:
+        """Of each chain's outputs, the largest; NaN where one is not finite, or has another shape."""
+        shapes = [own.y_shape for own in self._problem.each]
+        if [tuple(y.shape) for y in ys] != shapes:
+            return nan
+        return compare(self._problem, *(y.float().cpu().numpy() for y in ys))[0]
+
+
+class LayerRunner(Runner):
+    """Measures layers: a log may hold several batches."""
+
+    def _contenders(self, job: LayerJob) -> list[Contender]:
+        return list(layer_contenders(job, self.device, self.protocol.names))
+
+    def _check_batch(self, jobs: Sequence[Any]) -> None:
+        """A row says its batch, and nothing is concluded over several; but layers and products have files of their own."""
+        if any("layer" not in each.facts for each in self.log.content.contenders.values()):
+            raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench paper`; name another file with -o")
+
+
+def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
+    """All named ways that the layer has, ours first."""
+    is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
+    for name in OUR_WAYS:
+        if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
+            continue
+        yield from (_ours(job, device, name, arithmetic) for arithmetic in arithmetics(job, device))
+    yield from (_theirs(job, device, name) for name in _BASELINES if name in names)
+
+
+# ---- ours
+
+
+def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Contender:
+    kernel = job.kernel(arithmetic)
+    launches = _launches(kernel, name)
+    lacks = next((why for each in launches if (why := _lacks(device, each, job.batch))), "")
+    choices = [] if lacks else [PLANNER.choice(device, each, job.batch) for each in launches]
+
+    def sources() -> list[Source]:
+        return [each for own, choice in zip(launches, choices, strict=True) for each in _sources(own, choice, device)] if choices else []
+
+    def prepare(arrays: LayerArrays) -> Ready:
+        if lacks:
+            raise UnsupportedError(lacks)
+        plans = [PLANNER.plan_of(device, own, job.batch, choice) for own, choice in zip(launches, choices, strict=True)]
+        return _ready_ours(device, arrays, kernel, plans)
+
+    families, constants, digests = (
+        (
+            list(dict.fromkeys(words))
+            for words in zip(*((each.family, str(each.constants), template_digest(each.family)) for each in choices), strict=True)
+        )
+        if choices
+        else ([], [], [])
+    )
+    return Contender(
+        job,
+        name,
+        "tuned" if any(each.from_wisdom for each in choices) else "default",
+        arithmetic,
+        " ".join(("ksgen", __version__, *digests)),
+        prepare,
+        extra_bytes=2 * job.bytes,
+        multiplications=sum(chain.weight_count for chain in job.layer.chains),
+        family=", ".join(families),
+        constants="; ".join(constants),
+        why=choices[0].why if choices else lacks,
+        sources=sources,
+    )
+
+
+def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
+    """What is launched, one chain after the other; the last of each writes where the layer's own launch does."""
+    if name == ONE_LAUNCH or kernel.job != CHAIN:
+        return [kernel]
+    if name == EACH_LAYER:
+        return layer_kernels(kernel)
+    factors, ends, end = factor_kernels(kernel), set(), 0
+    for chain in kernel.chains:
+        ends.add(end := end + len(chain))
+    return [replace(each, stride=kernel.stride) if number in ends else each for number, each in enumerate(factors, 1)]
+
+
+def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
+    """Why it cannot be had in one launch; empty where it can."""
+    if kernel.job != CHAIN:
+        return ""
+    found = verdict(device, kernel, batch, "yes")
+    return "" if found.is_one else found.why
+
+
+def _sources(kernel: KernelSpec, choice: Choice, device: Device) -> Iterator[Source]:
+    """The texts of a launch, and of what packs for it."""
+    packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
+    for own, chosen in ((kernel, choice), *packed):
+        yield rendered(own, chosen, device.dialect)
+
+
+def _ready_ours(device: Device, arrays: LayerArrays, kernel: KernelSpec, plans: Sequence[Plan]) -> Ready:
+    """Prepared calls on PyTorch's own memory, whose weights are packed once; each of several is a call of its own."""
+    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
+    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
+    on_cuda = device.kind == "cuda"
+    clock, wait = (BusyCudaClock(), torch.cuda.synchronize) if on_cuda else (host_clock, device.synchronize)
+    return Ready(lambda number: calls[number](), lambda ys: ys, clock, wait, (lambda: None) if on_cuda else rest)
+
+
+def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+    """By the operands of each launch."""
+    left = iter(weights)
+    for plan in plans:
+        each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
+        yield {name: own.pack(_at(device, next(left)), None) for name, own in zip(weights_of(plan.kernel), each, strict=True)}
+
+
+class _Calls:
+    """A layer's launches on one set of arrays."""
+
+    def __init__(
+        self, device: Device, arrays: LayerArrays, kernel: KernelSpec, plans: Sequence[Plan], packed: Sequence[dict[str, Any]], x: Tensor
+    ) -> None:
+        self.ys = arrays.outputs()
+        added = {"bias": arrays.biases, "residual": arrays.residuals}
+        self._steps: list[Callable[[], Any]] = []
+        if plans[0].kernel.beside:
+            self._add(device, plans[0], packed[0], x, self.ys, added)
+            return
+        rest_of, number = iter(zip(plans, packed, strict=True)), 0
+        for place, chain in enumerate(kernel.chains):
+            own, between = {name: [each[place]] for name, each in added.items()}, x
+            while number < len(chain):
+                plan, weights = next(rest_of)
+                at, number = number, number + len(plan.kernel.factors)
+                is_last = number == len(chain)
+                if plan.kernel.job != CHAIN and kernel.out_layout and at == chain.turn:
+                    between = self._turned(between)
+                to = self.ys[place] if is_last else between.new_empty(_shape(plan, arrays.job.batch))
+                self._add(device, plan, weights, between, [to], own)
+                between = to
+            number = 0
+
+    def __call__(self) -> list[Tensor]:
+        for step in self._steps:
+            step()
+        return self.ys
+
+    def _turned(self, between: Tensor) -> Tensor:
+        """In the other layout, by a copy."""
+        to = between.t().contiguous()
+        self._steps.append(lambda: to.copy_(between.t()))
+        return to
+
+    def _add(
+        self,
+        device: Device,
+        plan: Plan,
+        packed: dict[str, Any],
+        x: Tensor,
+        ys: Sequence[Tensor],
+        added: Mapping[str, Sequence[Tensor | None]],
+    ) -> None:
+        own, names = plan.kernel, partial(each_chains, plan.kernel)
+        tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
+        for name, each in added.items():
+            tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}
+        operands: dict[str, Any] = {name: _at(device, array) for name, array in tensors.items()}
+        operands |= {"workspace": plan.workspace(), **packed}
+        operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
+        after = None if device.kind == "cuda" else device.synchronize
+        self._steps.append(Call(plan, plan.arguments(operands), None, ys, None, after, tuple(tensors.values())))
+
+
+def _shape(plan: Plan, batch: int) -> tuple[int, int]:
+    features = plan.kernel.pattern.out_features
+    return (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
+
+
+def _at(device: Device, tensor: Tensor) -> Any:
+    return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
+
+
+# ---- theirs
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """One way: what it is in a few words, how it is made ready, and what it multiplies."""
+
+    says: str
+    prepare: Callable[[LayerArrays], Callable[[Tensor], Sequence[Tensor]]]
+    is_dense: bool = False
+
+
+def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
+    baseline, where = _BASELINES[name], torch_device(device)
+
+    def prepare(arrays: LayerArrays) -> Ready:
+        product = baseline.prepare(arrays)
+        for _ in range(PREPARING):
+            product(arrays.sets[0])
+
+        def run(number: int) -> Sequence[Tensor]:
+            return product(arrays.sets[number])
+
+        if where.type == "cuda":
+            return Ready(run, lambda ys: ys, BusyCudaClock(), torch.cuda.synchronize)
+        return Ready(run, lambda ys: ys, host_clock, lambda: None, rest)
+
+    chains = job.layer.chains
+    dense = chains[0].in_features * sum(chain.out_features for chain in chains)
+    multiplied = dense if baseline.is_dense else sum(chain.weight_count for chain in chains)
+    arithmetic = job.comparison.baselines
+    identity = library_version("torch") if name != "layer" else f"ksgen {__version__}, {library_version('torch')}"
+    extra = 2 * job.bytes + 2 * multiplied * PRECISIONS[arithmetic].item_bytes
+    return Contender(job, name, "", arithmetic, identity, prepare, extra, multiplied, why=baseline.says)
+
+
+def _factor_by_factor(arrays: LayerArrays, prepare: Callable[[Pattern, str, Tensor], Product]) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Every factor by a PyTorch product, then what the layer does besides."""
+    layer, turns = arrays.layer, arrays.y_layout != arrays.layout
+    between = ACTIVATIONS[layer.between].apply
+
+    def layout_of(number: int, turn: int) -> str:
+        return arrays.layout if number < turn else arrays.y_layout
+
+    products = [
+        [prepare(pattern, layout_of(number, chain.turn), own) for number, (pattern, own) in enumerate(zip(chain, weights, strict=True))]
+        for chain, weights in zip(layer.chains, arrays.weights, strict=True)
+    ]
+
+    def of_chain(place: int, x: Tensor) -> Tensor:
+        for number, product in enumerate(products[place]):
+            x = between(x) if number else x
+            x = product(x.t().contiguous() if turns and number == layer.chains[place].turn else x)
+        y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
+        return y.contiguous()
+
+    return lambda x: [of_chain(place, x) for place in range(len(products))]
+
+
+def _bmm(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
+    return _factor_by_factor(arrays, BASELINES["bmm"].prepare)
+
+
+def _views(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
+    def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+        return BASELINES["bmm" if layout == "bsf" and pattern.d > 1 else "strided"].prepare(pattern, layout, weights)
+
+    return _factor_by_factor(arrays, prepare)
+
+
+def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
+    """`torch.nn.functional.linear` with the chains' matrices below each other."""
+    layer, dtype = arrays.layer, arrays.sets[0].dtype
+    if layer.between != "none":
+        raise UnsupportedError(f"with {layer.between} between its factors it is no matrix")
+    matrix = torch.cat([_matrix(weights) for weights in arrays.weights]).to(dtype)
+    biases = [each for each in arrays.biases if each is not None]
+    bias = torch.cat(biases) if biases else None
+    is_first, y_is_first = arrays.layout == "bsf", arrays.y_layout == "bsf"
+    residuals = [each for each in arrays.residuals if each is not None]
+    residual = torch.cat(residuals, 1 if y_is_first else 0) if residuals else None
+    activation, column = layer.epilogue.activation, None if bias is None else bias[:, None]
+
+    def product(x: Tensor) -> list[Tensor]:
+        if y_is_first:
+            y = functional.linear(x if is_first else x.t(), matrix, bias)
+        else:
+            columns = x.t() if is_first else x
+            y = matrix @ columns if column is None else torch.addmm(column, matrix, columns)
+        return arrays.apart(finish(y, None, activation, residual, arrays.y_layout))
+
+    return product
+
+
+def _matrix(weights: Sequence[Tensor]) -> Tensor:
+    """K of a chain, in float64."""
+    first, *others = (each.double() for each in weights)
+    columns = to_dense(first).t()
+    for each in others:
+        columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
+    return columns.t()
+
+
+def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
+    """`KSLinear` as users have it: frozen, and choosing by itself."""
+    layer = arrays.layer
+    options: dict[str, Any] = {"layout": arrays.layout, "activation": layer.epilogue.activation, "out_layout": layer.out_layout}
+    made = [
+        KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options).eval().freeze()
+        for weights, bias in zip(arrays.weights, arrays.biases, strict=True)
+    ]
+    if len(made) == 1:
+        residual = arrays.residuals[0]
+        return lambda x: [made[0](x, residual)]
+    if layer.epilogue.residual:
+        raise UnsupportedError("KSLinear.group adds no residual")
+    group = KSLinear.group(made)
+    return lambda x: arrays.apart(group(x))
+
+
+_BASELINES = {
+    "layer": _Baseline("KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", _layer),
+    "bmm": _Baseline("each factor by permuting, one batched product, permuting back", _bmm),
+    "views": _Baseline("each factor by batched products on views where it has any, else as bmm", _views),
+    "dense": _Baseline("the dense layer of the same shape: torch.nn.functional.linear", _dense, is_dense=True),
+}

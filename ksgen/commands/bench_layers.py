@@ -1,0 +1,165 @@
+"""`ksgen bench layers`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.bench.roster import COMPARISONS, WAYS
+from ksgen.commands.bench_common import Done, bar, check_library, check_log_name, duration, print_told, words_from, write_rows
+from ksgen.commands.common import REPLACED, device_option, find_spec, json_option, say_if_busy
+from ksgen.errors import DeviceError, KsgenError, SpecError
+from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
+from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
+
+if TYPE_CHECKING:
+    from ksgen.bench.chains import Layer
+    from ksgen.bench.layers import LayerJob
+    from ksgen.bench.timing import Protocol
+
+LOG = Path("layers.jsonl")
+SETS = ("transformers", "random")
+BATCHES = "1,16,1568"
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    """A click type."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
+        raise SpecError(f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+_PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
+_WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATIONS))
+
+
+@click.command("layers", short_help="Time whole layers: one launch beside a launch per factor, PyTorch and the dense layer.")
+@click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
+@click.option("--batch", "batches", type=_batches, metavar="NUMBERS", default=BATCHES, show_default=True, help="Batch sizes.")
+@click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]")
+@click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
+@click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
+@click.option("--beside", type=click.IntRange(min=2), help="Measure groups of so many of each on one x too, such as 3 for q, k and v.")
+@click.option("--between", type=_ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
+@click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
+@click.option("--activation", type=_ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
+@click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
+@click.option("--contenders", "names", type=_WAYS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]")
+@click.option("--without", type=_WAYS, metavar="WORDS", help="Contenders to leave out, such as layer.")
+@click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Per contender; the median counts.")
+@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
+@click.option(
+    "--most-seconds",
+    type=click.FloatRange(min=0.001),
+    default=0.5,
+    show_default=True,
+    help="Seconds per contender and job. Slow ones are run less often.",
+)
+@click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=LOG,
+    show_default=True,
+    help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
+)
+@device_option
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays.")
+@json_option
+def command(
+    named: tuple[str, ...], batches: tuple[int, ...], precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
+    subset: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
+    names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
+    seconds: float | None, output: Path, device: str | None, seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Time whole layers, all ways taking turns: one launch of all factors, a launch for each, KSLinear, PyTorch's products for each factor,
+    and the dense layer of the same shape. Every result is checked against float64.
+
+    transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns, from every class of
+    size. A spec: its layers and groups, as it says. A run that was stopped or killed continues when the same command is run again.
+
+    \b
+    Examples:
+      ksgen bench layers --precision float32,bfloat16 --time-limit 8m
+      ksgen bench layers specs/vit.yaml --batch 16,25088 --beside 3 --device cuda
+      ksgen bench layers random --seed 1 --between gelu --bias
+      ksgen bench report layers.jsonl --markdown -
+    """
+    begun = monotonic()
+    check_library("torch", "`ksgen bench layers`", "bench")
+    check_log_name(output)
+    ways = tuple(name for name in names or WAYS if name not in (without or ()))
+    if not ways:
+        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+    layers = _layers(named or SETS[:1], seed)[:subset]
+    layers = [_with(layer, between, Epilogue(bias, activation or "none", residual)) for layer in layers]
+    layers += [each.beside(beside) for each in layers if beside]
+    from ksgen.bench.layers import LayerJob
+    from ksgen.bench.timing import Protocol
+
+    jobs = [
+        LayerJob(each, precision, layout, batch)
+        for each in layers
+        for precision in precisions or each.precisions or ("float32",)
+        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches)
+    ]
+    protocol = Protocol(ways, measurements, runs, most_seconds, seed)
+    done = _measure(jobs, protocol, output, device, begun + (seconds or inf))
+    from ksgen.bench.layer_tables import in_short
+
+    print_told(done, as_json, lambda rows: [in_short(rows)])
+
+
+def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
+    from ksgen.bench.chains import Layer, drawn, of_spec, transformers
+
+    found: list[Layer] = []
+    for word in dict.fromkeys(named):
+        if word.endswith((".yaml", ".yml")):
+            found += of_spec(find_spec(Path(word)))
+        elif word in SETS:
+            found += [Layer(name, (chain,)) for name, chain in (transformers() if word == "transformers" else drawn(seed)).items()]
+        else:
+            raise SpecError(f"{excerpt(word)} names no layers; {hint(word, SETS)}, or a spec such as specs/vit.yaml")
+    if not found:
+        raise SpecError(f"{named[0]} has no layers; accepted: a spec with `layers:`, {', '.join(SETS)}")
+    return found
+
+
+def _with(layer: "Layer", between: str | None, epilogue: Epilogue) -> "Layer":
+    """With what the command asks for in the place of what a spec says."""
+    own = layer.epilogue
+    activation = epilogue.activation if epilogue.activation != "none" else own.activation
+    whole = Epilogue(own.bias or epilogue.bias, activation, own.residual or epilogue.residual)
+    has_between = any(len(chain) > 1 for chain in layer.chains)
+    return replace(layer, between=between if between and has_between else layer.between, epilogue=whole)
+
+
+def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float) -> Done:
+    from ksgen.bench.facts import run_facts
+    from ksgen.bench.layers import LayerRunner
+    from ksgen.bench.log import Log
+    from ksgen.bench.timing import Times
+    from ksgen.devices import find_device
+
+    device = find_device(named)
+    if device.kind != "cuda" and not device.shares_host:
+        raise DeviceError(
+            f"layers are measured on PyTorch's own arrays, and {device.name} ({device.runtime}) has copies; accepted: native, cuda"
+        )
+    with Log(output) as log, bar() as report:
+        runner = LayerRunner(log, device, protocol, Times(), run_facts(device), deadline, report)
+        if monotonic() < deadline:
+            say_if_busy()
+        complete = runner.run(jobs)
+        if not log.content.contenders:
+            raise KsgenError("--time-limit was up before the first measurement; give it more")
+    return Done(device.name, len(jobs), complete, (output, *write_rows(output)))

@@ -1,0 +1,57 @@
+"""Which layers the benchmark measures: the named sets, and those of a spec."""
+
+from pathlib import Path
+
+import pytest
+
+from ksgen.bench.chains import COUNT, Layer, drawn, of_spec, transformers
+from ksgen.errors import SpecError
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue, paper_patterns
+
+PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 8, 8, 1)))
+
+
+def test_two_sets_of_24() -> None:
+    assert len(transformers()) == len(drawn()) == COUNT == 24
+    assert transformers()["vit up"] == Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2)))
+
+
+def test_random_chains_are_the_papers_of_every_class_and_the_same_for_the_same_seed() -> None:
+    found = list(drawn(3).values())
+    assert found == list(drawn(3).values())
+    assert found != list(drawn(4).values())
+    assert len(set(found)) == len(found)
+    assert {pattern for chain in found for pattern in chain} <= set(paper_patterns())
+    assert {(each.in_features > each.out_features) - (each.in_features < each.out_features) for each in found} == {-1, 0, 1}
+    sizes = [max(each.in_features, each.out_features) for each in found]
+    assert all(any(low < size <= high for size in sizes) for low, high in ((0, 512), (512, 2048), (2048, 8192)))
+
+
+def test_a_specs_layers_are_as_it_says(tmp_path: Path) -> None:
+    text = """
+defaults: {precision: [float32, bfloat16], layout: bsl}
+layers:
+  up: {chain: ["2,4,8,1", "1,8,8,1"], bias: [false, true], between: gelu, out_layout: bsf, fuse: "no"}
+  heads: {group: [["2,4,8,1", "1,8,8,1"], ["1,3,16,1"]], activation: relu, precision: float16}
+"""
+    (tmp_path / "some.yaml").write_text(text)
+    kinds = (("float32", "bfloat16"), ("bsl",))
+    assert of_spec(tmp_path / "some.yaml") == [
+        Layer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds),
+        Layer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds),
+        Layer("some heads", (PAIR, Chain((Pattern(1, 3, 16, 1),))), "none", None, Epilogue(activation="relu"), ("float16",), ("bsl",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("weights: int8", r"layer up has weights=int8; accepted: weights: same, as those of PyTorch's products are"),
+        ("precision: float64", r"layer up has precision=float64; accepted: float32, tf32, float16, bfloat16, fp16x3"),
+    ],
+)
+def test_what_nobody_else_computes_is_refused(options: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text(f"layers: {{up: {{chain: ['2,4,8,1', '1,8,8,1'], {options}}}}}")
+    with pytest.raises(SpecError, match=message):
+        of_spec(tmp_path / "some.yaml")

@@ -1,0 +1,58 @@
+"""What is said of layers: tables of everyone's time over that of one launch, and a report of them."""
+
+import pytest
+
+from ksgen.bench.layer_tables import each_layer, in_short
+from ksgen.bench.rows import Row
+from tests.support.bench_rows import row
+
+
+def layer_row(name: str, us: float | None, layer: str = "up", pattern: str = "2,4,8,1 then 1,8,8,1", **more: object) -> Row:
+    return row(pattern, name, layer=layer, median_us=us, batch=16, **more)
+
+
+ROWS = [
+    layer_row("one_launch", 10.0, family="vector_chain", share_of_floor=0.5),
+    layer_row("one_launch", 8.0, family="amx_chain", arithmetic="bf16x6", share_of_floor=0.4),
+    layer_row("bmm", 16.0),
+    layer_row("dense", 4.0),
+    layer_row("one_launch", 10.0, "down"),
+    layer_row("bmm", 90.0, "down"),
+    layer_row("dense", 1.0, "down", doubt="others took 90% of the processors"),
+    layer_row("each_factor", None, "down", status="failed", reason="why"),
+    layer_row("one_launch", 10.0, "up, 2 beside each other", "2,4,8,1 then 1,8,8,1 beside 2,4,8,1 then 1,8,8,1"),
+    layer_row("each_layer", 15.0, "up, 2 beside each other", "2,4,8,1 then 1,8,8,1 beside 2,4,8,1 then 1,8,8,1"),
+]
+
+
+def test_in_short() -> None:
+    assert in_short(ROWS).rows == (
+        ("float32 bsl 16", "bmm", "2 of 2", "x4.24", "x2.00", "x9.00"),
+        ("", "dense", "1 of 2", "x0.50", "x0.50", "x0.50"),
+        ("float32 bsl 16 groups", "each_layer", "1 of 1", "x1.50", "x1.50", "x1.50"),
+    )
+
+
+def test_layer_by_layer() -> None:
+    alone, groups = each_layer(ROWS)
+    assert alone.title == "Layers, float32, batch-size-last, batch 16"
+    assert alone.columns == ("layer", "one launch, us", "of the floor", "by", "each_factor", "each_layer", "layer", "bmm", "views", "dense")
+    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx_chain, bf16x6", "-", "-", "-", "x2.00", "-", "x0.50")
+    assert alone.rows[0] == first
+    assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", "-", "x0.50")
+    assert [line[0] for line in alone.rows[2:]] == ["geometric mean", "median", "least", "most"]
+    assert groups.title == "Layers, float32, batch-size-last, batch 16, groups"
+
+
+def test_a_report_has_products_and_layers_apart() -> None:
+    pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
+    from ksgen.bench import report
+
+    text = report.markdown([*ROWS, row("1,48,48,2", median_us=3.0), row("1,48,48,2", "bmm", median_us=6.0)])
+    assert "## Layers" in text
+    assert "| up: 2,4,8,1 then 1,8,8,1 | 8 | 40 % |" in text
+    assert "| float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone
+    assert "others took 90%" in text
+    page = report.page(ROWS)
+    assert 'id="layers"' in page
+    assert "Table 8" not in page

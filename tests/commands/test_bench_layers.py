@@ -1,0 +1,126 @@
+"""`ksgen bench layers` end to end, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ksgen.bench.rows import OK, read_rows
+from ksgen.commands import bench
+from ksgen.devices import find_device
+from ksgen.errors import DeviceError, KsgenError
+from ksgen.install import install_line
+
+torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+
+SPEC = """
+layers:
+  up: {chain: ["2,4,8,1", "1,12,4,2"], between: relu, bias: true}
+  heads: {group: [["2,4,8,1"], ["1,8,16,1"]]}
+"""
+FEW = ("--measurements", "2", "--runs", "1", "--most-seconds", "5")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small.yaml").write_text(SPEC)
+    (tmp_path / "none.yaml").write_text("kernels: ['1,4,4,1']")
+    (tmp_path / "file").write_text("")
+    line = {"kind": "contender", "key": "k", "pattern": "1,4,4,1", "arithmetic": "float32", "identity": "i", "status": "failed"}
+    (tmp_path / "paper.jsonl").write_text(json.dumps({**line, "batch": 8}) + "\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def ksgen(*arguments: str) -> str:
+    done = CliRunner().invoke(bench.command, list(arguments))
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_and_its_report(tmp_path: Path) -> None:
+    try:
+        find_device("native")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    command = ("layers", "small.yaml", "--batch", "3,40", "--contenders", "one_launch,bmm,dense", "--device", "native", *FEW)
+    told = ksgen(*command)
+    assert "Layers: everyone beside one launch" in told
+    assert "4 of 4 jobs; rows in layers.csv" in told
+    assert "ksgen bench report layers.jsonl makes a page of them." in told
+    rows = read_rows(tmp_path / "layers.csv")
+    assert rows == read_rows(tmp_path / "layers.jsonl")
+    assert {(row.layer, row.batch, row.layout) for row in rows} == {
+        (f"small {name}", batch, "bsf") for name in ("up", "heads") for batch in (3, 40)
+    }
+    assert all(row.is_accurate for row in rows if row.status == OK)
+    told = ksgen(*command, "--json")
+    assert {**json.loads(told), "device": "", "in_doubt": 0} == {
+        "device": "", "jobs": 4, "complete": 4, "files": ["layers.jsonl", "layers.csv"], "rows": 12, "in_doubt": 0,
+    }  # fmt: skip
+    assert "## Layers" in ksgen("report", "layers.jsonl", "--markdown", "-")
+
+
+MISTAKES = [
+    (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
+    (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a spec such as"),
+    (["none.yaml"], "none.yaml has no layers; accepted: a spec with `layers:`, transformers, random"),
+    (["missing.yaml"], "missing.yaml: cannot be read"),
+    (["--contenders", "bmn"], "contender 'bmn'; did you mean bmm? accepted: one_launch, each_factor"),
+    (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
+    (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
+    (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv beside it"),
+    (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
+    (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
+    (["--device", "abacus"], "device 'abacus': none is called that"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any, capsys: Any) -> None:
+    from ksgen import cli
+
+    monkeypatch.setattr(sys, "argv", ["ksgen", "bench", "layers", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    assert told.err.startswith(f"ksgen: {message}"), told.err
+
+
+@pytest.mark.usefixtures("small")
+def test_copies_are_refused() -> None:
+    try:
+        find_device("opencl")
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    with pytest.raises(DeviceError, match=r"PyTorch's own arrays, and .* works on copies; accepted: --device native, cuda"):
+        ksgen("layers", "--device", "opencl")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_log_of_layers_is_not_one_of_products(tmp_path: Path) -> None:
+    line = {
+        "kind": "contender",
+        "key": "k",
+        "pattern": "2,4,8,1",
+        "layer": "up",
+        "arithmetic": "float32",
+        "identity": "i",
+        "status": "failed",
+    }
+    (tmp_path / "layers.jsonl").write_text(json.dumps({**line, "batch": 8}) + "\n")
+    with pytest.raises(KsgenError, match=r"holds measurements of `ksgen bench layers`; name another file with -o"):
+        ksgen("paper", "--patterns", "1,4,4,1", "--batch", "8", "-o", "layers.jsonl")
+
+
+def test_no_pytorch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(KsgenError) as refused:
+        ksgen("layers")
+    assert str(refused.value) == f"`ksgen bench layers` needs torch: {install_line('bench')}"
