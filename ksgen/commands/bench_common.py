@@ -151,7 +151,7 @@ def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
     """Measure the selected jobs, and write the log's rows beside the log."""
-    deadline = selection.begun + (selection.seconds or inf)
+    deadline = selection.begun + (inf if selection.seconds is None else selection.seconds)
     check_log_name(selection.output)
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log

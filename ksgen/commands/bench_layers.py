@@ -112,7 +112,7 @@ def command(
         for layout, batch in product(layouts or each.layouts or LAYOUTS, batches)
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
-    done = _measure(jobs, protocol, output, device, begun + (seconds or inf))
+    done = _measure(jobs, protocol, output, device, begun + (inf if seconds is None else seconds))
     from ksgen.bench.layer_tables import in_short
 
     print_told(done, as_json, lambda rows: [in_short(rows)])
@@ -153,7 +153,7 @@ def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, nam
     device = find_device(named)
     if device.kind != "cuda" and not device.shares_host:
         raise DeviceError(
-            f"layers are measured on PyTorch's own arrays, and {device.name} ({device.runtime}) has copies; accepted: native, cuda"
+            f"layers are measured on PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies; accepted: --device native, cuda"
         )
     with Log(output) as log, bar() as report:
         runner = LayerRunner(log, device, protocol, Times(), run_facts(device), deadline, report)

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,6 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
         pytest.skip(str(absent))
     command = ("layers", "small.yaml", "--batch", "3,40", "--contenders", "one_launch,bmm,dense", "--device", "native", *FEW)
     told = ksgen(*command)
-    assert "Layers: everyone beside one launch" in told
     assert "4 of 4 jobs; rows in layers.csv" in told
     assert "ksgen bench report layers.jsonl makes a page of them." in told
     rows = read_rows(tmp_path / "layers.csv")
@@ -90,17 +90,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: st
         cli.main()
     told = capsys.readouterr()
     assert (ended.value.code, told.out) == (2, "")
-    assert told.err.startswith(f"ksgen: {message}"), told.err
+    assert told.err.splitlines()[-1].startswith(f"ksgen: {message}"), told.err  # where others keep the machine busy, that is said first
 
 
 @pytest.mark.usefixtures("small")
-def test_copies_are_refused() -> None:
-    try:
-        find_device("opencl")
-    except DeviceError as absent:
-        pytest.skip(str(absent))
-    with pytest.raises(DeviceError, match=r"PyTorch's own arrays, and .* works on copies; accepted: --device native, cuda"):
-        ksgen("layers", "--device", "opencl")
+def test_copies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(kind="opencl", shares_host=False, name="Abacus", runtime="opencl")
+    monkeypatch.setattr("ksgen.devices.find_device", lambda name: device)
+    with pytest.raises(DeviceError, match=r"PyTorch's own arrays, and Abacus \(opencl\) works on copies; accepted: --device native, cuda"):
+        ksgen("layers")
 
 
 @pytest.mark.usefixtures("small")
