@@ -152,9 +152,8 @@ def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, nam
 
     device = find_device(named)
     if device.kind != "cuda" and not device.shares_host:
-        raise DeviceError(
-            f"layers are measured on PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies; accepted: --device native, cuda"
-        )
+        own = f"PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies"
+        raise DeviceError(f"layers are measured on {own}; accepted: --device native, cuda")
     with Log(output) as log, bar() as report:
         runner = LayerRunner(log, device, protocol, Times(), run_facts(device), deadline, report)
         if monotonic() < deadline:
