@@ -1,5 +1,6 @@
 """`ksgen show`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,12 @@ from ksgen.commands.common import (
     PRECISION,
     REPLACED,
     SPEC,
+    STORED,
     console,
     find_spec,
-    inputs_option,
     json_option,
     print_json,
     takes_patterns,
-    weights_option,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, takes_layers
@@ -34,21 +34,24 @@ if TYPE_CHECKING:
 _CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # of a processor of no name
 
 
+_OF_SPEC = "With --spec: the first kernel of each pattern"
+
+
 @click.command("show", short_help="Describe a pattern, with a picture.")
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
 @click.option("--batch", type=click.IntRange(min=1), default=25088, show_default=True, help="Batch size, to count bytes and operations.")
-@click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
-@click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
-@weights_option
-@inputs_option
+@click.option("--precision", type=PRECISION, help=f"Of the patterns (default float32). {_OF_SPEC} of this precision.")
+@click.option("--layout", type=LAYOUT, help=f"Of the patterns (default bsf). {_OF_SPEC} of this layout.")
+@click.option("--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such.")
+@click.option("--inputs", type=STORED, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such.")
 @click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str, layout: str, weights: str, inputs: str,
-    device: str | None, png: Path | None, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None, layout: str | None,
+    weights: str | None, inputs: str | None, device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
     applied to X first comes first. Of a layer, and of a group of them on one X (--beside), also whether it is one launch, and why.
@@ -63,26 +66,15 @@ def command(
     """
     if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
-    layers: dict[str, _Layer] = {}
+    wanted = _Wanted(precision, layout, weights, inputs)
     if spec:
-        from ksgen.spec import load
-
         if layer.is_asked_for:
             raise SpecError("--beside, --between and --out-layout go with patterns; accepted with --spec: what it says of its layers")
-        loaded = load(find_spec(spec))
-        patterns = tuple(dict.fromkeys(kernel.pattern for kernel in loaded.kernels))
-        named = {name: (chain,) for name, chain in loaded.layers.items()} | dict(loaded.groups)
-        for name, chains in named.items():
-            own = loaded.options_of(name)
-            whole = Layer(chains[0].factors, chains[1:], own.between, own.out_layout).launch(precision, layout, Epilogue(), weights, inputs)
-            layers[name] = _Layer(chains, whole, own.fuse)
-    elif len(patterns) > 1 or layer.is_asked_for:
-        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
-        layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
-        patterns = tuple(dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain))))
-    meeting = patterns if spec else [chain[0] for chain in layer.chains]  # X: what lies between factors is stored as Y is
-    stored: dict[Pattern, dict[str, Any]] = {each: {"weights": weights, "inputs": inputs if each in meeting else SAME} for each in patterns}
-    described = [_describe(KernelSpec(pattern, precision, layout, **own), batch, device) for pattern, own in stored.items()]
+        kernels, layers = _of_spec(spec, wanted)
+    else:
+        kernels, layers = _of_patterns(patterns, layer, wanted.or_usual())
+    patterns = tuple(each.pattern for each in kernels)
+    described = [_describe(each, batch, device) for each in kernels]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
     if png:
         _draw(patterns, png)
@@ -93,6 +85,62 @@ def command(
         _print(pattern, facts, with_picture=not spec)
     for name, each in layers.items():
         _print_layer(name, each, of_layers[name])
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Of kernels, by the command's options: what patterns become, or which of a spec's are shown. None: as usual, or the first."""
+
+    precision: str | None
+    layout: str | None
+    weights: str | None
+    inputs: str | None
+
+    def or_usual(self) -> tuple[str, str, str, str]:
+        return self.precision or "float32", self.layout or "bsf", self.weights or SAME, self.inputs or SAME
+
+    def first_of(self, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
+        """Without what tells one epilogue, batch or stride from another."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        found = (each for each in kernels if all(getattr(each, name) == value for name, value in given.items()))
+        return next((replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in found), None)
+
+
+def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
+    """A kernel of each pattern, and the layers of which a kernel is wanted, as the spec asks for them."""
+    from ksgen.spec import load
+
+    loaded = load(find_spec(spec))
+    products = [each for each in loaded.kernels if each.job == "multiply"]
+    of_each = {
+        pattern: [each for each in products if each.pattern == pattern] for pattern in dict.fromkeys(each.pattern for each in products)
+    }
+    kernels = [found for each in of_each.values() if (found := wanted.first_of(each))]
+    if not kernels:
+        told = " and ".join(value for value in vars(wanted).values() if value)
+        raise SpecError(f"{spec}: no kernel in it is {told}")
+    layers = {}
+    for name, chains in loaded.chains_of.items():
+        if last := wanted.first_of(loaded.wanted[name]):
+            own = loaded.options_of(name)
+            given = Layer(chains[0].factors, chains[1:], own.between, own.out_layout)
+            whole = given.launch(last.precision, last.layout, Epilogue(), last.weights, last.inputs)
+            layers[name] = _Layer(chains, whole, own.fuse)
+    return kernels, layers
+
+
+def _of_patterns(
+    patterns: tuple[Pattern, ...], layer: Layer, usual: tuple[str, str, str, str]
+) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
+    precision, layout, weights, inputs = usual
+    layers = {}
+    if len(patterns) > 1 or layer.is_asked_for:
+        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
+        layers = {"group" if layer.beside else "chain": _Layer(layer.chains, whole)}
+    meeting = [chain[0] for chain in layer.chains]  # X: what lies between factors is stored as Y is
+    named = dict.fromkeys((*patterns, *(pattern for chain in layer.beside for pattern in chain)))
+    own = {pattern: inputs if pattern in meeting else SAME for pattern in named}
+    return [KernelSpec(each, precision, layout, weights=weights, inputs=stored) for each, stored in own.items()], layers
 
 
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:

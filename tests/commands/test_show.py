@@ -34,6 +34,7 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
 def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     (tmp_path / "layers.yaml").write_text(
         """
+        defaults: {precision: [float32, float16]}
         layers:
           heads: {group: [[[2,48,64,1], [1,64,48,2]], [[2,48,64,1]]], between: silu}
           turned: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
@@ -94,6 +95,32 @@ def test_any_width_shows_all_that_there_is(command: tuple[str, ...], columns: st
         assert re.sub(r"\W", "", done.stdout)[:40] == re.sub(r"\W", "", run(*command, COLUMNS="40").stdout)[:40]
     else:
         assert done.stdout == usual.stdout
+
+
+def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        """
+        defaults: {precision: [bfloat16, float32], layout: [bsl, bsf]}
+        kernels: [[1,192,48,2], {pattern: [1,64,64,1], precision: float64, bias: true, batch: 7}]
+        layers: {up: {chain: [[6,64,64,1], [1,768,384,1]], weights: int8}}
+        """
+    )
+
+    def shown(*more: str) -> tuple[list[str], list[str]]:
+        found = json.loads(run("show", "--spec", str(tmp_path / "own.yaml"), *more, "--json").stdout)
+        return [each["kernel"] for each in found["patterns"]], [each["launch"]["kernel"] for each in found["layers"].values()]
+
+    kernels, launches = shown()
+    assert kernels == [
+        "ks_1x192x48x2_bfloat16_bsl", "ks_1x64x64x1_float64_bsl", "ks_6x64x64x1_bfloat16_int8_bsl", "ks_1x768x384x1_bfloat16_int8_bsl"
+    ]  # fmt: skip
+    assert launches == ["ks_6x64x64x1_1x768x384x1_bfloat16_int8_bsl"]
+    assert shown("--precision", "float64") == (["ks_1x64x64x1_float64_bsl"], [])
+    kernels, launches = shown("--weights", "int8", "--precision", "float32", "--layout", "bsf")
+    assert kernels == ["ks_6x64x64x1_float32_int8_bsf", "ks_1x768x384x1_float32_int8_bsf"]
+    assert launches == ["ks_6x64x64x1_1x768x384x1_float32_int8_bsf"]
+    caught = run("show", "--spec", str(tmp_path / "own.yaml"), "--precision", "float64", "--weights", "int8").exception
+    assert str(caught) == f"{tmp_path / 'own.yaml'}: no kernel in it is float64 and int8"
 
 
 @pytest.mark.parametrize(
