@@ -22,6 +22,7 @@ from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices
 from ksgen.wisdom.store import Wisdom, load_wisdom
+from ksgen.words import counted
 
 HOST = "host"  # this very processor, as a target
 
@@ -53,20 +54,25 @@ class _Aim:
     compiler: Compiler
     dialect: str
     limits: Limits
+    device_name: str | None = None  # of the very device that launchers will run on, where that is known: they follow its wisdom
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Compile every kernel of the spec, and one launch of each layer, for every target, with constants tuned for the named device."""
+    """Compile every kernel of the spec, and one launch of each layer, for every target: with constants tuned for the named device; without
+    a name with the defaults, and for this processor also with those that were tuned for it.
+    """
     aims = _aims(arch)
     for aim in aims:
         if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
             click.echo(f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True)
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
-    wanted = [(aim, _sources(spec, aim.limits, aim.dialect, wisdom)) for aim in aims]
+    wanted = [(aim, _sources_for(spec, aim, wisdom, is_own=device_name is None)) for aim in aims]
     finished: list[Compiled] = []
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
         for aim, sources in wanted:
+            if bar.disable:  # a pipe: a line for what may take minutes
+                click.echo(f"compiling {counted(len(sources), 'kernel')} of {spec.name} for {aim.target}", err=True)
             results = build_many(
                 [Request(source.text, source.entry, aim.target) for source in sources],
                 aim.compiler,
@@ -100,7 +106,8 @@ def _aims(arch: str) -> list[_Aim]:
 def _aim_at_processor(word: str) -> _Aim:
     if word == HOST:
         device = open_device(0)
-        return _Aim(device.target, find_host_compiler(), device.dialect, limits_from("native", device.target, device.limits))
+        limits = limits_from("native", device.target, device.limits)
+        return _Aim(device.target, find_host_compiler(), device.dialect, limits, device.name)
     named = INSTRUCTION_SETS[word]
     return _Aim(named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named)))
 
@@ -112,6 +119,14 @@ def _wisdom(device_name: str) -> Wisdom:
         known = ", ".join(known_devices()) or "none"
         click.echo(f"--device-name {excerpt(device_name)}: no wisdom of that name, so constants are the defaults; known: {known}", err=True)
     return wisdom
+
+
+def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[Source]:
+    """By that wisdom. Where no device was named, and it is the one that will run them, by its own wisdom too."""
+    found = {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, wisdom)}
+    if is_own and aim.device_name and (own := load_wisdom(aim.device_name)).entries():
+        found |= {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, own)}
+    return list(found.values())
 
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:

@@ -1,5 +1,6 @@
 """What the commands that compile share."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,18 @@ from typing import Any
 import pytest
 
 from ksgen.build.request import Binary
-from ksgen.commands.compiling import _sources
-from ksgen.families import cuda_limits
+from ksgen.commands.compiling import _aim_at_processor, _sources, _sources_for
+from ksgen.emit.render import render
+from ksgen.emit.templates import template_digest
+from ksgen.families import cuda_limits, family_for
 from ksgen.launch import fused, planner
 from ksgen.launch.choice import limits_of
 from ksgen.launch.plan import Loaded
 from ksgen.launch.planner import Planner
 from ksgen.spec import STRIDES, Epilogue, parse
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom.store import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
+from tests.support.native import chosen_native
 from tests.support.program import ksgen, needs_compiler
 
 
@@ -28,13 +32,32 @@ def test_a_device_that_nobody_knows_is_named(command: str, spec: Path, tmp_path:
     arguments = (command, spec.name, "--arch", "sm_80", "--device-name")
     done = ksgen(*arguments, "Abakus", cwd=spec.parent, KSGEN_WISDOM_DIR=str(wisdom))
     assert done.returncode == 0
-    assert done.stderr == "--device-name 'Abakus': no wisdom of that name, so constants are the defaults; known: Abacus\n"
+    told = "--device-name 'Abakus': no wisdom of that name, so constants are the defaults; known: Abacus"
+    first, second = done.stderr.splitlines()
+    assert first == told
+    assert re.fullmatch(r"compiling \d+ kernels of small for sm_80", second)  # there is no bar in a pipe
 
 
 @needs_compiler
 def test_a_target_that_no_launcher_asks_for_is_told(spec: Path) -> None:
     done = ksgen("build", spec.name, "--arch", "sm_90", cwd=spec.parent)
-    assert done.stderr == "--arch sm_90: launchers on such a GPU ask for sm_90a, and take no other binary\n"
+    assert done.stderr.splitlines()[0] == "--arch sm_90: launchers on such a GPU ask for sm_90a, and take no other binary"
+
+
+def test_this_processor_gets_what_was_tuned_for_it_beside_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device = chosen_native(monkeypatch)
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    spec = parse("kernels: [[2,9,5,3]]")
+    (kernel,), aim = spec.kernels, _aim_at_processor("host")
+    usual = {source.text for source in _sources(spec, aim.limits, aim.dialect, Wisdom())}
+    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == usual
+    family = family_for(kernel, aim.limits, 1568)
+    found = replace(family.default(kernel, aim.limits, 1568), past=1 - family.default(kernel, aim.limits, 1568).past)
+    measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
+    save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
+    tuned = render(kernel, found, family=family.name, dialect=aim.dialect).text
+    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == {tuned, *usual}
+    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=False)} == usual  # another device was named
 
 
 LAYERS = """
