@@ -321,9 +321,14 @@ def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytes
         np.testing.assert_array_equal(ys[1], first(given.values, made))
     ys = group(given.values.view(np.uint8), [[made, after], [made]], bias=[bias, np.zeros(36, np.float16)])
     assert {each.dtype.name for each in ys} == {"float16"}
-    ys = group(given.values, [[made, after], [made]], bias=[bias, None])  # by launches of their own
-    assert {each.dtype.name for each in ys} == {"float16"}
+    for biases in ([bias, None], [None, np.zeros(36, np.float16)]):  # by launches of their own
+        ys = group(given.values, [[made, after], [made]], bias=biases)
+        assert {each.dtype.name for each in ys} == {"float16"}
     assert apart.explain(50, weights="e4m3", inputs="e4m3").count("e4m3_inputs") == 1
+
+
+READ_ONLY = np.zeros((50, 5), np.float32)
+READ_ONLY.flags.writeable = False
 
 
 @pytest.mark.parametrize("fuse", ["yes", "no"])
@@ -335,9 +340,11 @@ def test_a_layer_refuses_before_its_first_launch(fuse: str, monkeypatch: pytest.
     monkeypatch.setattr(Launcher, "__call__", lambda *given, **options: launched.append(options))
     for weights, options, told in (
         (after, {"bias": np.zeros(6, np.float32)}, r"got bias of shape \(6,\); \(5,\) is needed"),
-        (after, {"bias": np.zeros(5, np.float16)}, "got float32 for weights and float16 for x; give both in one precision"),
-        (after, {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)}, "got float32 for (weights|out) and bfloat16 for x"),
-        (quantize(after, "e4m3"), {"residual": np.zeros((50, 6))}, "got residual of shape|precision=float64"),
+        (after, {"bias": np.zeros(5, np.float16)}, "got float32 for weights and y in float16; give both in one precision"),
+        (after, {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)}, "got float32 for out and y in bfloat16"),
+        (quantize(after, "e4m3"), {"residual": np.zeros((50, 6), np.float32)}, "got residual of shape"),
+        (quantize(after, "e4m3"), {"precision": "tf32"}, "weights in e4m3 with precision=tf32; accepted: x of"),
+        (after, {"out": READ_ONLY}, "out.*read"),
     ):
         with pytest.raises(LaunchError, match=told):
             chain(given.values, [made, weights], **options)

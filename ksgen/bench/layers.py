@@ -336,8 +336,6 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
 
     def prepare(arrays: LayerArrays) -> Ready:
         product = baseline.prepare(arrays)
-        for _ in range(PREPARING):
-            product(arrays.sets[0])
 
         def run(number: int) -> Sequence[Tensor]:
             return product(arrays.sets[number])
@@ -430,13 +428,17 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
         KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options).eval().freeze()
         for weights, bias in zip(arrays.weights, arrays.biases, strict=True)
     ]
-    if len(made) == 1:
-        residual = arrays.residuals[0]
-        return lambda x: [made[0](x, residual)]
-    if layer.epilogue.residual:
+    residual = arrays.residuals[0]
+    if len(made) > 1 and layer.epilogue.residual:
         raise UnsupportedError("KSLinear.group adds no residual")
-    group = KSLinear.group(made)
-    return lambda x: arrays.apart(group(x))
+    group = KSLinear.group(made) if len(made) > 1 else None
+
+    def product(x: Tensor) -> Sequence[Tensor]:
+        return [made[0](x, residual)] if group is None else arrays.apart(group(x))
+
+    for _ in range(PREPARING):
+        product(arrays.sets[0])
+    return product
 
 
 _BASELINES = {

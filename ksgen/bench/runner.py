@@ -19,7 +19,7 @@ from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import Arrays, Asked
-from ksgen.bench.roster import COMPILED, OURS, Comparison
+from ksgen.bench.roster import COMPILED, OUR_WAYS, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
 from ksgen.build.build import Request, build_many
@@ -66,6 +66,9 @@ class Runner:
         before = log.content.run.get("device", device.name)
         if before != device.name:
             raise KsgenError(f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o")
+        known, here = log.content.run.get("baselines_on"), facts.get("baselines_on")
+        if None not in (known, here) and known != here:
+            raise KsgenError(f"{log.path} holds measurements on {known}, and this is {here}; name another file with -o")
         log.append("run", facts)
 
     def run(self, jobs: Sequence[Asked]) -> int:
@@ -245,7 +248,7 @@ class Runner:
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
-        if contender.implementation == OURS or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
+        if contender.implementation in (OURS, *OUR_WAYS) or expected_s <= max(self.protocol.most_seconds, HOPELESS * fastest_s):
             return ""
         return f"{expected_s:.1f} s per run at {BETTER_PACE} times its pace in other patterns, and the fastest takes {fastest_s:.2f} s"
 

@@ -100,8 +100,8 @@ def command(
     if not ways:
         raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
     layers = _layers(named or SETS[:1], seed)[:subset]
-    layers = [_with(layer, between, Epilogue(bias, activation or "none", residual)) for layer in layers]
-    layers += [each.beside(beside) for each in layers if beside]
+    layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
+    layers += [each.beside(beside) for each in layers if beside and each.out_layout is None]  # groups give y as they take x
     from ksgen.bench.layers import LayerJob
     from ksgen.bench.timing import Protocol
 
@@ -134,11 +134,10 @@ def _layers(named: Sequence[str], seed: int) -> list["Layer"]:
     return found
 
 
-def _with(layer: "Layer", between: str | None, epilogue: Epilogue) -> "Layer":
+def _with(layer: "Layer", between: str | None, activation: str | None, added: Epilogue) -> "Layer":
     """With what the command asks for in the place of what a spec says."""
     own = layer.epilogue
-    activation = epilogue.activation if epilogue.activation != "none" else own.activation
-    whole = Epilogue(own.bias or epilogue.bias, activation, own.residual or epilogue.residual)
+    whole = Epilogue(own.bias or added.bias, own.activation if activation is None else activation, own.residual or added.residual)
     has_between = any(len(chain) > 1 for chain in layer.chains)
     return replace(layer, between=between if between and has_between else layer.between, epilogue=whole)
 
@@ -160,5 +159,6 @@ def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, nam
             say_if_busy()
         complete = runner.run(jobs)
         if not log.content.contenders:
-            raise KsgenError("--time-limit was up before the first measurement; give it more")
+            late = "--time-limit was up before the first measurement; give it more"
+            raise KsgenError(late if complete < len(jobs) else "none of these contenders is a way to multiply these layers; name others")
     return Done(device.name, len(jobs), complete, (output, *write_rows(output)))

@@ -111,10 +111,10 @@ def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, 
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
-    products = [each for each in loaded.kernels if each.job == "multiply"]
-    of_each = {
-        pattern: [each for each in products if each.pattern == pattern] for pattern in dict.fromkeys(each.pattern for each in products)
-    }
+    of_each: dict[Pattern, list[KernelSpec]] = {}
+    for kernel in loaded.kernels:
+        if kernel.job == "multiply":
+            of_each.setdefault(kernel.pattern, []).append(kernel)
     kernels = [found for each in of_each.values() if (found := wanted.first_of(each))]
     if not kernels:
         told = " and ".join(value for value in vars(wanted).values() if value)

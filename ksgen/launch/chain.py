@@ -79,7 +79,7 @@ class ChainLauncher:
         out_layout = out_layout or self.out_layout
         last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
         own = self.weights_of_each(weights)
-        options = self.with_precision({"x": x, **last_only}, own, options)
+        options = with_precision(self, {"x": x, **last_only}, own, options)
         if fused := self._fused(x, own, last_only, options, out_layout):
             return fused()
         layouts = self._layouts(layout, out_layout)
@@ -100,7 +100,7 @@ class ChainLauncher:
         `last_only`: bias, residual and out, where there are any.
         """
         own = self.weights_of_each(weights)
-        options = self.with_precision({"x": x, **last_only}, own, CallOptions(layout, activation, None, precision))
+        options = with_precision(self, {"x": x, **last_only}, own, CallOptions(layout, activation, None, precision))
         call = self._fused(x, own, last_only, options, out_layout or self.out_layout)
         if call:
             given = [each for each in (*own, *last_only.values(), call.out) if each is not None and not isinstance(each, Weights)]
@@ -124,15 +124,10 @@ class ChainLauncher:
         """None for those that were packed once."""
         return [None if isinstance(each, Weights) else view(each, "weights") for each in own]
 
-    def with_precision(self, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:
-        """With a precision where x is in eight bits, which tells of none: what lies between factors is of one type, as y is."""
-        if (inputs := inputs_of(own)) == SAME or options.precision is not None:
-            return options
-        return options._replace(precision=type_of_call(self, views_of(arrays, None), None, inputs))
-
     def _layouts(self, layout: str, out_layout: str | None) -> list[str]:
         """Of what each factor writes."""
-        return [layout if number < self.chain.turn else out_layout or layout for number in range(len(self.factors))]
+        turn = self.chain.turn  # looks at all factors
+        return [layout if number < turn else out_layout or layout for number in range(len(self.factors))]
 
     def check(
         self, views: dict[str, ArrayView], own_views: list[ArrayView | None], options: CallOptions, out_layout: str | None = None,
@@ -146,17 +141,16 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: between={self.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}")
         check_words(self, options.layout, options.activation)
         check_words(self, options.layout if out_layout is None else out_layout, options.activation, "out_layout")
-        layouts = self._layouts(options.layout, out_layout)
+        layouts, turn = self._layouts(options.layout, out_layout), self.chain.turn
         for number, (factor, own) in enumerate(zip(self.factors, own_views, strict=True), start=1):
             layout = layouts[number - 1]
-            if layout != options.layout and number - 1 == self.chain.turn:
+            if layout != options.layout and number - 1 == turn:
                 check_arrays(factor, factor.pattern, options.layout, {"x": between})
                 between = between._replace(shape=between.shape[::-1], strides=None)
             given = {"x": between} if own is None else {"x": between, "weights": own}
             if number == len(self.factors):
                 given = views | given
-            beside = dtype if number == 1 and inputs != SAME else None  # that of all others, as x tells of none
-            batch = check_arrays(factor, factor.pattern, layout, given, dtype=beside)
+            batch = check_arrays(factor, factor.pattern, layout, given, dtype=None if inputs == SAME else dtype)  # as x tells of none
             common_device(given)
             between = between._replace(shape=y_shape(factor.pattern, layout, batch), strides=None, dtype=dtype)
         return batch
@@ -180,9 +174,8 @@ class ChainLauncher:
         epilogues = [*[Epilogue(activation=self.between)] * (len(self.factors) - 1), last]
         what: dict[str, Any] = {"precision": precision, "device": device, "weights": weights}
         each = []
-        for number, (factor, own) in enumerate(zip(self.factors, epilogues, strict=True)):
-            own_layout = self._layouts(layout, out_layout)[number]
-            each.append(factor.explain(batch, layout=own_layout, epilogue=own, inputs=SAME if number else inputs, **what))
+        for number, (factor, own, its) in enumerate(zip(self.factors, epilogues, self._layouts(layout, out_layout), strict=True)):
+            each.append(factor.explain(batch, layout=its, epilogue=own, inputs=SAME if number else inputs, **what))
         once = f", and what factor {self.chain.turn + 1} takes is turned by a copy" if is_turned(layout, out_layout) else ""
         return "\n".join([f"{told}: a launch for each factor{once}; {found.why}", *each])
 
@@ -208,18 +201,19 @@ class ChainLauncher:
         views, own_views = views_of(arrays, options.stream), self.views_of_weights(own)
         batch = self.check(views, own_views, options, out_layout, inputs := inputs_of(own))
         dtype = type_of_call(self, views, options.precision, inputs)
-        if self.fuse == "no":
-            return None
         names = [f"weights of factor {number}" for number in range(1, len(own) + 1)]
         given = {name: each for name, each, found in zip(names, own, own_views, strict=True) if found}
         every = views | {name: found for name, found in zip(names, own_views, strict=True) if found}
         place = common_device(every)
-        if place == "host" and not all(map(is_whole, every.values())):
-            self._check_asked("an array begins within one of its elements")
-            return None
         for each in own:
             if isinstance(each, Weights):
                 check_stored(self, each, options.precision or dtype)
+        check_memory(self, every)
+        if self.fuse == "no":
+            return None
+        if place == "host" and not all(map(is_whole, every.values())):
+            self._check_asked("an array begins within one of its elements")
+            return None
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
             self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
@@ -234,7 +228,6 @@ class ChainLauncher:
                 apart = "weights of one factor are stored otherwise than another's"
                 self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
             return None
-        check_memory(self, every)
         packed = []
         for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):
             if found is None:
@@ -254,3 +247,10 @@ def layer_of(launcher: Any) -> ChainLauncher | None:
     if isinstance(launcher, Launcher):
         return ChainLauncher(launcher)
     return launcher if isinstance(launcher, ChainLauncher) else None
+
+
+def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:
+    """With a precision where x is in eight bits, which tells of none: what lies between factors is of one type, as y is."""
+    if (inputs := inputs_of(own)) == SAME or options.precision is not None:
+        return options
+    return options._replace(precision=type_of_call(caller, views_of(arrays, None), None, inputs))

@@ -12,7 +12,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
-from ksgen.launch.chain import layer_of
+from ksgen.launch.chain import layer_of, with_precision
 from ksgen.launch.checks import check_memory, group_shape
 from ksgen.launch.fused import FusedPlan, Verdict, fused_plan, verdict
 from ksgen.launch.launcher import bytes_saved
@@ -76,8 +76,10 @@ class GroupLauncher:
         own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
         outs, arrays = self._outs(out, options), self._arrays(x, added)
         inputs = self._inputs(own)
-        first = {"x": x, "out": next(iter(outs), None), **{name: each[0] for name, each in added.items()}}
-        options = self.layers[0].with_precision({name: array for name, array in first.items() if array is not None}, own[0], options)
+        found = {"out": outs, **added}  # of which the first that is there tells the type
+        first = {name: next((array for array in each if array is not None), None) for name, each in found.items()}
+        given = {"x": x, **{name: array for name, array in first.items() if array is not None}}
+        options = with_precision(self, given, own[0], options)
         views = views_of(arrays, options.stream)
         batch = self._check(views, own, outs, options, inputs)
         if fused := self._fused(arrays, views, own, outs, batch, options):

@@ -132,14 +132,14 @@ def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
     return layer in _frozen and not _changes(layer, weights)
 
 
-def is_known(layer: nn.Module) -> bool:
+def was_frozen(layer: nn.Module) -> bool:
     """Whether it was frozen, and was not thawed since: its weights may have changed."""
     return bool(_frozen) and layer in _frozen
 
 
 def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
     """Thaw a frozen layer if its weights can be seen to have changed."""
-    if is_known(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
+    if was_frozen(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
         _end(changes)
 
 

@@ -16,54 +16,48 @@ from ksgen.torch.checks import dtype_name
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.intermediates import is_recomputed
 
-_known: dict[Hashable, bool] = {}  # whether PyTorch's products serve, by all that decides it
+_served: dict[Hashable, bool] = {}  # whether PyTorch's products serve, by all that decides it
 
 
 def serve(layer: Any, x: Tensor) -> Tensor | None:
     """The layer's output; None where it has to go the usual way."""
-    if (
-        torch.compiler.is_compiling()
-        or not torch.is_grad_enabled()
-        or type(x) is not Tensor
-        or not x.is_cpu
-        or x.layout is not torch.strided
-    ):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(x) is not Tensor:
         return None
-    parameters, bias = layer._modules["weights"]._parameters, layer._parameters.get("bias")
-    weights, dtype = tuple(parameters.values()), x.dtype
-    of_layer = (layer.own_chain.factors, layer.layout, layer.out_layout, layer.activation, layer.between, layer.fuse, layer.precision)
-    others = (layer.backend, layer.intermediates, layer.bias is bias, bias is None, torch.get_num_threads())
-    key = (x.shape, dtype, x.requires_grad, *of_layer, *others)
-    is_known = _known.get(key)
-    if is_known is False or ops.is_transformed() or torch._C._len_torch_dispatch_stack():
+    if not x.is_cpu or x.layout is not torch.strided:
         return None
-    if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or layer._parallel is not None or frozen.is_known(layer):
+    own, chain, dtype = layer._parameters, layer.own_chain, x.dtype
+    parameters = layer._modules["weights"]._parameters
+    if "bias" not in own or len(parameters) != len(chain):  # a parametrization makes it anew at each look
+        return None
+    bias, weights = own["bias"], [parameters.get(str(number)) for number in range(len(chain))]  # pruned ones have other names
+    if not all(_is_plain(each, dtype, pattern.shape) for each, pattern in zip(weights, chain, strict=True)):
+        return None
+    if not all(each.requires_grad for each in weights) or not (bias is None or _is_plain(bias, dtype, (chain.out_features,))):
+        return None
+    of_layer = (layer.layout, layer.out_layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
+    key = (chain.factors, *of_layer, layer.intermediates, x.shape, dtype, x.requires_grad, bias is None, torch.get_num_threads())
+    try:
+        serves = _served.get(key)
+    except TypeError:  # an option that is no word is refused the usual way
+        return None
+    if serves is False or ops.is_transformed() or torch._C._len_torch_dispatch_stack():
+        return None
+    if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or layer._parallel is not None or frozen.was_frozen(layer):
         return None
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # a checkpoint's second pass has to be as the first
         return None
-    if len(weights) != len(layer.own_chain):
-        return None
-    for pattern, each in zip(layer.own_chain, weights, strict=True):
-        if (
-            type(each) is not nn.Parameter
-            or each.dtype != dtype
-            or not each.requires_grad
-            or not each.is_cpu
-            or each.shape != pattern.shape
-        ):
+    if serves is None:
+        serves = _is_served(layer, x, bias is not None)
+        if serves is None:
             return None
-    if bias is not None and (type(bias) is not nn.Parameter or bias.dtype != dtype or not bias.is_cpu or bias.dim() != 1):
-        return None
-    if is_known is None:
-        found = _is_served(layer, x, bias is not None)
-        if found is None:
-            return None
-        if len(_known) >= choice.REMEMBERED:
-            _known.clear()
-        _known[key] = found
-        if not found:
-            return None
-    return _product(layer, x, weights, bias)
+        if len(_served) >= choice.REMEMBERED:
+            _served.clear()
+        _served[key] = serves
+    return _product(layer, x, weights, bias) if serves else None
+
+
+def _is_plain(parameter: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return type(parameter) is nn.Parameter and parameter.dtype == dtype and parameter.is_cpu and parameter.shape == shape
 
 
 def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
@@ -73,7 +67,7 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
         return False
     if layout not in LAYOUTS or layer.fuse == "yes" or layer.activation not in ACTIVATIONS or layer.between not in ACTIVATIONS:
         return False
-    if layer.bias is not layer._parameters.get("bias") or is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
+    if is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
         return False
     features, batch = x.shape[-1 if layout == "bsf" else 0] if x.dim() else 0, x.numel() // chain.in_features
     if features != chain.in_features or not 0 < batch <= ops.FEW_ENTRIES or not choice.has_kernels(x.device):
@@ -91,7 +85,7 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
     return True
 
 
-def _product(layer: Any, x: Tensor, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
+def _product(layer: Any, x: Tensor, weights: list[Any], bias: Tensor | None) -> Tensor:
     layout, last = layer.layout, len(weights) - 1
     is_matrix = x.dim() == 2
     rows = x if is_matrix else layer._as_matrix(x)

@@ -28,6 +28,7 @@ FEW = ("--measurements", "2", "--runs", "1", "--most-seconds", "5")
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.yaml").write_text(SPEC)
+    (tmp_path / "one.yaml").write_text("layers: {up: ['1,4,4,1']}")
     (tmp_path / "none.yaml").write_text("kernels: ['1,4,4,1']")
     (tmp_path / "file").write_text("")
     line = {"kind": "contender", "key": "k", "pattern": "1,4,4,1", "arithmetic": "float32", "identity": "i", "status": "failed"}
@@ -65,6 +66,29 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
     assert "## Layers" in ksgen("report", "layers.jsonl", "--markdown", "-")
 
 
+@pytest.mark.parametrize(
+    ("options", "names", "activations"),
+    [
+        ((), ["up", "turned", "up, 2 beside each other"], {"gelu"}),
+        (("--activation", "none"), ["up", "turned", "up, 2 beside each other"], {"none"}),
+    ],
+)
+def test_options_take_the_place_of_what_a_spec_says(
+    options: tuple[str, ...], names: list[str], activations: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a layer that gives y in another layout is no part of a group."""
+    spec = tmp_path / "own.yaml"
+    chain = "{chain: ['2,4,8,1', '1,12,8,1'], activation: gelu"
+    layers = f"up: {chain}}}, turned: {chain}, out_layout: bsl}}"
+    spec.write_text(f"layers: {{{layers}}}")
+    asked: list[Any] = []
+    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
+    monkeypatch.setattr("ksgen.commands.bench_layers.print_told", lambda *_: None)
+    ksgen("layers", str(spec), "--batch", "3", "--beside", "2", *options)
+    assert list(dict.fromkeys(job.layer.name.removeprefix("own ") for job in asked)) == names
+    assert {job.layer.epilogue.activation for job in asked} == activations
+
+
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
     (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a spec such as"),
@@ -76,6 +100,7 @@ MISTAKES = [
     (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv beside it"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
+    (["one.yaml", "--contenders", "each_factor"], "none of these contenders is a way to multiply these layers; name others"),
     (["--device", "abacus"], "device 'abacus': none is called that"),
 ]  # fmt: skip
 

@@ -8,10 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from ksgen.errors import KsgenError  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
-from ksgen.torch import KSLinear, choice, freeze, ops, small_steps  # noqa: E402
+from ksgen.torch import KSLinear, choice, freeze, multiply, ops, small_steps  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
 
 FACTORS = [(1, 8, 6, 2), (2, 6, 8, 1)]
@@ -23,7 +25,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
     """What every way of every step took when it was met: PyTorch's products were the fastest, unless a test says otherwise."""
     use_kernels(monkeypatch)
     monkeypatch.setattr(ops, "FEW_ENTRIES", 16)
-    monkeypatch.setattr(small_steps, "_known", {})
+    monkeypatch.setattr(small_steps, "_served", {})
     seconds = {"ksgen": 2.0, "bmm": 1.0}
     monkeypatch.setattr(choice, "_measured", {})
 
@@ -116,6 +118,23 @@ def _given(name: str, value: Any) -> Callable[[Any, Tensor], None]:
     return call
 
 
+def _pruned(layer: Any, x: Tensor) -> None:
+    """Its weights are made anew at each look: what serves is without nine tenths of them."""
+    prune.random_unstructured(layer.weights, "0", 0.9)
+    wanted = multiply(multiply(x, layer.weights[0]), layer.weights[1], layer.bias)
+    assert torch.equal(layer(x), wanted)
+
+
+class _Doubled(torch.nn.Module):
+    def forward(self, bias: Tensor) -> Tensor:
+        return 2 * bias
+
+
+def _with_a_bias_that_is_made(layer: Any, x: Tensor) -> None:
+    parametrize.register_parametrization(layer, "bias", _Doubled())
+    assert torch.equal(layer(x), multiply(multiply(x, layer.weights[0]), layer.weights[1], layer.bias))
+
+
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "another batch": lambda layer, x: layer(x[1:]),
     "a residual": lambda layer, x: layer(x, torch.ones(BATCH, layer.out_features)),
@@ -126,6 +145,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "frozen": _frozen,
     "computed again": _recomputed,
     "a mapped call": lambda layer, x: torch.func.vmap(layer)(x[None]),
+    "pruned": _pruned,
+    "a bias that is made": _with_a_bias_that_is_made,
     "another type": _of_float64,
     "another activation": _given("activation", "relu"),
     "another backend": _given("backend", "bmm"),
@@ -150,11 +171,36 @@ def test_where_kernels_were_faster_they_serve(timed: dict[str, float], usual: li
     assert len(usual) == 3
 
 
-def test_mistakes_are_told_as_usual() -> None:
+def _of_other_features(layer: Any) -> None:
+    layer(torch.randn(BATCH, 13))
+
+
+def _with_other_weights(layer: Any) -> None:
+    layer.weights[0] = torch.nn.Parameter(torch.randn(1, 8, 5, 2))
+    layer(x_of(layer))
+
+
+def _with_a_short_bias(layer: Any) -> None:
+    layer.bias = torch.nn.Parameter(torch.ones(1))
+    layer(x_of(layer))
+
+
+def _with_a_list(layer: Any) -> None:
+    layer.activation = ["relu"]
+    layer(x_of(layer))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (_of_other_features, r"got x of shape \(5, 13\)"),
+        (_with_other_weights, "multiply by 1,8,5,2: got x of shape"),
+        (_with_a_short_bias, r"got bias of shape \(1,\); \(12,\) is needed"),
+        (_with_a_list, "activation=.*relu.*accepted"),
+    ],
+)
+def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -> None:
     layer = KSLinear(FACTORS)
     layer(x_of(layer)), layer(x_of(layer))
-    with pytest.raises(Exception, match=r"got x of shape \(5, 13\)"):
-        layer(torch.randn(5, 13))
-    layer.weights[0] = torch.nn.Parameter(torch.randn(1, 8, 5, 2))
-    with pytest.raises(Exception, match=r"multiply by 1,8,5,2: got x"):
-        layer(x_of(layer))
+    with pytest.raises(KsgenError, match=message):
+        call(layer)
