@@ -23,7 +23,7 @@ from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
-LEAST_ENTRIES = 16  # of the batch for each core: below, factors are shared out by their outputs, each by itself
+LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 REMEMBERED = 1024  # plans: one for each layer and batch
 
