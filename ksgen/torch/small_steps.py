@@ -1,7 +1,7 @@
 """Small steps of training on a processor, where PyTorch's products were the fastest for every factor of a layer: they are called at once.
 
-A step that was timed before at these shapes (`ops.multiply`) takes a third less so, as looking at everything again costs as much as a small
-product. Whatever is not plain goes the usual way, and so does what was not timed yet.
+A step that was timed before at these shapes (`ops.multiply`) need not look at everything again, which costs as much as a small product.
+Whatever is not plain goes the usual way, and so does what was not timed yet.
 """
 
 from collections.abc import Hashable
