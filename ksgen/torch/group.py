@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, ToolchainError
-from ksgen.launch.fused import LEAST_ENTRIES, Verdict
+from ksgen.launch.fused import Verdict, least_entries
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
 from ksgen.torch import frozen
@@ -132,7 +132,7 @@ class KSLinears(nn.ModuleList):
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
-        place, least = _place_of(x), LEAST_ENTRIES * torch.get_num_threads() * self._first.in_features
+        place, least = _place_of(x), least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < (least if place == "cpu" else 1):
             return False
         layers = list(self._linears())
