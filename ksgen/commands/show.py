@@ -233,7 +233,7 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
     by_device = {
         name: family_for(kernel, limits, batch).name if verdict_for(kernel, limits, kind, batch, fuse).is_one else None
         for name, (limits, kind) in kinds.items()
-        if kind == "cuda" or fuse != "auto" or batch >= least_entries(limits.multiprocessors)
+        if kind == "cuda" or fuse != "auto" or batch >= least_entries(limits.multiprocessors, kernel.layout)
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:
