@@ -113,12 +113,12 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one a factor")
         if len(own) != len(self.factors):
             raise LaunchError(f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one a factor")
-        own = [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
-        for number, each in enumerate(own[1:], 2):
+        taken = [factor.taken(each) for factor, each in zip(self.factors, own, strict=True)]
+        for number, each in enumerate(taken[1:], 2):
             if isinstance(each, Weights) and each.inputs != SAME:
                 only = "weights that ksgen.quantize made without x_scale, as what lies between factors is stored as y is"
                 raise LaunchError(f"{self!r}: weights of factor {number} multiply x in {each.inputs}; accepted: {only}")
-        return own
+        return taken
 
     def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
         """None for those that were packed once."""
