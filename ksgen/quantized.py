@@ -1,4 +1,5 @@
 """Weights in eight bits: values, each to be multiplied by a scale. Chosen so that the weights, or what they make of given X, change least.
+Or in bfloat16, without scales: each weight rounded.
 
 Takes arrays of NumPy and tensors of PyTorch, and gives the same kind. Never launches a kernel.
 """
@@ -15,7 +16,7 @@ from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, STORAGES, Storage
 from ksgen.spec.kernel import hint, is_word
-from ksgen.spec.storage import SAME, SCALE_BYTES, scales_begin
+from ksgen.spec.storage import SAME, SCALE_BYTES, STORED, scales_begin
 from ksgen.values import excerpt, real_number
 from ksgen.words import counted
 
@@ -30,19 +31,19 @@ ELEMENTS_AT_ONCE = 2**22  # of X in float64, where it is summed up
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """Weights (a, b, c, d) in eight bits, made by `quantize`: what a launcher packs, and multiplies by, as they are."""
+    """Weights (a, b, c, d) in eight bits, or in bfloat16, made by `quantize`: what a launcher packs, and multiplies by, as they are."""
 
     pattern: Pattern
-    storage: str  # "int8", "e4m3" or "e5m2"
+    storage: str  # "int8", "e4m3" or "e5m2"; or "bfloat16", with one scale, which is 1
     per: str  # what has a scale of its own: "factor", "i" or "output"
-    values: Any  # (a, b, c, d), in eight bits each
+    values: Any  # (a, b, c, d), stored so
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
     saturated: int = 0  # weights beyond the largest value, which they became
     x_scale: float | None = None  # of the x that they multiply, which is in eight bits as they are; None: x is as y
 
     def __repr__(self) -> str:
         beside = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
-        return f"Quantized({self.pattern}, {self.storage}, a scale per {self.per}, {self.told}{beside})"
+        return f"Quantized({self.pattern}, {self.storage}, {scales_told(self.storage, self.per)}, {self.told}{beside})"
 
     @property
     def inputs(self) -> str:
@@ -57,7 +58,7 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """Of values and scales."""
-        return self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
+        return STORED[self.storage].item_bytes * self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
 
     def dequantized(self) -> Any:
         """The weights that it stands for, in float32: an array, or a tensor where the values lie."""
@@ -67,7 +68,7 @@ class Quantized:
 
     def error(self, weights: Any, x: Any = None, layout: str = "bsf") -> float:
         """How far it is from these weights, relative to them by the Frobenius norm; with `x`, of Y = X K^T."""
-        wide = _checked_weights(weights)
+        wide = _checked_weights(weights, STORED[self.storage])
         if wide.shape != self.pattern.shape:
             raise LaunchError(f"{self!r}: got weights of shape {wide.shape}; {self.pattern.shape} is needed")
         moments = None if x is None else _moments(self.pattern, x, layout)
@@ -84,7 +85,8 @@ class Quantized:
         """Values, then scales, one for each output, times that of x: the bytes that kernels pack, in one array, or in one tensor where the
         values lie."""
         a, b, _, d = self.pattern.shape
-        gap = scales_begin(self.pattern.weight_count) - self.pattern.weight_count
+        size, count = STORED[self.storage].item_bytes, self.pattern.weight_count
+        gap = scales_begin(count, size) - count * size
         if _is_tensor(self.values):
             torch = sys.modules["torch"]
             with torch.inference_mode(False), torch.no_grad():
@@ -115,6 +117,11 @@ class QuantizedInputs:
         if _is_tensor(self.values):
             return self.values.to(sys.modules["torch"].float32) * self.scale
         return self.values.astype(np.float32) * np.float32(self.scale)
+
+
+def scales_told(storage: str, per: str) -> str:
+    """Of weights that are stored so, in words."""
+    return f"a scale per {per}" if STORED[storage].is_scaled else "no scales"
 
 
 def quantize_inputs(x: Any, storage: str, *, scale: float | None = None, saturate: bool = False) -> QuantizedInputs:
@@ -156,23 +163,31 @@ def checked_x_scale(scale: Any) -> float:
 def quantize(
     weights: Any, storage: str, per: str = "output", *, x: Any = None, layout: str = "bsf", scale: Any = None, x_scale: Any = None
 ) -> Quantized:
-    """The weights (a, b, c, d) in eight bits, with one scale per factor, per i, or per output (i, k, j).
+    """The weights (a, b, c, d) in eight bits, with one scale per factor, per i, or per output (i, k, j); or in bfloat16.
 
     A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer meets them, each is
     chosen anew so that X K^T changes least; then the largest weights may saturate, and `saturated` says how many did. A `scale` of your
-    own must leave none of them saturated. With an `x_scale`, they multiply x in eight bits as they are, whose values are to be multiplied
+    own must leave none of them saturated. In "bfloat16", for x of float32, there are no scales: each weight is rounded to the nearest value,
+    ties to even, and what is not finite stays so. With an `x_scale`, they multiply x in eight bits as they are, whose values are to be multiplied
     by it: what `quantize_inputs` gives.
     """
     if isinstance(weights, Quantized):
-        raise LaunchError(f"got {weights!r}, which is in eight bits already; accepted: the weights that it was made of")
-    if not is_word(storage, STORAGES):
-        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
+        raise LaunchError(f"got {weights!r}, which is {_told_storage(weights.storage)} already; accepted: the weights that it was made of")
+    if not is_word(storage, STORED):
+        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORED)}")
     if not is_word(per, PER):
         raise LaunchError(f"per={excerpt(per)}; {hint(per, PER)}")
     if x is not None and scale is not None:
         raise LaunchError("both x and scale were given; accepted: x, from which scales are chosen, or scale, which is taken")
-    wide, how = _checked_weights(weights), STORAGES[storage]
+    how = STORED[storage]
+    given = [name for name, each in (("x", x), ("scale", scale), ("x_scale", x_scale)) if each is not None]
+    if not how.is_scaled and given:
+        raise LaunchError(f"{given[0]} was given with storage={storage}, which has no scales; accepted: weights alone")
+    wide = _checked_weights(weights, how)
     pattern = Pattern(*wide.shape)
+    if not how.is_scaled:
+        one = np.ones((1, 1, 1, 1), np.float32)
+        return Quantized(pattern, storage, "factor", _like(weights, rounded(wide, how), how), _like(weights, one))
     if scale is not None:
         scales = _checked_scale(scale, pattern, per)
     else:
@@ -191,7 +206,7 @@ def quantize(
 
 
 def rounded(wide: Array, how: Storage) -> Array:
-    """The nearest values in eight bits of numbers that are not beyond the largest."""
+    """The nearest values of numbers that are not beyond the largest; where values have no scales, of any numbers."""
     return np.rint(wide).astype(np.int8) if how.mantissa is None else wide.astype(np.float32).astype(numpy_type(how))
 
 
@@ -263,10 +278,16 @@ def _in_parts(rows: Array, at_once: int) -> Iterator[Array]:
         yield rows[start : start + at_once]
 
 
-def _checked_weights(weights: Any) -> Array:
+def _told_storage(storage: str) -> str:
+    return "in eight bits" if STORED[storage].is_scaled else f"in {storage}"
+
+
+def _checked_weights(weights: Any, how: Storage) -> Array:
     wide = _as_array(weights)
     if wide.ndim != 4:
         raise LaunchError(f"got weights of shape {wide.shape}; accepted: (a, b, c, d)")
+    if not how.is_scaled:
+        return wide
     _check_finite(wide, counted(wide.size, "weight"))
     if count := int(np.count_nonzero(np.abs(wide) > LARGEST)):
         raise LaunchError(

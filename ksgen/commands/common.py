@@ -14,6 +14,7 @@ from ksgen.commands.figures import tidy
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, KernelSpec, Spec
+from ksgen.spec.storage import INPUTS
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -27,14 +28,18 @@ LEAST_COLUMNS = 40  # tables and pictures need this many
 PRECISION = click.Choice(list(PRECISIONS))
 LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
-STORED = click.Choice(list(WEIGHTS))
+STORED, STORED_INPUTS = click.Choice(list(WEIGHTS)), click.Choice(list(INPUTS))
 SPEC = click.Path(path_type=Path)
 REPLACED = "an older one is replaced"  # said by every option that names a file to write
 weights_option = click.option(
-    "--weights", type=STORED, default="same", show_default=True, help="How weights are stored: as Y is, or in eight bits with scales."
+    "--weights",
+    type=STORED,
+    default="same",
+    show_default=True,
+    help="How weights are stored: as Y is, in eight bits with scales, or in bfloat16.",
 )
 inputs_option = click.option(
-    "--inputs", type=STORED, default="same", show_default=True, help="How X is stored: as Y is, or in eight bits as the weights are."
+    "--inputs", type=STORED_INPUTS, default="same", show_default=True, help="How X is stored: as Y is, or in eight bits as the weights are."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")

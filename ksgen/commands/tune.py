@@ -14,6 +14,7 @@ from ksgen.commands.common import (
     REPLACED,
     SPEC,
     STORED,
+    STORED_INPUTS,
     check_memory,
     console,
     device_option,
@@ -48,7 +49,7 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
 @click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: only kernels with such.")
-@click.option("--inputs", type=STORED, help="How X of the patterns is stored (default same). With --spec: only kernels with such.")
+@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored (default same). With --spec: only kernels with such.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")

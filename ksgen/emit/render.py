@@ -21,6 +21,7 @@ from ksgen.families.ptx import Wgmma
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, LayerOptions, Spec
+from ksgen.spec.storage import STORED
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import part_of
 from ksgen.values import excerpt
@@ -114,8 +115,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         **chosen.words(kernel, constants),
     }
     complexes = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
-    stored = (*((f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()), kernel.weights, "quantized")
-    numbers = (*complexes, *(stored if kernel.is_quantized else ()))
+    inputs = (f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()
+    numbers = (*complexes, *((*inputs, STORED[kernel.weights].variant, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
     of_kernel = (f"between_{kernel.between}", chosen.name, kernel.layout, kernel.epilogue.activation, *kinds)
     variants = (*words["variants"], *numbers, *of_kernel)

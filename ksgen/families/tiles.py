@@ -126,7 +126,8 @@ def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
 
 
 def given_scales(kernel: KernelSpec) -> Constexpr:
-    return Constexpr("SCALES_GIVEN", kernel.scales_begin, "bytes in front of the scales of weights that are not packed yet", "long long")
+    begin = kernel.scales_begin // kernel.weight_item_bytes
+    return Constexpr("SCALES_GIVEN", begin, "values in front of the scales of weights that are not packed yet", "long long")
 
 
 def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:

@@ -20,7 +20,7 @@ from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
-from ksgen.spec.storage import SAME, taken_beside
+from ksgen.spec.storage import SAME, refused_beside
 
 _Place = tuple[Any, Device, str]  # where an array's memory is, the device, and a plan's packing
 
@@ -144,9 +144,9 @@ def _seen(found: ArrayView) -> tuple[Seen, ...]:
 
 
 def check_stored(caller: object, weights: Weights, precision: str) -> None:
-    """Raise `LaunchError` where weights in eight bits are not multiplied in that precision."""
-    if weights.stored != SAME and precision not in (accepted := taken_beside()):
-        raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {', '.join(accepted)}")
+    """Raise `LaunchError` where weights that are stored so are not multiplied in that precision."""
+    if weights.stored != SAME and (accepted := refused_beside(weights.stored, precision)):
+        raise LaunchError(f"{caller!r}: weights in {weights.stored} with precision={precision}; accepted: x of {accepted}")
 
 
 def stored_alike(chains: Iterable[Sequence[Any]]) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.precision import PRECISIONS, Precision, gradient_of, named_otherwise
-from ksgen.spec.storage import SAME, SCALE_BYTES, STORAGES, WEIGHTS, scales_begin, taken_beside
+from ksgen.spec.storage import INPUTS, SAME, SCALE_BYTES, STORAGES, STORED, WEIGHTS, refused_beside, scales_begin
 from ksgen.values import excerpt, whole_number
 
 LAYOUTS = ("bsf", "bsl")  # batch-size-first: (batch, features); batch-size-last: (features, batch)
@@ -103,7 +103,7 @@ class KernelSpec:
     beside: tuple[tuple[Pattern, ...], ...] = ()  # other chains that multiply the same X, each with an output of its own
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # of what a chain gives, where it is another one than X has
-    weights: str = SAME  # how they are stored: as Y is, or in eight bits and with a scale for each output
+    weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
     inputs: str = SAME  # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class KernelSpec:
         if self.between != "none" and not any(len(chain) > 1 for chain in self.chains):
             raise SpecError(f"between={self.between} where there is one factor; accepted: none, or two factors or more")
         check_word("weights", self.weights, WEIGHTS)
-        check_word("inputs", self.inputs, WEIGHTS)
+        check_word("inputs", self.inputs, INPUTS)
         self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(f"chains {', '.join(map(str, self.chains))} beside each other; accepted: those that take as many features")
@@ -152,12 +152,12 @@ class KernelSpec:
             return
         if self.job == "gradient":
             raise SpecError(f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained")
-        if self.precision not in (accepted := taken_beside()):
-            raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={', '.join(accepted)}")
+        if accepted := refused_beside(self.weights, self.precision):
+            raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={accepted}")
 
     @property
     def is_quantized(self) -> bool:
-        """Whether weights are stored in eight bits."""
+        """Whether weights are stored otherwise than Y: in eight bits, or in bfloat16."""
         return self.weights != SAME
 
     @property
@@ -167,7 +167,7 @@ class KernelSpec:
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """What is in eight bits, in words of its name: nothing, weights, or X too."""
+        """What is stored otherwise than Y, in words of its name: nothing, weights, or X too."""
         return (*((self.weights,) if self.is_quantized else ()), *(("inputs",) if self.has_bytes_in else ()))
 
     @property
@@ -210,6 +210,11 @@ class KernelSpec:
     def x_item_bytes(self) -> int:
         """Of an element of X: `item_bytes` are those of Y, the bias and the residual."""
         return STORAGES[self.inputs].item_bytes if self.has_bytes_in else self.item_bytes
+
+    @property
+    def weight_item_bytes(self) -> int:
+        """Of a weight, as it is given."""
+        return STORED[self.weights].item_bytes if self.is_quantized else self.item_bytes
 
     @property
     def dtype(self) -> str:
@@ -277,12 +282,12 @@ class KernelSpec:
         count = sum(chain.weight_count for chain in self.chains)
         if not self.is_quantized:
             return self.item_bytes * count
-        return STORAGES[self.weights].item_bytes * count + SCALE_BYTES * sum(each.out_features for chain in self.chains for each in chain)
+        return self.weight_item_bytes * count + SCALE_BYTES * sum(each.out_features for chain in self.chains for each in chain)
 
     @property
     def scales_begin(self) -> int:
         """Bytes from the first of a factor's values to its scales, as they are given to a kernel that packs them."""
-        return scales_begin(self.pattern.weight_count)
+        return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
 
 
 def chain_kernel(

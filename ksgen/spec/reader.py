@@ -28,7 +28,7 @@ from ksgen.spec.kernel import (
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
-from ksgen.spec.storage import SAME, WEIGHTS
+from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 
 MOST_KERNELS = 100_000
 
@@ -329,7 +329,7 @@ _OPTIONS: dict[str, Callable[[Node], Any]] = {
     "gradients": _flag,
     "stride": partial(_word, accepted=STRIDES),
     "weights": partial(_word, accepted=WEIGHTS),
-    "inputs": partial(_word, accepted=WEIGHTS),
+    "inputs": partial(_word, accepted=INPUTS),
 }
 _LAYER_OPTIONS: dict[str, Callable[[Node], str]] = {  # of a layer as a whole
     "between": partial(_word, accepted=ACTIVATIONS),

@@ -1,5 +1,5 @@
-"""All that is known of how weights are stored in eight bits, one record each. A new way is one record here, and its blocks in the
-dictionaries of templates (`widen_weights__<name>`, `scale_of__<name>`, `widened__<name>`).
+"""All that is known of how weights are stored otherwise than Y, one record each: in eight bits with scales, or in bfloat16. A new way is one
+record here, and its blocks in the dictionaries of templates (`widen_value`, `widen_values`, `load_weights`, each for its `variant`).
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,25 @@ ALIGNMENT = 16  # bytes; where the scales begin, behind the values
 
 @dataclass(frozen=True)
 class Storage:
-    """Weights in eight bits each: values, of which each is multiplied by a scale. Sums are scaled, not weights. X may be stored so too, as
-    its weights are: with one scale for all of it, which the weights' scales are multiplied by."""
+    """Weights as values, of which each is multiplied by a scale. Sums are scaled, not weights. In eight bits X may be stored so too, as
+    its weights are: with one scale for all of it, which the weights' scales are multiplied by. In two bytes every scale is 1."""
 
     name: str
     dtype: str  # of arrays that hold values: NumPy's name, or ml_dtypes'
     largest: float  # value
     mantissa: int | None  # bits behind the leading one; None: values are whole numbers
     least_exponent: int = 0  # of values with a leading one; below, they are as far apart as there
+    item_bytes: int = 1
 
     @property
-    def item_bytes(self) -> int:
-        return 1
+    def is_scaled(self) -> bool:
+        """Whether values need scales to stand for all weights."""
+        return self.item_bytes == 1
+
+    @property
+    def variant(self) -> str:
+        """Of the words of templates; a precision's are named like the precision."""
+        return f"{self.name}_weights" if self.name in PRECISIONS else self.name
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -42,7 +49,10 @@ STORAGES = {
         Storage("e5m2", "float8_e5m2", 57344, 2, -14),
     )
 }
-WEIGHTS = (SAME, *STORAGES)
+BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)  # beside float32: values are weights, rounded
+STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # those in eight bits, and beside them
+WEIGHTS = (SAME, *STORED)
+INPUTS = (SAME, *STORAGES)
 
 
 BYTE_TYPES = (*(each.dtype for each in STORAGES.values()), BITS)
@@ -54,11 +64,21 @@ def element_bytes(dtype: str) -> int:
 
 
 @cache
-def taken_beside() -> tuple[str, ...]:
-    """The precisions of X that weights in eight bits are multiplied in: what is stored as it is multiplied, with sums in float32."""
+def taken_beside(storage: str | None = None) -> tuple[str, ...]:
+    """The precisions of X that weights so stored, or in eight bits, are multiplied in: what is stored as it is multiplied, with sums in
+    float32; beside two bytes float32 alone, which has more."""
+    if storage is not None and not STORED[storage].is_scaled:
+        return ("float32",)
     return tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
 
 
-def scales_begin(weight_count: int) -> int:
+def refused_beside(storage: str, precision: str) -> str | None:
+    """Which X is accepted beside weights so stored, in words, where that precision's is not."""
+    if precision in (accepted := taken_beside(storage)):
+        return None
+    return ", ".join(accepted) + (f", or weights that are {precision} as x is" if storage == precision else "")
+
+
+def scales_begin(weight_count: int, item_bytes: int = 1) -> int:
     """Bytes in front of the scales, where values and scales lie in one piece of memory."""
-    return -(-weight_count // ALIGNMENT) * ALIGNMENT
+    return -(-weight_count * item_bytes // ALIGNMENT) * ALIGNMENT

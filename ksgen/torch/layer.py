@@ -252,7 +252,8 @@ class KSLinear(Folding, nn.Linear):
         return self
 
     def quantize(self, storage: str, per: str = "output", *, x: Tensor | None = None, x_too: bool = False) -> nn.Module:
-        """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output.
+        """A layer for inference with these weights in eight bits, "int8", "e4m3" or "e5m2", and a scale per factor, per i or per output;
+        or in "bfloat16", without scales, for x of float32.
 
         With `x`, inputs as this layer meets them, scales are chosen so that what the factors make of it changes least. With `x_too`, x
         is in eight bits as well before the first factor, with the one scale by which none of that `x` saturates. This layer stays as it is.

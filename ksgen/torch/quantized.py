@@ -1,4 +1,4 @@
-"""Layers with weights in eight bits, for inference: made of `KSLinear`, one by one or in a whole model.
+"""Layers with weights in eight bits, or in bfloat16 beside x in float32, for inference: made of `KSLinear`, one by one or in a whole model.
 
 Kernels multiply by the values as they are. Gradients of x flow through what the values stand for; the weights have none.
 """
@@ -20,9 +20,9 @@ from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import writes_to
 from ksgen.pattern import Chain, Pattern
-from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs
+from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs, scales_told
 from ksgen.spec import STORAGES, Epilogue
-from ksgen.spec.storage import SAME, taken_beside
+from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
 from ksgen.torch.checks import check_tensors, dtype_name
 from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
 from ksgen.torch.convert import put
@@ -35,7 +35,6 @@ from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
-TAKEN = taken_beside()  # types of x
 CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
 
 
@@ -44,7 +43,7 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     Made by `KSLinear.quantize`.
 
-    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16; with an `x_scale`,
+    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16, float32 for weights in bfloat16; with an `x_scale`,
     which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts what was beyond that.
     """
 
@@ -178,8 +177,8 @@ class QuantizedKSLinear(Folding, nn.Module):
             return (kept.round() if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-        if (kind := dtype_name(x.dtype)) not in TAKEN:
-            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {', '.join(TAKEN)}")
+        if accepted := refused_beside(self.storage, kind := dtype_name(x.dtype)):
+            raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {accepted}")
         for name, given in (("bias", bias), ("residual", residual)):
             if given is not None and given.dtype != x.dtype:
                 raise LaunchError(f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one precision")
@@ -284,7 +283,7 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _prepared(self, parts: Sequence[Quantized], x: Tensor, bias: Tensor | None, residual: Tensor | None) -> "_Served | None":
         """None for what the usual way refuses, or does."""
-        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in TAKEN:
+        if not x.numel() or not has_kernels(x.device) or dtype_name(x.dtype) not in taken_beside(self.storage):
             return None
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
@@ -307,7 +306,7 @@ class QuantizedKSLinear(Folding, nn.Module):
             whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, **one)
             lines.append(whole.splitlines()[0])
         for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
-            stored = f"{each}: {self.storage} weights with a scale per {self.per}, {count} of {each.weight_count} saturated"
+            stored = f"{each}: {self.storage} weights with {scales_told(self.storage, self.per)}, {count} of {each.weight_count} saturated"
             has_bytes_in = number == 1 and self._x_scale is not None
             if has_bytes_in:
                 stored += f"; x in {self.storage} times {self._x_scale:.6g}, {self.saturated_inputs} of its elements saturated so far"
@@ -328,7 +327,11 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
-        words += [f"weights={self.storage}", f"a scale per {self.per}", f"{sum(self.saturated)} of {self.chain.weight_count} saturated"]
+        words += [
+            f"weights={self.storage}",
+            scales_told(self.storage, self.per),
+            f"{sum(self.saturated)} of {self.chain.weight_count} saturated",
+        ]
         words += [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
         options = {"layout": "bsf", "activation": "none", "between": "none", "fuse": "auto"}
         words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
@@ -478,6 +481,10 @@ def quantized(
 ) -> QuantizedKSLinear:  # fmt: skip
     """What `KSLinear.quantize` gives."""
     layer.refuse_turned("a layer with weights in eight bits")
+    own = dtype_name(layer.weights[0].dtype)
+    if storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
+        wanted = f"a layer of {', '.join(taken_beside(storage))}" + (f", or this one, whose weights are {own}" if own == storage else "")
+        raise LaunchError(f"{layer._name()}: weights of {own} in {storage}; accepted: {wanted}")
     if type(x_too) is not bool:
         raise LaunchError(f"{layer._name()}: x_too={excerpt(x_too)}; accepted: True or False")
     if x_too and x is None:
@@ -521,7 +528,7 @@ class QuantizedReport:
     """The result of `quantize`. `print(report)` shows a table."""
 
     storage: str
-    per: str
+    per: str  # of scales, where the storage has any
     is_calibrated: bool
     layers: tuple[QuantizedLayer, ...]
 
@@ -548,7 +555,7 @@ class QuantizedReport:
         text = StringIO()
         Console(file=text, width=200, highlight=False).print(table)
         before, after = self.bytes
-        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, a scale per {self.per}"
+        what = f"{counted(len(self.layers), 'layer')} in {self.storage}, {scales_told(self.storage, self.per)}"
         return f"{text.getvalue()}{what}: {before:,} bytes became {after:,}."
 
 

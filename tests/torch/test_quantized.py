@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -219,6 +220,46 @@ def test_what_is_refused() -> None:
     for call, given, message in cases:
         with pytest.raises(LaunchError, match=message):
             call(*given)
+
+
+def test_weights_in_bfloat16() -> None:
+    """For x of float32: values are PyTorch's own, there is nothing to scale, and a cast of the model leaves them so."""
+    layer, made = layer_of("bfloat16", activation="gelu")
+    x = torch.randn(5, 48, requires_grad=True)
+    for own, given in zip(made.values, layer.weights, strict=True):
+        assert own.dtype is torch.bfloat16
+        assert torch.equal(own, given.detach().bfloat16())
+    made(x).sum().backward()
+    with torch.no_grad():
+        for _ in range(2):  # the second time as it was prepared
+            assert relative(made(x), wide_of(made)(x.double())) < 2e-6
+        assert relative(made.bfloat16().float()(x), wide_of(made)(x.double())) < 2e-2  # its bias was rounded, and nothing else
+    assert x.grad is not None
+    assert (made.weight_bytes, made.saturated) == (2 * 528 + 4 * 2, [0, 0])
+    assert "weights=bfloat16, no scales, 0 of 528 saturated" in repr(made)
+    assert made.explain(1).splitlines()[1].startswith("3,8,16,1: bfloat16 weights with no scales, 0 of 384 saturated; ks_3x8x16x1_float32")
+    again = KSLinear(CHAIN).quantize("bfloat16")
+    again.load_state_dict(made.state_dict())
+    assert torch.equal(again.to_dense(), made.to_dense())
+    cases: list[tuple[Any, tuple[Any, ...], str]] = [
+        (made, (x.bfloat16(),), "got x of bfloat16 for weights in bfloat16; accepted: float32, or weights that are bfloat16 as x is"),
+        (KSLinear(CHAIN).bfloat16().quantize, ("bfloat16",), "weights of bfloat16 in bfloat16; accepted: a layer of float32, or this one"),
+        (KSLinear(CHAIN).half().quantize, ("bfloat16",), "weights of float16 in bfloat16; accepted: a layer of float32$"),
+        (partial(layer.quantize, x=x), ("bfloat16",), "x was given with storage=bfloat16, which has no scales; accepted: weights alone"),
+    ]
+    for call, given, message in cases:
+        with pytest.raises(LaunchError, match=message):
+            call(*given)
+
+
+def test_a_model_in_bfloat16() -> None:
+    model, x = model_of(), torch.randn(10, 48)
+    with torch.no_grad():
+        wanted = model(x)
+        report = quantize(model, "bfloat16")
+        assert relative(model(x), wanted) < 1e-2
+    assert "in bfloat16, no scales" in str(report)
+    assert report.bytes[1] == report.bytes[0] // 2 + 4 * 4
 
 
 # ---- models

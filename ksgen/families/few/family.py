@@ -48,8 +48,8 @@ def picture(kernel: KernelSpec, constants: FewConstants) -> str:
 def words_of_storage(kernel: KernelSpec) -> dict[str, str]:
     """Of weights, as they are packed and read; and of X."""
     return {
-        "weight": "unsigned char" if kernel.is_quantized else "stored",  # as it is packed
-        "piece": "Bytes" if kernel.is_quantized else "Piece",  # of a row of weights
+        "weight": "given" if kernel.is_quantized else "stored",  # as it is packed
+        "piece": "Values" if kernel.is_quantized else "Piece",  # of a row of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
         "of_inputs": "bytes" if kernel.has_bytes_in else "same",
@@ -133,5 +133,5 @@ def constexprs_of(kernel: KernelSpec, shape: Shape) -> list[Constexpr]:
         Constexpr("PART", shape.part, "sums of a tile"),
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
-        Constexpr("SCALES", shape.scales, "bytes of packed weights in front of their scales", "long long"),
+        Constexpr("SCALES", shape.scales // shape.weight_bytes, "packed weights in front of their scales", "long long"),
     ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
-from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 
 ACCESS = 16  # bytes of the widest load
@@ -55,12 +55,12 @@ class Shape(Tiled):
     @property
     def weight_bytes(self) -> int:
         """Of one weight, as it is packed."""
-        return STORAGES[self.kernel.weights].item_bytes if self.kernel.is_quantized else self.kernel.item_bytes
+        return self.kernel.weight_item_bytes
 
     @property
     def scales(self) -> int:
         """Bytes of packed weights in front of their scales, where they have such."""
-        return divide_up(self.rows * self.pieces * self.vector, ACCESS) * ACCESS
+        return divide_up(self.rows * self.pieces * self.vector * self.weight_bytes, ACCESS) * ACCESS
 
     @property
     def packed_bytes(self) -> int:

@@ -147,12 +147,13 @@ def output_reads(kernel: KernelSpec, past: int, batch: int) -> int:
 
 def factor_words(shape: Shape) -> dict[str, Any]:
     """What the templates of a factor ask for, alone or in a chain."""
+    value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
     return (
         shape.words
         | {
-            "weight": "uchar" if shape.kernel.is_quantized else "real",  # as it is packed
-            "given": "uchar" if shape.kernel.is_quantized else "stored",  # as it is before
-            "one_weight": "one_byte" if shape.kernel.is_quantized else "one_stored_input",
+            "weight": value if shape.kernel.is_quantized else "real",  # as it is packed
+            "given": value if shape.kernel.is_quantized else "stored",  # as it is before
+            "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
             "of_storage": "quantized" if shape.kernel.is_quantized else "same",
             "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
             "variants": (*variants_of(shape, shape.kernel.epilogue.activation), *(("pairs",) if shape.constants.pairs else ())),
@@ -208,8 +209,8 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("PARTS", constants.parts, "of a block's columns, each a work group's"),
         Constexpr("TILES", shape.tiles, "tiles that share their inputs"),
         Constexpr("COLUMNS", shape.columns, "tiles of all outputs"),
-        Constexpr("COLUMN", shape.column, f"{'bytes' if kernel.is_quantized else 'reals'} from one tile's packed weights to the next"),
-        Constexpr("SCALES", shape.scales, "bytes of a tile's packed weights in front of their scales"),
+        Constexpr("COLUMN", shape.column, f"{'values' if kernel.is_quantized else 'reals'} from one tile's packed weights to the next"),
+        Constexpr("SCALES", shape.scales, "values of a tile's packed weights in front of their scales"),
         given_scales(kernel),
         Constexpr("WIDENED", shape.widened, "where a tile's weights lie as reals, in what a work group keeps", "long long"),
         Constexpr("X_STEP", shape.x_step, "reals from one l to the next"),

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import Planes, round_up
 from ksgen.families.vector.spread import period_of
-from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec import KernelSpec
 from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 
 LINE_BYTES = 64  # of a cache
+MOST_LANES = 16  # of a vector, in float32
 CONFLICTING_BYTES = 1024  # rows a multiple of this apart meet in few sets of a first-level cache
 
 
@@ -124,20 +125,26 @@ class Shape(Planes):
         return self.inputs * (self.tile_lanes if self.is_along_outputs else self.constants.height)
 
     @property
+    def weight_bytes(self) -> int:
+        """Of one weight, as it is packed."""
+        return self.kernel.weight_item_bytes if self.kernel.is_quantized else self.real_bytes
+
+    @property
     def column(self) -> int:
-        """From one column's packed weights to the next one's: reals; or bytes, where behind weights of eight bits lie their scales."""
+        """From one column's packed weights to the next one's: reals; or values, behind which lie their scales."""
         if not self.kernel.is_quantized:
             return self.column_weights
-        return round_up(self.scales + SCALE_BYTES * (self.column_weights // self.inputs), ALIGNMENT)
+        scales = SCALE_BYTES * (self.column_weights // self.inputs)
+        return round_up(self.scales * self.weight_bytes + scales, ALIGNMENT) // self.weight_bytes
 
     @property
     def scales(self) -> int:
-        """Bytes of a column in front of its scales: whole vectors of weights."""
-        return round_up(self.column_weights * STORAGES[self.kernel.weights].item_bytes, ALIGNMENT) if self.kernel.is_quantized else 0
+        """Values of a column in front of its scales: whole vectors of them."""
+        return round_up(self.column_weights, MOST_LANES) if self.kernel.is_quantized else 0
 
     @property
     def packed_bytes(self) -> int:
-        return self.columns * self.column * (1 if self.kernel.is_quantized else self.real_bytes)
+        return self.columns * self.column * self.weight_bytes
 
     @property
     def registers(self) -> int:
