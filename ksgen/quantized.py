@@ -167,9 +167,9 @@ def quantize(
 
     A scale is the largest weight's size over the largest value, so that none saturates. With `x`, inputs as the layer meets them, each is
     chosen anew so that X K^T changes least; then the largest weights may saturate, and `saturated` says how many did. A `scale` of your
-    own must leave none of them saturated. In "bfloat16", for x of float32, there are no scales: each weight is rounded to the nearest value,
-    ties to even, and what is not finite stays so. With an `x_scale`, they multiply x in eight bits as they are, whose values are to be multiplied
-    by it: what `quantize_inputs` gives.
+    own must leave none of them saturated. In "bfloat16", for x of float32, there are no scales: each weight is rounded to the nearest
+    value, ties to even, and what is not finite stays so. With an `x_scale`, they multiply x in eight bits as they are, whose values are to
+    be multiplied by it: what `quantize_inputs` gives.
     """
     if isinstance(weights, Quantized):
         raise LaunchError(f"got {weights!r}, which is {_told_storage(weights.storage)} already; accepted: the weights that it was made of")

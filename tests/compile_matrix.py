@@ -31,6 +31,7 @@ from ksgen.paths import resource
 from ksgen.pattern import Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec, load, stratified
 from ksgen.spec.kernel import CHAIN, activations_of
+from ksgen.spec.storage import STORED as STORED_WEIGHTS
 from ksgen.spec.storage import taken_beside
 
 FEW, MANY, SLICED = 6, 40, 2
@@ -51,7 +52,7 @@ class Promise:
     is_broad: bool = True  # takes MANY patterns on the main targets
     static_shared_bytes: int = 0  # the rest is asked for at the launch
     batches: tuple[int | None, ...] = (None,)  # that its defaults are chosen for, by turns
-    stored: tuple[str, ...] = ()  # how weights are stored, where kernels read them in eight bits; none where those are alike
+    stored: tuple[str, ...] = ()  # how weights are stored, where kernels read them so; none where those are alike
     inputs: tuple[str, ...] = ()  # how X is stored, where it is in eight bits as the weights are
 
 
@@ -77,7 +78,7 @@ PROMISES = {
         register_error=80,
         precisions=STORED,
         batches=(1, 8, None),
-        stored=tuple(STORAGES),
+        stored=tuple(STORED_WEIGHTS),
         inputs=tuple(STORAGES),
     ),
     # by up to 100 with X in eight bits, of which ptxas widens the pieces of several steps at a time
@@ -159,7 +160,7 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
-        jobs += [KernelSpec(pattern, precision, layout, weights=weights) for pattern, precision, layout, weights in sorted(many)]
+        jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in taken_beside(weights)]
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.inputs)
         jobs += [KernelSpec(*each, weights=storage, inputs=storage) for *each, storage in sorted(many)]
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]

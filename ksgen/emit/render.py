@@ -21,9 +21,9 @@ from ksgen.families.ptx import Wgmma
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, LayerOptions, Spec
-from ksgen.spec.storage import STORED
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import part_of
+from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
 
 PORTABLE = {  # what is emitted without a device runs on every GPU since sm_80, or by every OpenCL driver

@@ -1,9 +1,8 @@
-"""All that is known of how weights are stored otherwise than Y, one record each: in eight bits with scales, or in bfloat16. A new way is one
-record here, and its blocks in the dictionaries of templates (`widen_value`, `widen_values`, `load_weights`, each for its `variant`).
+"""All that is known of how weights are stored otherwise than Y, one record each: in eight bits with scales, or in bfloat16. A new way is
+one record here, and its blocks in the dictionaries of templates (`widen_value`, `widen_values`, `load_weights`, each for its `variant`).
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 from ksgen.spec.precision import PRECISIONS
 
@@ -63,13 +62,13 @@ def element_bytes(dtype: str) -> int:
     return 1 if dtype in BYTE_TYPES else PRECISIONS[dtype].item_bytes
 
 
-@cache
+_BESIDE_BYTES = tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
+
+
 def taken_beside(storage: str | None = None) -> tuple[str, ...]:
     """The precisions of X that weights so stored, or in eight bits, are multiplied in: what is stored as it is multiplied, with sums in
     float32; beside two bytes float32 alone, which has more."""
-    if storage is not None and not STORED[storage].is_scaled:
-        return ("float32",)
-    return tuple(name for name, each in PRECISIONS.items() if name == each.dtype and each.sums == "float32" and not each.is_complex)
+    return _BESIDE_BYTES if storage is None or STORED[storage].is_scaled else ("float32",)
 
 
 def refused_beside(storage: str, precision: str) -> str | None:

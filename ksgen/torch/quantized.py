@@ -43,8 +43,9 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     Made by `KSLinear.quantize`.
 
-    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, float16 or bfloat16, float32 for weights in bfloat16; with an `x_scale`,
-    which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts what was beyond that.
+    `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x is float32, or float16 or bfloat16 beside weights in
+    eight bits; with an `x_scale`, which is a buffer then, it becomes as the weights are before the first factor, and `x_saturated` counts
+    what was beyond that.
     """
 
     bias: nn.Parameter | None

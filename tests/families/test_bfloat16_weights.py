@@ -1,6 +1,7 @@
 """Weights in bfloat16 beside float32: rounded once, multiplied as they are, packed in two bytes, with sums in float32."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_what_is_refused() -> None:
         replace(kernel, inputs="bfloat16")
     with pytest.raises(SpecError, match=r"inputs: got 'bfloat16'; accepted: same, int8, e4m3, e5m2"):
         parse("kernels:\n  - {pattern: [6,64,64,1], weights: bfloat16, inputs: bfloat16}\n", "a.yaml")
-    for name, value in (("x", np.ones((2, 48))), ("scale", 1.0), ("x_scale", 1.0)):
+    for name, value in dict[str, Any](x=np.ones((2, 48)), scale=1.0, x_scale=1.0).items():
         with pytest.raises(LaunchError, match=f"{name} was given with storage=bfloat16, which has no scales; accepted: weights alone"):
             quantize(weights, "bfloat16", **{name: value})
     with pytest.raises(LaunchError, match="storage='bfloat16'; accepted: int8, e4m3, e5m2"):

@@ -47,7 +47,7 @@ def test_a_spec_asks_for_it() -> None:
     assert [kernel.name for kernel in spec.kernels] == ["ks_6x64x64x1_float16_bsf", "ks_6x64x64x1_float16_e4m3_bsf"]
     layers = parse("defaults: {weights: int8}\nlayers:\n  up: {chain: [[6,64,64,1], [1,64,64,6]], bias: true}\n", "a.yaml")
     assert {kernel.weights for kernel in layers.kernels} == {"int8"}
-    assert set(WEIGHTS) == {"same", *STORAGES}
+    assert set(WEIGHTS) == {"same", *STORAGES, "bfloat16"}
 
 
 @pytest.mark.parametrize(
