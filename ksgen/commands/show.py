@@ -13,6 +13,7 @@ from ksgen.commands.common import (
     REPLACED,
     SPEC,
     STORED,
+    STORED_INPUTS,
     console,
     find_spec,
     json_option,
@@ -45,7 +46,7 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
 @click.option("--precision", type=PRECISION, help=f"Of the patterns (default float32). {_OF_SPEC} of this precision.")
 @click.option("--layout", type=LAYOUT, help=f"Of the patterns (default bsf). {_OF_SPEC} of this layout.")
 @click.option("--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such.")
-@click.option("--inputs", type=STORED, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such.")
+@click.option("--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such.")
 @click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
 @click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option

@@ -483,7 +483,7 @@ def quantized(
     """What `KSLinear.quantize` gives."""
     layer.refuse_turned("a layer with weights in eight bits")
     own = dtype_name(layer.weights[0].dtype)
-    if storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
+    if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
         wanted = f"a layer of {', '.join(taken_beside(storage))}" + (f", or this one, whose weights are {own}" if own == storage else "")
         raise LaunchError(f"{layer._name()}: weights of {own} in {storage}; accepted: {wanted}")
     if type(x_too) is not bool:
