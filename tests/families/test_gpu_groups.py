@@ -15,7 +15,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, group_of, is_right, run_chain, run_group
+from tests.support.gpu_chains import EVEN, PLANES, group_of, is_right, read_again, run_chain, run_group
 from tests.support.kernels import in_emulator
 
 LIMITS = cuda_limits("sm_80")
@@ -83,6 +83,20 @@ def test_slices(family: str, precision: str, layout: str) -> None:
         assert is_right(kernel, got, truth_of(kernel, arrays, number), number)
 
 
+def test_a_group_reads_x_in_stages() -> None:
+    """On slices, for each chain again, whose first factors would take it in two ways."""
+    kernel, family = group_of(APART, "float16", "bsf", ALL, stride="any"), MmaChain()
+    constants = next(each for each in family.space(kernel, LIMITS) if each.stream and each.stages == 3)
+    check(family, kernel, constants, LIMITS)
+    source, shape = render(kernel, constants, family="mma_chain"), family.shape(kernel, constants)
+    assert shape.stays == 3 * shape.x_slot
+    for batch, sanitize in ((constants.tile_batch + 3, ""), (5, "race")):
+        arrays = arrays_of(kernel, batch)
+        run = in_emulator(sanitize=sanitize) if sanitize else in_emulator()
+        for number, got in enumerate(run_group(source, arrays, run)):
+            assert is_right(kernel, got, truth_of(kernel, arrays, number), number), (number, constants, batch)
+
+
 @pytest.mark.parametrize(
     ("family", "precision", "chains", "layout"),
     [("mma_chain", "float16", LONG, "bsf"), ("mma_chain", "float16", APART, "bsl"), ("simt_chain", "float32", APART, "bsf")],
@@ -101,8 +115,9 @@ def test_nothing_is_read_from_beside_the_arrays_nor_raced_for(
 def test_x_is_copied_once_for_all_chains_that_read_it_in_one_order() -> None:
     def copying(chains: tuple[tuple[Pattern, ...], ...], layout: str) -> int:
         kernel = group_of(chains, "float16", layout)
-        source = source_of(kernel, "mma_chain")
-        shape = MmaChain().shape(kernel, source.constants)
+        whole = next(each for each in MmaChain().space(kernel, LIMITS) if not each.stream)
+        source = render(kernel, whole, family="mma_chain")
+        shape = MmaChain().shape(kernel, whole)
         assert shape.stays == sum(shape.factors[at].held_bytes for _, at in shape.orders.values())
         assert source.text.count("::load_whole_x(x, x_pitch") == len(shape.orders)
         return len(shape.orders)
@@ -122,7 +137,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: st
     source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
     run_group(source, arrays_of(kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
-    again = 4 * batch * kernel.in_features if family == "simt_chain" else 0
+    again = 4 * batch * kernel.in_features if family == "simt_chain" else read_again(source, batch)
     for name, (expected, counted) in rows.items():
         within = {"cycles of shared memory": 0.15, "bytes of the cache": 0.02}.get(name, 0)
         found = counted + (again if name == "bytes of the cache" else 0)

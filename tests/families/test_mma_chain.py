@@ -18,11 +18,12 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_beside_factors, is_right, one_by_one, run_chain
+from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_beside_factors, is_right, one_by_one, read_again, run_chain
 from tests.support.kernels import in_emulator
 
 FAMILY = MmaChain()
 LIMITS = cuda_limits("sm_80")
+TALL = (Pattern(1, 272, 64, 1), Pattern(1, 16, 272, 1))  # 64 -> 272 -> 16: several tiles of the first factor's outputs
 
 
 def source_of(kernel: KernelSpec, constants: MmaChainConstants | None = None) -> Source:
@@ -144,6 +145,65 @@ def test_each_factor_alone_fits_too() -> None:
             assert Mma().geometry(factor, own, 64).shared_bytes <= limits.shared_bytes
 
 
+# ---- X in stages
+
+
+STREAMS = [
+    (RAGGED, "float16", "bsf", ALL),
+    (RAGGED, "bfloat16", "bsl", Epilogue(residual=True)),
+    (TALL, "tf32x3", "bsf", Epilogue()),
+]
+
+
+def streaming(kernel: KernelSpec, stages: int = 3) -> Source:
+    """X is read again for each tile of the first factor's outputs; as many stages as differ from a power of two."""
+    found = next(each for each in FAMILY.space(kernel, LIMITS) if each.stream and each.stages == stages)
+    return source_of(kernel, found)
+
+
+@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), STREAMS)
+def test_x_in_stages_gives_the_bits_of_a_launch_for_each_factor(
+    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
+) -> None:
+    kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
+    source = streaming(kernel)
+    for batch in (1, source.constants.tile_batch + 3):
+        arrays = arrays_of(kernel, batch)
+        check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+
+
+def test_x_in_stages_is_neither_read_from_beside_the_arrays_nor_raced_for() -> None:
+    source = streaming(chain_of(RAGGED, "float16", "bsf", ALL, stride="any"))
+    arrays = arrays_of(source.kernel, 5)
+    expected = run_chain(source, arrays, in_emulator())
+    for sanitize in ("address", "race"):
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
+
+
+def test_x_in_stages_needs_less_shared_memory_and_is_read_for_each_tile() -> None:
+    kernel = chain_of(TALL, "float16", "bsf")
+    one = streaming(kernel).constants
+    first, other = ChainShape(kernel, one).factors[0], ChainShape(kernel, replace(one, stream=0)).factors[0]
+    assert first.tiles_out > 1
+    assert (first.readings, other.readings) == (first.tiles_out, 1)
+    assert first.held_bytes == one.stages * first.x_bytes
+    moved = [FAMILY.work(kernel, replace(one, stream=each), 6400) for each in (0, 1)]
+    assert moved[1].memory_bytes == moved[0].memory_bytes
+    assert moved[1].cache_bytes - moved[0].cache_bytes == (first.tiles_out - 1) * round(first.x_bytes_moved(6400))
+    assert moved[0].waits - moved[1].waits == moved[0].blocks  # whole, it is waited for by itself
+
+
+@pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
+def test_what_x_in_stages_moves_is_what_the_cost_model_says() -> None:
+    source, run, batch = streaming(chain_of(TALL, "float16", "bsf")), Counting(timeout_s=300), 256
+    run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
+    rows = compared(source, batch, run.by_entry[source.entry], Counts())
+    for name, (expected, counted) in rows.items():
+        within = 0.15 if name == "cycles of shared memory" else 0
+        found = counted + (read_again(source, batch) if name == "bytes of the cache" else 0)
+        assert expected == pytest.approx(found, rel=within), (name, source.constants, rows)
+
+
 # ---- rules, and what is served
 
 
@@ -160,11 +220,13 @@ GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
         ({"stages": 1}, "stages=1 must be at least 2; try 2"),
         ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
         ({"min_blocks": 30}, "min_blocks blocks have at most 1536 threads: 1920"),
+        ({"stream": 2}, "stream=2 must be 0 or 1; try 1"),
     ],
 )
 def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
     kernel = chain_of(EVEN, "float16", "bsf")
     check(FAMILY, kernel, GOOD, LIMITS)
+    check(FAMILY, kernel, replace(GOOD, stream=1), LIMITS)
     with pytest.raises(ConstantsError, match=says):
         check(FAMILY, kernel, replace(GOOD, **changes), LIMITS)
 
@@ -178,7 +240,7 @@ def test_what_it_serves() -> None:
     assert not serves("float16", target="sm_75")
     assert serves("float16", beside=(EVEN,))
     assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
-    assert not serves("float16", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # two tiles of 4096 features have no room
+    assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))  # a tile of 8192 features has no room
     assert not FAMILY.serves(KernelSpec(EVEN[0], "float16"), LIMITS)
     kernel = chain_of(EVEN, "bfloat16", "bsf")
     assert [each.name for each in families_for(kernel, LIMITS, with_few=False)] == ["mma_chain"]
@@ -217,4 +279,5 @@ def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: st
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
     for name, (expected, counted) in rows.items():
         within = 0.15 if name == "cycles of shared memory" else 0
-        assert expected == pytest.approx(counted, rel=within), (name, source.constants, rows)
+        found = counted + (read_again(source, batch) if name == "bytes of the cache" else 0)
+        assert expected == pytest.approx(found, rel=within), (name, source.constants, rows)

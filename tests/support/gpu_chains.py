@@ -101,6 +101,13 @@ def one_by_one(source: Source, arrays: dict[str, Array], run: Run, constants: li
     return x
 
 
+def read_again(source: Source, batch: int) -> int:
+    """Bytes of X that `mma_chain` reads in stages more than once, of which the emulator counts a block's first reading alone."""
+    shape: Any = family_named(source.family).shape(source.kernel, source.constants)  # type: ignore[attr-defined]
+    readings: int = sum(factor.readings for factor in shape.factors if factor.streamed)
+    return max(0, readings - 1) * source.kernel.item_bytes * batch * source.kernel.in_features
+
+
 def check_beside_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
     """One launch is right, and gives the bits of a launch for each factor."""
     got = run_chain(source, arrays, run)

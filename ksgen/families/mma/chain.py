@@ -19,6 +19,7 @@ from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
 from ksgen.families.operands import CHUNK, is_precise
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import MOST_THREADS
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -28,6 +29,7 @@ TILES_BATCH = (16, 32, 48, 64, 96, 128)  # batch entries a block
 WARPS_OF_BLOCK = (4, 8)
 STRETCHES = (1, 2, 4)  # of the inputs after which the lanes' order starts again, at most so many a stage
 STAGES = (4, 3, 2)
+STREAM_REGISTERS = 32  # a thread: where X comes in stages, its places are found while the sums are held; ptxas took up to 30
 REMEMBERED = 4096  # tiles of factors
 _WORDS = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")  # of a factor, in `tiles`
 _OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes as they are
@@ -42,6 +44,8 @@ _OF_FACTOR = (  # the constants of a factor alone that its text in a chain takes
 class MmaChainConstants(GpuChainConstants):
     """`tiles` has `_WORDS` of each factor."""
 
+    stream: int = 0  # 1: X comes in stages, again for each tile of the first factor's outputs; 0: it lies in shared memory whole
+
     @property
     def parsed(self) -> list[MmaConstants]:
         return [MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_WORDS)]
@@ -53,7 +57,9 @@ def _words_of(own: MmaConstants) -> str:
 
 @dataclass(frozen=True)
 class Within(Shape):
-    """A factor in a chain: all of its inputs lie in shared memory, in the order in which its tiles take them."""
+    """A factor in a chain: its inputs lie in shared memory, in the order in which its tiles take them: all, or stages of X."""
+
+    streamed: int = 0  # stages of X there instead; 0: all of it
 
     @property
     def slots(self) -> int:
@@ -64,6 +70,8 @@ class Within(Shape):
     @cached_property
     def x_pitch(self) -> int:
         """Bytes from one line to the next: in batch-size-first a line is a batch entry with all its features."""
+        if self.streamed:
+            return super().x_pitch
         run = self.slots if self.is_bsf else self.constants.tile_batch
         return CHUNK * padded_chunks(run * self.kernel.item_bytes // CHUNK, self.x_strides)
 
@@ -74,12 +82,19 @@ class Within(Shape):
     @property
     def held_bytes(self) -> int:
         """Of shared memory, for its inputs."""
+        if self.streamed:
+            return self.streamed * self.x_bytes
         return (self.constants.tile_batch if self.is_bsf else self.slots) * self.x_pitch
 
     @property
     def written_bytes(self) -> int:
         """The same without what keeps lines apart."""
-        return self.constants.tile_batch * self.slots * self.kernel.item_bytes
+        return self.constants.tile_batch * self.slots * self.kernel.item_bytes * self.readings
+
+    @property
+    def readings(self) -> int:
+        """How often a block copies each of its inputs."""
+        return self.tiles_out if self.streamed else 1
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -96,7 +111,8 @@ class ChainShape(GpuChainShape[Within]):
 
     @cached_property
     def factors(self) -> list[Within]:
-        return [Within(*own) for own in own_of(self.kernel, self.constants)]
+        each = zip(own_of(self.kernel, self.constants), self.places, strict=True)
+        return [Within(*own, self.constants.stages * self.constants.stream * (where.at == 0)) for own, where in each]
 
     @property
     def held(self) -> list[list[int]]:
@@ -113,21 +129,38 @@ class ChainShape(GpuChainShape[Within]):
         found: dict[tuple[int, ...], tuple[int, int]] = {}
         begin = 0
         for at, (factor, where) in enumerate(zip(self.factors, self.places, strict=True)):
-            if where.at == 0 and factor.order not in found:
+            if where.at == 0 and not factor.streamed and factor.order not in found:
                 found[factor.order] = begin, at
                 begin += factor.held_bytes
         return found
 
     @property
     def stays(self) -> int:
-        return sum(self.factors[at].held_bytes for _, at in self.orders.values()) if self.kernel.beside else 0
+        if not self.kernel.beside:
+            return 0
+        if self.constants.stream:
+            return max(each.held_bytes for each, where in zip(self.factors, self.places, strict=True) if where.at == 0)
+        return sum(self.factors[at].held_bytes for _, at in self.orders.values())
+
+    @property
+    def x_slot(self) -> int:
+        """Of X in stages, for any chain's first factor."""
+        return max((each.x_bytes for each in self.factors if each.streamed), default=0)
 
     def x_place(self, at: int) -> int:
         """Where a factor's inputs begin."""
+        if self.factors[at].streamed and self.kernel.beside:
+            return 0
         number = self.places[at].at
         if not self.kernel.beside:
             return self.place(number)
         return self.place(number - 1) if number else self.orders[self.factors[at].order][0]
+
+    @property
+    def registers(self) -> int:
+        """Factors up to the last that reads X in stages load some, for themselves or for those behind them."""
+        last = max((at for at, factor in enumerate(self.factors) if factor.streamed), default=-1)
+        return max(factor.registers + STREAM_REGISTERS * (at <= last) for at, factor in enumerate(self.factors))
 
     @property
     def slot(self) -> int:
@@ -147,7 +180,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
     constants_type = MmaChainConstants
     alone = Mma()
     packed_by = alone.name
-    listed = rules_of(RULES, ChainShape)
+    listed = (*rules_of(RULES, ChainShape), Rule("stream is 0 or 1", lambda k, c: c.stream in (0, 1)))
     why = "all factors of a layer, or of several on one X, in one launch, what lies between in shared memory: tensor cores, from sm_80 on"
     on_tensor_cores = True
 
@@ -172,8 +205,8 @@ class MmaChain(GpuChain[MmaChainConstants]):
             if not (best := _best_of_all(kernel, tile_batch, warps, stretches)):
                 continue
             tiles = tiles_of(kernel, map(_words_of, best))
-            for stages, blocks in product(STAGES, BLOCKS):
-                constants = MmaChainConstants(tile_batch, tiles, stages, blocks)
+            for stages, blocks, stream in product(STAGES, BLOCKS, (0, 1)):
+                constants = MmaChainConstants(tile_batch, tiles, stages, blocks, stream)
                 if self.fits(kernel, constants, limits):
                     yield constants
 
@@ -182,17 +215,18 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def work(self, kernel: KernelSpec, constants: MmaChainConstants, batch: int) -> Work:
         shape, blocks = ChainShape(kernel, constants), self.geometry(kernel, constants, batch).grid
         read = sum(stages_of(factor) * _read_bytes(factor) for factor in shape.factors)
-        copying, (_, last) = [shape.factors[at] for _, at in shape.orders.values()], shape.of_ends(shape.factors)
+        first, last = shape.of_ends(shape.factors)
+        copying = first if constants.stream else [shape.factors[at] for _, at in shape.orders.values()]
         later = [factor for factor, where in zip(shape.factors, shape.places, strict=True) if where.at]
         written = [*copying, *later]  # whose inputs are written to shared memory, once
-        moved = sum(each.x_bytes_moved(batch) for each in copying) + sum(each.y_bytes_moved(batch) for each in last)
+        moved = sum(each.x_bytes_moved(batch) * each.readings for each in copying) + sum(each.y_bytes_moved(batch) for each in last)
         return Work(
             blocks,
             shape.memory_bytes(batch),
             round(moved) + blocks * shape.packed_bytes,
             blocks * (sum(each.written_bytes for each in written) + shape.packed_bytes + read),
             blocks * sum(map(_multiply_adds, shape.factors)) * kernel.arithmetic.products,
-            blocks * (1 + shape.waits),
+            blocks * (max(1.0, shape.waits) if constants.stream else 1 + shape.waits),  # X in stages comes with those of weights
         )
 
     # ---- the text
@@ -200,7 +234,12 @@ class MmaChain(GpuChain[MmaChainConstants]):
     def words(self, kernel: KernelSpec, constants: MmaChainConstants) -> Mapping[str, Any]:
         first = ChainShape(kernel, constants).factors[0]
         variants = ("mma", *variants_of(first))
-        return {**super().words(kernel, constants), "operand": first.operand, "variants": variants, "wide_bytes": wide_bytes(first)}
+        own = {"operand": first.operand, "variants": variants, "wide_bytes": wide_bytes(first)}
+        return {**super().words(kernel, constants), **own, "streamed": ("x",) if constants.stream else ()}
+
+    def _factor(self, shape: Any, at: int) -> dict[str, Any]:
+        streams = bool(shape.factors[at].streamed)
+        return {**super()._factor(shape, at), "streamed": ("x",) if streams else (), "whole": () if streams else ("x",)}
 
     def copies_x(self, shape: ChainShape, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]
@@ -218,6 +257,7 @@ class MmaChain(GpuChain[MmaChainConstants]):
         found += [
             Constexpr("X_PLACE", shape.x_place(at), "where the inputs begin in shared memory, in bytes"),
             Constexpr("X_PITCH", own.x_pitch, "bytes from one line of them to the next, free of bank conflicts"),
+            Constexpr("X_SLOT", shape.x_slot, "bytes from one stage of X to the next, where it comes in stages"),
             Constexpr("X_STAGE", own.x_stage, "bytes from the inputs of one stage to the next"),
         ]
         if shape.places[at].is_last:
