@@ -214,7 +214,7 @@ def test_what_is_refused() -> None:
         (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) beside x"),
         (made, ("x",), "x is str; accepted: a torch.Tensor"),
         (layer.quantize, ("int4",), "storage='int4'"),
-        (layer.quantize, (['int8'],), r"storage=\['int8'\]"),
+        (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
         (KSLinear(CHAIN, dtype=torch.complex64).quantize, ("int8",), "got complex numbers; accepted: real ones"),
         (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted with weights in eight bits: None"),
     ]
