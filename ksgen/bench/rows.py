@@ -123,7 +123,7 @@ def read_rows(path: Path) -> list[Row]:
         raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
     rows = readers[path.suffix](path)
     if not rows:
-        raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper -o {path.with_suffix('.jsonl')}` adds some")
+        raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
     return rows
 
 

@@ -118,8 +118,8 @@ def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, 
             of_each.setdefault(kernel.pattern, []).append(kernel)
     kernels = [found for each in of_each.values() if (found := wanted.first_of(each))]
     if not kernels:
-        told = " and ".join(value for value in vars(wanted).values() if value)
-        raise SpecError(f"{spec}: no kernel in it is {told}")
+        told = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
+        raise SpecError(f"{spec}: no kernel in it has {told}")
     layers = {}
     for name, chains in loaded.chains_of.items():
         if last := wanted.first_of(loaded.wanted[name]):

@@ -58,7 +58,7 @@ def type_of_call(caller: object, views: Views, precision: str | None, inputs: st
             raise LaunchError(f"{caller!r}: x is of {x}; give {', '.join(stored_types())}, or {made}")
         return x
     if x not in (accepted := STORAGES[inputs].dtypes):
-        makes = f"ksgen.quantize_inputs(x, {inputs!r}).values"
+        makes = f"ksgen.quantize_inputs(x, {inputs!r}, scale=the weights' x_scale).values"
         raise LaunchError(f"{caller!r}: got x of {x} for weights that multiply x in {inputs}; give {' or '.join(accepted)}: {makes}")
     given = next((views[name].dtype for name in ("out", "bias", "residual") if name in views), "float32")
     asked = PRECISIONS.get(precision) if isinstance(precision, str) else None

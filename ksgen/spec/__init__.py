@@ -8,7 +8,7 @@
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
       gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
-      stride: dense                      # any: also slices of larger arrays, whose rows lie apart
+      stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
       weights: same                      # same: stored as x; int8, e4m3, e5m2: in eight bits, with scales
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
