@@ -105,7 +105,7 @@ def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.M
     asked: list[Any] = []
     noting: Any = type("Own", (), {"verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")})()
     assert choice.is_one_launch(noting, *job[1:], weights="int8").is_one
-    assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8"})]
+    assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8", "inputs": "same"})]
 
     def gone(place: Any) -> None:
         raise DeviceError("gone")
