@@ -36,7 +36,7 @@ def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
         (lambda text: text.replace("100.0", "fast", 1), r"rows\.csv:2: median_us='fast'; accepted: a number"),
         (lambda text: text.replace("1,48,48,2", "1,48,48", 1), r"rows\.csv:2: '1,48,48' is not a pattern"),
         (lambda text: text.replace(",25088,", ",,", 1), r"rows\.csv:2: batch is empty; accepted: a number"),
-        (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; `ksgen bench paper` or `layers` with -o .* adds some"),
+        (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; .* or `layers` with -o .* adds some"),
         (lambda text: "", r"rows\.csv: the column pattern is missing"),
     ],
 )  # fmt: skip

@@ -262,8 +262,10 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     told = of_gpu().explain(25088, precision="float16")
     assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma_chain, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
-    wide = GroupLauncher(*(Launcher(1, 16, 8192, 1) for _ in range(2)))
+    wide = GroupLauncher(*(ChainLauncher(Launcher(1, 8192, 16, 1), Launcher(1, 16, 8192, 1)) for _ in range(2)))
     first, *each = wide.explain(25088, precision="float16").splitlines()
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
-    assert [line.partition(";")[0] for line in each[::2]] == ["1,16,8192,1: a launch for each factor"] * 2
+    assert [line.partition(";")[0] for line in each[::3]] == [
+        "1,8192,16,1 then 1,16,8192,1 at batch 25088 on Fake GPU: a launch for each factor"
+    ] * 2
     assert GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0] == "1,16,64,1: layer by layer; there is one"
