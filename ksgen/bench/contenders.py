@@ -239,6 +239,13 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
     return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
 
 
+def by_torch(run: Callable[[int], Any], where: torch.device) -> Ready:
+    """Calls of PyTorch's own, there."""
+    if where.type == "cuda":
+        return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
+    return Ready(run, lambda y: y, host_clock, lambda: None, rest)
+
+
 def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(problem: Problem) -> Ready:
         product = baseline.prepare(job.pattern, job.layout, problem.weights)
@@ -246,9 +253,7 @@ def _baseline(job: Job, baseline: Baseline, where: torch.device) -> Contender:
         def run(number: int) -> Tensor:
             return product(problem.sets[number]).contiguous()  # as ours is, if it is not by itself
 
-        if where.type == "cuda":
-            return Ready(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
-        return Ready(run, lambda y: y, host_clock, lambda: None, rest)
+        return by_torch(run, where)
 
     extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
     return Contender(

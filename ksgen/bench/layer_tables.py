@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from ksgen.bench.roster import ONE_LAUNCH, WAYS
+from ksgen.bench.roster import BESIDE, ONE_LAUNCH, WAYS
 from ksgen.bench.rows import Row
 from ksgen.bench.tables import LAYOUT_WORDS, Table, number, percent
 
@@ -48,7 +48,7 @@ def layers_by_kind(rows: Sequence[Row]) -> dict[Kind, list[Layer]]:
     """All layers of the rows, those without a time that counts too."""
     found: dict[Kind, dict[str, dict[str, Row]]] = {}
     for row in rows:
-        kind = Kind(row.precision, row.layout, row.batch, " beside " in row.pattern)
+        kind = Kind(row.precision, row.layout, row.batch, BESIDE in row.pattern)
         best = found.setdefault(kind, {}).setdefault(f"{row.layer}: {row.pattern}", {})
         if row.counts:
             known = best.get(row.implementation)

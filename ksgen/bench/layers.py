@@ -17,9 +17,9 @@ from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Product, UnsupportedError, library_version
 from ksgen.bench.chains import Layer
 from ksgen.bench.clock import BusyCudaClock, host_clock
-from ksgen.bench.contenders import Contender, Ready, arithmetics, rendered, torch_device
+from ksgen.bench.contenders import Contender, Ready, arithmetics, by_torch, rendered, torch_device
 from ksgen.bench.problem import COMPARED, MOST_SETS
-from ksgen.bench.roster import COMPARISONS, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS, Comparison
+from ksgen.bench.roster import BESIDE, COMPARISONS, EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_WAYS, Comparison
 from ksgen.bench.runner import Runner
 from ksgen.devices.base import Device
 from ksgen.emit.render import Source
@@ -39,7 +39,7 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.layer import KSLinear
-from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
+from ksgen.torch.products import chain_to_dense
 
 PREPARING = 3  # calls of a frozen layer until it has prepared itself, as `ksgen.torch.prepared` says
 
@@ -63,7 +63,7 @@ class LayerJob:
         kernel = self.kernel(self.comparison.baselines)
         turned = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
         between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
-        return ", ".join((" beside ".join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *turned))
+        return ", ".join((BESIDE.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *turned))
 
     @property
     def key(self) -> str:
@@ -340,9 +340,7 @@ def _theirs(job: LayerJob, device: Device, name: str) -> Contender:
         def run(number: int) -> Sequence[Tensor]:
             return product(arrays.sets[number])
 
-        if where.type == "cuda":
-            return Ready(run, lambda ys: ys, BusyCudaClock(), torch.cuda.synchronize)
-        return Ready(run, lambda ys: ys, host_clock, lambda: None, rest)
+        return by_torch(run, where)
 
     chains = job.layer.chains
     dense = chains[0].in_features * sum(chain.out_features for chain in chains)
@@ -392,7 +390,7 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
         raise UnsupportedError(f"with {layer.between} between its factors it is no matrix")
-    matrix = torch.cat([_matrix(weights) for weights in arrays.weights]).to(dtype)
+    matrix = torch.cat([chain_to_dense([each.double() for each in weights]) for weights in arrays.weights]).to(dtype)
     biases = [each for each in arrays.biases if each is not None]
     bias = torch.cat(biases) if biases else None
     is_first, y_is_first = arrays.layout == "bsf", arrays.y_layout == "bsf"
@@ -409,15 +407,6 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
         return arrays.apart(finish(y, None, activation, residual, arrays.y_layout))
 
     return product
-
-
-def _matrix(weights: Sequence[Tensor]) -> Tensor:
-    """K of a chain, in float64."""
-    first, *others = (each.double() for each in weights)
-    columns = to_dense(first).t()
-    for each in others:
-        columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
-    return columns.t()
 
 
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:

@@ -15,6 +15,7 @@ OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # of a transformer's block
 NAMES = (OURS, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_WAYS = ("one_launch", "each_factor", "each_layer")  # of whole layers
+BESIDE = " beside "  # between the chains of a group, where a row names its pattern
 WAYS = (*OUR_WAYS, "layer", "bmm", "views", "dense")  # of whole layers
 
 

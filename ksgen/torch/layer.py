@@ -28,7 +28,7 @@ from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.explained import explained
 from ksgen.torch.folding import Folding
 from ksgen.torch.intermediates import INTERMEDIATES, is_recomputed, multiply_between
-from ksgen.torch.products import blocks_of, permuted_multiply, to_dense
+from ksgen.torch.products import chain_to_dense
 from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
@@ -127,11 +127,7 @@ class KSLinear(Folding, nn.Linear):
         """K, (out_features, in_features), differentiable. Of sharded weights it is gathered: every process has to ask."""
         if self.between != "none":
             raise LaunchError(f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it")
-        first, *others = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights)
-        columns = to_dense(first).t()
-        for each in others:
-            columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
-        return columns.t().contiguous()
+        return chain_to_dense([each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights]).contiguous()
 
     @property
     def weight(self) -> Tensor:

@@ -10,7 +10,7 @@ Both run in ksgen's kernels, or in `ksgen.torch.products` where `ksgen.torch.cho
 "bsf", (features, batch) in "bsl". Forward-mode derivatives are products again, by the product rule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -34,6 +34,7 @@ from ksgen.torch.operands import as_trained, operand
 
 Product = Callable[..., Tensor]
 FEW_ENTRIES = 256  # of a batch: up to there, PyTorch's own operators may take a step of training faster, which start sooner
+STEP_WAYS = ("ksgen", "bmm")  # of a small step of training
 BACKENDS = ("auto", "ksgen", "strided")  # of `multiply`; "auto" chooses between the other two
 
 
@@ -68,18 +69,30 @@ def multiply(
         return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
 
     def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
-        return finish(y, bias, activation, residual, layout)
+        return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
 
     if _is_traced() or (backend != "strided" and not _is_watched(*given) and not has_kernels(x.device)):
         return by_pytorch(*given)
     if backend == "auto" and _is_small_step(*given, layout, precision):
-        ways = {"ksgen": by_functions, "bmm": by_pytorch}
-        kind = "trained" if x.requires_grad else "trained first"
-        job = job_of(kind, [weights.shape], x.dtype, layout, activation, bias is not None, residual is not None)
-        steps = {name: partial(_step, way, given) for name, way in ways.items()}
-        return ways[faster((job, size_of(x.shape[0 if layout == "bsf" else 1]), *ways), steps)](*given)
+        ways = dict(zip(STEP_WAYS, (by_functions, by_pytorch), strict=True))
+        added = bias is not None, residual is not None
+        job = step_job(weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad)
+        return ways[faster(job, {name: partial(_step, way, given) for name, way in ways.items()})](*given)
     return by_functions(*given)
+
+
+def step_job(
+    shape: Iterable[int], batch: int, dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool, wants_x: bool
+) -> Hashable:
+    """What a small step of training is timed as. `wants_x`: whether x has a gradient."""
+    kind = "trained" if wants_x else "trained first"
+    return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_WAYS)
+
+
+def multiply_by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str) -> Tensor:
+    """By PyTorch's own operators, which it differentiates."""
+    y = products.permuted_multiply(x, made_of(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
+    return finish(y, bias, activation, residual, layout)
 
 
 def multiply_chain(
@@ -161,7 +174,12 @@ def _is_small_step(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Te
         return False  # before any look at the batch, which may be a symbol
     if x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES or not x.numel() or precision not in (None, dtype_name(x.dtype)):
         return False
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # a checkpoint's second pass would be another way
+    return not is_saved_otherwise()  # a checkpoint's second pass would be another way
+
+
+def is_saved_otherwise() -> bool:
+    """Whether what is kept for a backward pass goes through hooks, such as a checkpoint's."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _step(way: Product, given: Sequence[Tensor | None]) -> Tensor:
@@ -192,7 +210,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     is_cached = type(tensor) is Parameter and tensor.dim() == 4 and _needs_gradient(tensor) and torch.is_autocast_cache_enabled()
     if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # a checkpoint would compute again to show it
+    if is_saved_otherwise():  # a checkpoint would compute again to show it
         return tensor.to(dtype)
     convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
     cast: Tensor = convolved.grad_fn._saved_weight

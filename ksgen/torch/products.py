@@ -6,6 +6,8 @@ no element of a block has a neighbour, so X and Y are permuted. `multiply` and `
 and are not differentiable; `permuted_multiply` and `permuted_weight_gradient` are.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -29,6 +31,15 @@ def to_dense(weights: Tensor) -> Tensor:
     along_j = torch.diag_embed(weights)  # (a, b, c, d, d)
     whole = torch.diag_embed(along_j.permute(1, 2, 3, 4, 0))  # (b, c, d, d, a, a)
     return whole.permute(4, 0, 2, 5, 1, 3).reshape(a * b * d, a * c * d)
+
+
+def chain_to_dense(weights: Sequence[Tensor]) -> Tensor:
+    """K of a chain, the factor that meets x first."""
+    first, *others = weights
+    columns = to_dense(first).t()
+    for each in others:
+        columns = permuted_multiply(columns, blocks_of(each), "bsf", each.shape[0], each.shape[3])
+    return columns.t()
 
 
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:

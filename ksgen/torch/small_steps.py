@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.spec import LAYOUTS
-from ksgen.torch import choice, frozen, ops, products
+from ksgen.torch import choice, frozen, ops
 from ksgen.torch.checks import dtype_name
-from ksgen.torch.epilogue import ACTIVATIONS, finish
+from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.intermediates import is_recomputed
 
 _served: dict[Hashable, bool] = {}  # whether PyTorch's products serve, by all that decides it
@@ -44,7 +44,7 @@ def serve(layer: Any, x: Tensor) -> Tensor | None:
         return None
     if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or layer._parallel is not None or frozen.was_frozen(layer):
         return None
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # a checkpoint's second pass has to be as the first
+    if ops.is_saved_otherwise():  # a checkpoint's second pass has to be as the first
         return None
     if serves is None:
         serves = _is_served(layer, x, bias is not None)
@@ -75,9 +75,8 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
     *first, last = chain.factors
     steps = [(each, layer.between, False) for each in first] + [(last, layer.activation, has_bias)]
     for number, (pattern, activation, adds) in enumerate(steps):
-        kind = "trained" if number or x.requires_grad else "trained first"
-        job = choice.job_of(kind, [pattern.shape], x.dtype, layout, activation, adds, False)
-        seconds = choice.measured((job, choice.size_of(batch), "ksgen", "bmm"))
+        job = ops.step_job(pattern.shape, batch, x.dtype, layout, activation, adds, False, bool(number) or x.requires_grad)
+        seconds = choice.measured(job)
         if not seconds:
             return None
         if min(seconds, key=seconds.__getitem__) != "bmm":
@@ -90,7 +89,6 @@ def _product(layer: Any, x: Tensor, weights: list[Any], bias: Tensor | None) -> 
     is_matrix = x.dim() == 2
     rows = x if is_matrix else layer._as_matrix(x)
     for number, each in enumerate(weights):
-        a, _, _, d = each.shape
-        rows = products.permuted_multiply(rows, products.blocks_of(each), layout, a, d)
-        rows = finish(rows, bias, layer.activation, None, layout) if number == last else finish(rows, None, layer.between, None, layout)
+        own = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
+        rows = ops.multiply_by_pytorch(rows, each, *own)
     return rows if is_matrix else torch.ops.aten._unsafe_view(rows.contiguous(), layer._y_shape(x))
