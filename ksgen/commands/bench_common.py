@@ -23,9 +23,9 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 if TYPE_CHECKING:
-    from ksgen.bench.problem import Job
+    from ksgen.bench.problem import Asked, Job
     from ksgen.bench.rows import Row
-    from ksgen.bench.runner import Report
+    from ksgen.bench.runner import Report, Runner
     from ksgen.bench.tables import Table
     from ksgen.bench.timing import Protocol, Quantity
     from ksgen.devices.base import Device
@@ -54,19 +54,25 @@ def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, 
     return parse
 
 
+def log_option(log: Path) -> Callable[[Any], Any]:
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), default=log, show_default=True,
+        help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
+    )  # fmt: skip
+
+
+def seconds_option(usual: float) -> Callable[[Any], Any]:
+    help_text = "Seconds per contender and job. Slow ones are run less often."
+    return click.option("--most-seconds", type=click.FloatRange(min=0.001), default=usual, show_default=True, help=help_text)
+
+
 LOG = Path("paper.jsonl")
+LATE = "--time-limit was up before the first measurement; give it more"
 _PRECISIONS = words_from(COMPARISONS, "precision")
 _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
-    click.option(
-        "-o",
-        "--output",
-        type=click.Path(path_type=Path),
-        default=LOG,
-        show_default=True,
-        help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
-    ),
+    log_option(LOG),
     click.option("--subset", type=click.IntRange(min=1), help="Take this many of the patterns: the most telling ones, in a fixed order."),
     click.option("--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."),
     click.option("--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'),
@@ -151,23 +157,37 @@ def measure(
     selection: Selection, protocol: "Protocol", quantity: Callable[["Device"], "Quantity"], most_d: int | None = None
 ) -> Done:  # fmt: skip
     """Measure the selected jobs, and write the log's rows beside the log."""
-    deadline = selection.begun + (inf if selection.seconds is None else selection.seconds)
+    deadline = ends_at(selection.begun, selection.seconds)
     check_log_name(selection.output)
-    from ksgen.bench.facts import run_facts
-    from ksgen.bench.log import Log
     from ksgen.bench.runner import Runner
     from ksgen.devices import find_device
 
     device = find_device(selection.device)
     jobs, measured = selection.jobs(device, most_d), quantity(device)
-    with Log(selection.output) as log, bar() as report:
-        runner = Runner(log, device, protocol, measured, run_facts(device), deadline, report)
+    return measure_by(Runner, selection.output, device, protocol, measured, jobs, deadline, LATE)
+
+
+def ends_at(begun: float, seconds: float | None) -> float:
+    """When a run is over that may take so long; None: as long as it takes."""
+    return begun + (inf if seconds is None else seconds)
+
+
+def measure_by(
+    kind: "type[Runner]", output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["Asked"],
+    deadline: float, unfit: str,
+) -> Done:  # fmt: skip
+    """Measure jobs into a log, and write its rows beside it. `unfit`: what is told where all is done and nobody was measured."""
+    from ksgen.bench.facts import run_facts
+    from ksgen.bench.log import Log
+
+    with Log(output) as log, bar() as report:
+        runner = kind(log, device, protocol, quantity, run_facts(device), deadline, report)
         if monotonic() < deadline:
             say_if_busy()
         complete = runner.run(jobs)
         if not log.content.contenders:
-            raise KsgenError("--time-limit was up before the first measurement; give it more")
-    return Done(device.name, len(jobs), complete, (selection.output, *write_rows(selection.output)))
+            raise KsgenError(LATE if complete < len(jobs) else unfit)
+    return Done(device.name, len(jobs), complete, (output, *write_rows(output)))
 
 
 def check_log_name(output: Path) -> None:

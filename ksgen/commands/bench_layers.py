@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -11,9 +10,20 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import COMPARISONS, WAYS
-from ksgen.commands.bench_common import Done, bar, check_library, check_log_name, duration, print_told, words_from, write_rows
-from ksgen.commands.common import REPLACED, device_option, find_spec, json_option, say_if_busy
-from ksgen.errors import DeviceError, KsgenError, SpecError
+from ksgen.commands.bench_common import (
+    Done,
+    check_library,
+    check_log_name,
+    duration,
+    ends_at,
+    log_option,
+    measure_by,
+    print_told,
+    seconds_option,
+    words_from,
+)
+from ksgen.commands.common import device_option, find_spec, json_option
+from ksgen.errors import DeviceError, SpecError
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
@@ -55,22 +65,9 @@ _WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATION
 @click.option("--without", type=_WAYS, metavar="WORDS", help="Contenders to leave out, such as layer.")
 @click.option("--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Per contender; the median counts.")
 @click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
-@click.option(
-    "--most-seconds",
-    type=click.FloatRange(min=0.001),
-    default=0.5,
-    show_default=True,
-    help="Seconds per contender and job. Slow ones are run less often.",
-)
+@seconds_option(0.5)
 @click.option("--time-limit", "seconds", type=duration, metavar="TIME", help="Stop after this time, such as 90s, 8m or 1h.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=LOG,
-    show_default=True,
-    help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
-)
+@log_option(LOG)
 @device_option
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays.")
 @json_option
@@ -112,7 +109,7 @@ def command(
         for layout, batch in product(layouts or each.layouts or LAYOUTS, batches)
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
-    done = _measure(jobs, protocol, output, device, begun + (inf if seconds is None else seconds))
+    done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
     from ksgen.bench.layer_tables import in_short
 
     print_told(done, as_json, lambda rows: [in_short(rows)])
@@ -143,9 +140,7 @@ def _with(layer: "Layer", between: str | None, activation: str | None, added: Ep
 
 
 def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float) -> Done:
-    from ksgen.bench.facts import run_facts
     from ksgen.bench.layers import LayerRunner
-    from ksgen.bench.log import Log
     from ksgen.bench.timing import Times
     from ksgen.devices import find_device
 
@@ -153,12 +148,5 @@ def _measure(jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, nam
     if device.kind != "cuda" and not device.shares_host:
         own = f"PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies"
         raise DeviceError(f"layers are measured on {own}; accepted: --device native, cuda")
-    with Log(output) as log, bar() as report:
-        runner = LayerRunner(log, device, protocol, Times(), run_facts(device), deadline, report)
-        if monotonic() < deadline:
-            say_if_busy()
-        complete = runner.run(jobs)
-        if not log.content.contenders:
-            late = "--time-limit was up before the first measurement; give it more"
-            raise KsgenError(late if complete < len(jobs) else "none of these contenders is a way to multiply these layers; name others")
-    return Done(device.name, len(jobs), complete, (output, *write_rows(output)))
+    unfit = "none of these contenders is a way to multiply these layers; name others"
+    return measure_by(LayerRunner, output, device, protocol, Times(), jobs, deadline, unfit)

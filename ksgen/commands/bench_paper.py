@@ -2,7 +2,7 @@
 
 import click
 
-from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done
+from ksgen.commands.bench_common import Selection, check_library, job_options, measure, print_done, seconds_option
 from ksgen.commands.common import json_option
 
 
@@ -12,13 +12,7 @@ from ksgen.commands.common import json_option
     "--measurements", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements per contender; the median counts."
 )
 @click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement.")
-@click.option(
-    "--most-seconds",
-    type=click.FloatRange(min=0.001),
-    default=2.0,
-    show_default=True,
-    help="Seconds per contender and job. Slow ones are run less often.",
-)
+@seconds_option(2.0)
 @click.option("--tune", metavar="BUDGET", help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.")
 @json_option
 def command(selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool) -> None:

@@ -1,10 +1,11 @@
-"""Layers as commands take them: the patterns of a chain, others beside it on the same x, and what is done between factors.
+"""Layers as commands take them: the patterns of a chain, others beside it on the same x, and what is done between factors. And which
+kernels their options choose.
 
 Shared by `run`, `tune` and `show`. Measures nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import wraps
 from typing import Any
 
@@ -14,7 +15,7 @@ from ksgen.commands.common import LAYOUT
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -25,6 +26,32 @@ def chain_in(text: str) -> Chain:
     if not (words := text.split()):
         raise PatternError(f"--beside {excerpt(text)}; accepted: patterns such as '6,64,64,1 1,768,192,2'")
     return Chain(tuple(map(Pattern.parse, words)))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Of kernels, by a command's options: what patterns become, or which of a spec's count. None: as usual, or any."""
+
+    precision: str | None
+    layout: str | None
+    weights: str | None
+    inputs: str | None
+    job: str | None = None
+
+    @property
+    def usual(self) -> tuple[str, str]:
+        """Precision and layout of patterns."""
+        return self.precision or "float32", self.layout or "bsf"
+
+    @property
+    def stored(self) -> tuple[str, str]:
+        """How weights and X of patterns are."""
+        return self.weights or SAME, self.inputs or SAME
+
+    def counts(self, kernel: KernelSpec) -> bool:
+        job = "multiply" if kernel.job == CHAIN else kernel.job
+        own = (kernel.precision, kernel.layout, kernel.weights, kernel.inputs, job)
+        return all(asked in (None, each) for asked, each in zip(astuple(self), own, strict=True))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.commands.layers import Layer, takes_layers
+from ksgen.commands.layers import Layer, Wanted, takes_layers
 from ksgen.errors import PatternError, SpecError
 from ksgen.families.base import Limits
 from ksgen.pattern import Chain, Pattern
@@ -67,13 +67,13 @@ def command(
     """
     if bool(patterns) == bool(spec):
         raise PatternError("give patterns such as 1,192,48,2, or --spec FILE: one of the two")
-    wanted = _Wanted(precision, layout, weights, inputs)
+    wanted = Wanted(precision, layout, weights, inputs)
     if spec:
         if layer.is_asked_for:
             raise SpecError("--beside, --between and --out-layout go with patterns; accepted with --spec: what it says of its layers")
         kernels, layers = _of_spec(spec, wanted)
     else:
-        kernels, layers = _of_patterns(patterns, layer, wanted.or_usual())
+        kernels, layers = _of_patterns(patterns, layer, wanted)
     patterns = tuple(each.pattern for each in kernels)
     described = [_describe(each, batch, device) for each in kernels]
     of_layers = {name: _describe_layer(each, batch, device) for name, each in layers.items()}
@@ -88,26 +88,12 @@ def command(
         _print_layer(name, each, of_layers[name])
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Of kernels, by the command's options: what patterns become, or which of a spec's are shown. None: as usual, or the first."""
-
-    precision: str | None
-    layout: str | None
-    weights: str | None
-    inputs: str | None
-
-    def or_usual(self) -> tuple[str, str, str, str]:
-        return self.precision or "float32", self.layout or "bsf", self.weights or SAME, self.inputs or SAME
-
-    def first_of(self, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
-        """Without what tells one epilogue, batch or stride from another."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        found = (each for each in kernels if all(getattr(each, name) == value for name, value in given.items()))
-        return next((replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in found), None)
+def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
+    """Of those that count, without what tells one epilogue, batch or stride from another."""
+    return next((replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.counts, kernels)), None)
 
 
-def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
+def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
     """A kernel of each pattern, and the layers of which a kernel is wanted, as the spec asks for them."""
     from ksgen.spec import load
 
@@ -116,13 +102,13 @@ def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, 
     for kernel in loaded.kernels:
         if kernel.job == "multiply":
             of_each.setdefault(kernel.pattern, []).append(kernel)
-    kernels = [found for each in of_each.values() if (found := wanted.first_of(each))]
+    kernels = [found for each in of_each.values() if (found := _first(wanted, each))]
     if not kernels:
         told = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
         raise SpecError(f"{spec}: no kernel in it has {told}")
     layers = {}
     for name, chains in loaded.chains_of.items():
-        if last := wanted.first_of(loaded.wanted[name]):
+        if last := _first(wanted, loaded.wanted[name]):
             own = loaded.options_of(name)
             given = Layer(chains[0].factors, chains[1:], own.between, own.out_layout)
             whole = given.launch(last.precision, last.layout, Epilogue(), last.weights, last.inputs)
@@ -130,10 +116,8 @@ def _of_spec(spec: Path, wanted: _Wanted) -> "tuple[list[KernelSpec], dict[str, 
     return kernels, layers
 
 
-def _of_patterns(
-    patterns: tuple[Pattern, ...], layer: Layer, usual: tuple[str, str, str, str]
-) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
-    precision, layout, weights, inputs = usual
+def _of_patterns(patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
+    (precision, layout), (weights, inputs) = wanted.usual, wanted.stored
     layers = {}
     if len(patterns) > 1 or layer.is_asked_for:
         whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer

@@ -1,7 +1,7 @@
 """`ksgen tune`."""
 
 import sys
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,12 @@ from ksgen.commands.common import (
     takes_patterns,
 )
 from ksgen.commands.figures import kernel_figures
-from ksgen.commands.layers import Layer, takes_layers
+from ksgen.commands.layers import Layer, Wanted, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def command(
     from ksgen.tuning.tuner import Options, Tuner, open_engine, parse_budget
 
     is_layer = chain or layer.is_asked_for
-    wanted = _Wanted(precision, layout, weights, inputs, job)
+    wanted = Wanted(precision, layout, weights, inputs, job)
     kernels = _of_layer(layer, spec, wanted) if is_layer else _kernels(patterns, spec, wanted)
     if report:
         check_report(report)
@@ -111,34 +110,15 @@ def command(
         store.close()
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Of kernels, by the command's options: what patterns become, or which of a spec's count. None: as usual, or all."""
-
-    precision: str | None
-    layout: str | None
-    weights: str | None
-    inputs: str | None
-    job: str | None
-
-    @property
-    def of_patterns(self) -> tuple[str, str]:
-        return self.precision or "float32", self.layout or "bsf"
-
-    def counts(self, kernel: KernelSpec) -> bool:
-        job = "multiply" if kernel.job == CHAIN else kernel.job
-        own = (kernel.precision, kernel.layout, kernel.weights, kernel.inputs, job)
-        return all(asked in (None, each) for asked, each in zip(astuple(self), own, strict=True))
-
-
-def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: _Wanted) -> list[KernelSpec]:
+def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
         raise KsgenError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     if spec is None:
-        options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": wanted.weights or SAME, "inputs": wanted.inputs or SAME}
-        return [KernelSpec(pattern, *wanted.of_patterns, **options) for pattern in patterns]
+        weights, inputs = wanted.stored
+        options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
+        return [KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns]
     loaded = load(find_spec(spec))
     launches = [each for whole in loaded.launches.values() for kernel in whole for each in _with_layers(kernel)]
     every = dict.fromkeys([*launches, *(replace(each, stride="dense") for each in loaded.kernels)])  # whose wisdom serves slices
@@ -161,14 +141,14 @@ def _launched_as(kernel: KernelSpec) -> KernelSpec:
     return replace(kernel, batch=None) if kernel.job == CHAIN else kernel
 
 
-def _of_layer(layer: Layer, spec: Path | None, wanted: _Wanted) -> list[KernelSpec]:
+def _of_layer(layer: Layer, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
     """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
     from ksgen.families.chains import factor_kernels
 
     accepted = "--chain, --beside, --between, --out-layout: accepted: a layer's patterns, two or more, without --spec and --job gradient"
     if spec or wanted.job == "gradient" or not layer.patterns:
         raise KsgenError(accepted)
-    if (whole := layer.launch(*wanted.of_patterns, Epilogue(), wanted.weights or SAME, wanted.inputs or SAME)) is None:
+    if (whole := layer.launch(*wanted.usual, Epilogue(), *wanted.stored)) is None:
         raise KsgenError(accepted)
     return list(dict.fromkeys([*_with_layers(whole), *factor_kernels(whole)]))
 
