@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import reference
 from ksgen.emit.render import render
 from ksgen.errors import LaunchError, SpecError
 from ksgen.families import FAMILIES, cuda_limits, families_for, family_for
 from ksgen.families.vector import Shape
-from ksgen.launcher import ChainLauncher, Launcher
-from ksgen.measure.verify import Problem, compare, make_problem, measure, tolerance
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import Problem, compare, make_problem, measure
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, numpy_type, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, parse
@@ -137,20 +136,6 @@ def test_chains_and_groups_on_processors(beside: tuple[tuple[Pattern, ...], ...]
     found = measure(device, own, 40, runs=0)
     assert found.plan.choice.family == "vector_chain"
     assert found.passed, found.error
-
-
-def test_layers_mix_with_weights_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen_native(monkeypatch)
-    chain = ChainLauncher(Launcher(*BEFORE.shape), Launcher(2, 12, 8, 3))
-    random = np.random.default_rng(0)
-    weights = [random.standard_normal(each.shape).astype(np.float32) for each in chain.chain]
-    x = random.standard_normal((64 * 16, 24)).astype(np.float32)
-    for storages, is_one in ((("bfloat16", "bfloat16"), True), (("bfloat16", "int8"), False)):
-        own = [factor.pack(quantize(each, storage)) for factor, each, storage in zip(chain.factors, weights, storages, strict=True)]
-        assert (chain.prepare(x, own) is not None) == is_one
-        wide = [reference.dequantized(each.values, each.scale) for each in map(quantize, weights, storages)]
-        truth = reference.multiply(chain.chain[1], reference.multiply(chain.chain[0], x, wide[0], "bsf"), wide[1], "bsf")
-        assert np.linalg.norm(np.asarray(chain(x, own)) - truth) <= 2 * tolerance("float32", 8) * np.linalg.norm(truth)
 
 
 # ---- bytes, and who serves them

@@ -18,7 +18,7 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_beside_factors, is_right, one_by_one, read_again, run_chain
+from tests.support.gpu_chains import EVEN, PLANES, RAGGED, chain_of, check_beside_factors, is_right, read_again, run_chain
 from tests.support.kernels import in_emulator
 
 FAMILY = MmaChain()
@@ -57,9 +57,7 @@ def test_agrees_with_float64_and_with_a_launch_for_each_factor(
     source = source_of(kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
-        got = run_chain(source, arrays, run)
-        assert is_right(kernel, got, truth_of(kernel, arrays)), (kernel, source.constants, batch)
-        np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+        check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
 
 
 BETWEEN = [

@@ -118,10 +118,11 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
     random = np.random.default_rng(0)
     weights = [random.standard_normal(each.shape).astype(np.float32) for each in chain.chain]
     x = random.standard_normal((64 * 16, 24)).astype(np.float32)
-    for storages, is_one in ((("int8", "int8"), True), (("int8", "e5m2"), False)):
+    cases = ((("int8", "int8"), True), (("int8", "e5m2"), False), (("bfloat16", "bfloat16"), True), (("bfloat16", "int8"), False))
+    for storages, is_one in cases:
         own = [factor.pack(quantize(each, storage)) for factor, each, storage in zip(chain.factors, weights, storages, strict=True)]
         call = chain.prepare(x, own)
-        assert (call is not None and call.plan.kernel.weights == "int8") == is_one
+        assert (call is not None and call.plan.kernel.weights == storages[0]) == is_one
         wide = [reference.dequantized(each.values, each.scale) for each in map(quantize, weights, storages)]
         truth = reference.multiply(chain.chain[1], reference.multiply(chain.chain[0], x, wide[0], "bsf"), wide[1], "bsf")
         found = np.asarray(chain(x, own))
