@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ksgen.errors import DeviceError
 
@@ -92,6 +92,41 @@ class Device(Protocol):
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         """Seconds of each run by the device's own clock."""
+
+
+class Launch(NamedTuple):
+    """One launch, as `Device.launch` takes it."""
+
+    kernel: KernelHandle
+    grid: int
+    block: int
+    shared_bytes: int
+    args: tuple[Any, ...]
+
+
+class Recording(Protocol):
+    """Launches one after the other, to be made again on other memory of the host."""
+
+    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
+        """Which of all their arguments differ, counted through, and where the memory is that they get. Several threads may call at once."""
+
+
+def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:
+    """On a device that shares the host's memory: by its own way, where it has one for several launches at once."""
+    own: Callable[[Sequence[Launch], Stream], Recording] | None = getattr(device, "record", None)
+    return own(launches, stream) if own else _OneByOne(device, launches, stream)
+
+
+class _OneByOne:
+    def __init__(self, device: Device, launches: Sequence[Launch], stream: Stream) -> None:
+        self._device, self._launches, self._stream = device, launches, stream
+
+    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
+        given, begin = {at: self._device.shared(pointer) for at, pointer in changed}, 0
+        for each in self._launches:
+            args = tuple([given.get(at, arg) for at, arg in enumerate(each.args, begin)])
+            self._device.launch(*each[:-1], args, self._stream)
+            begin += len(args)
 
 
 def uploaded(device: Device, array: HostArray, stream: Stream = None) -> Buffer:

@@ -2,6 +2,7 @@
 // of threads does everything, else threads of its own, which sleep while there is nothing to do.
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 
 #include <atomic>
@@ -15,19 +16,6 @@ typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, 
 
 namespace {
 
-struct Launch {
-    Walk walk;
-    const int64_t* arguments;
-    long groups;
-    std::atomic<long> next;
-};
-
-void take_groups(void* given) {
-    Launch& launch = *(Launch*)given;
-    for (long group; (group = launch.next.fetch_add(1, std::memory_order_relaxed)) < launch.groups;)
-        launch.walk(launch.arguments, group, group + 1, launch.groups);
-}
-
 void pause_briefly() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -35,6 +23,48 @@ void pause_briefly() {
 }
 
 const int LOOKS = 2000;  // at what is waited for, before a thread sleeps: some twenty microseconds
+
+struct Step {  // one of several launches, as native.py writes it
+    Walk walk;
+    int64_t begin;  // of its arguments among all
+    int64_t groups;
+};
+
+struct Progress {
+    alignas(64) std::atomic<long> next{0};
+    alignas(64) std::atomic<long> done{0};
+};
+
+const long MOST_STEPS = 8;  // that threads take without meeting
+
+struct Launch {
+    const Step* steps;
+    long count;
+    const int64_t* arguments;
+    Progress progress[MOST_STEPS];
+};
+
+// Groups are counted, not threads: there may be fewer of those than were asked for.
+void wait_for_all(const Step& step, const Progress& progress) {
+    for (int look = 0; progress.done.load(std::memory_order_acquire) < step.groups; ++look) {
+        if (look < LOOKS) pause_briefly();
+        else sched_yield();
+    }
+}
+
+void take_groups(void* given) {
+    Launch& launch = *(Launch*)given;
+    for (long at = 0; at < launch.count; ++at) {
+        const Step& step = launch.steps[at];
+        Progress& progress = launch.progress[at];
+        long taken = 0;
+        for (long group; (group = progress.next.fetch_add(1, std::memory_order_relaxed)) < step.groups; ++taken)
+            step.walk(launch.arguments + step.begin, group, group + 1, step.groups);
+        if (at + 1 == launch.count) return;
+        if (taken) progress.done.fetch_add(taken, std::memory_order_release);
+        wait_for_all(step, progress);
+    }
+}
 
 class Crew {
 public:
@@ -95,12 +125,25 @@ Crew* crew() {
 
 }  // namespace
 
-extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, long threads, Parallel parallel) {
-    Launch launch{walk, arguments, groups, {0}};
-    if (threads > groups) threads = groups;
+static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
+    Launch launch{steps, count, arguments, {}};
+    long most = 1;
+    for (long at = 0; at < count; ++at) most = steps[at].groups > most ? steps[at].groups : most;
+    if (threads > most) threads = most;
     if (threads <= 1) return take_groups(&launch);
     if (parallel) return parallel(take_groups, &launch, (unsigned)threads, 0);
     std::unique_lock<std::mutex> alone(crew()->one_launch, std::try_to_lock);
     if (alone.owns_lock()) crew()->run(launch, threads);
     else take_groups(&launch);
+}
+
+extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, long threads, Parallel parallel) {
+    const Step step{walk, 0, groups};
+    launch_some(&step, 1, arguments, threads, parallel);
+}
+
+// Each begins when the one before it has ended.
+extern "C" void ksgen_launch_all(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
+    for (; count > 0; steps += MOST_STEPS, count -= MOST_STEPS)
+        launch_some(steps, count < MOST_STEPS ? count : MOST_STEPS, arguments, threads, parallel);
 }

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -37,7 +37,7 @@ from ksgen.build.processors import (
     why_not_here,
 )
 from ksgen.build.request import Binary, Request
-from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index, host_memory
+from ksgen.devices.base import Buffer, Found, Launch, Limits, Recording, Stream, UnavailableError, as_bytes, check_index, host_memory
 from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
@@ -140,7 +140,32 @@ class _Kernel:
 
     def __init__(self, entry: str, library: ctypes.CDLL) -> None:
         self.entry, self.library = entry, library
-        self.walk = ctypes.cast(getattr(library, entry + WALKS), ctypes.c_void_p)
+        self.walk: int = ctypes.cast(getattr(library, entry + WALKS), ctypes.c_void_p).value or 0
+
+
+class _Recording:
+    """Launches whose arguments lie ready, but for those that are given anew."""
+
+    __slots__ = ("_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words", "_working")
+
+    def __init__(self, launcher: Any, launches: Sequence[Launch], threads: Callable[[], int]) -> None:
+        self._launcher, self._count, self._threads, self._kept = launcher, len(launches), threads, launches
+        self._words, self._steps = array("q"), array("q")
+        self._working: list[tuple[int, _Workspace]] = []  # which differ by thread
+        for each in launches:
+            begin = len(self._words)
+            self._steps.extend((each.kernel.walk, begin, each.grid))
+            self._words.extend(_words(each.args))
+            self._working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, _Workspace)]
+        self._steps_at, _ = self._steps.buffer_info()
+
+    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
+        words = self._words[:]
+        for at, pointer in changed:
+            words[at] = pointer
+        for at, own in self._working:
+            words[at] = own.pointer
+        self._launcher(self._steps_at, self._count, words.buffer_info()[0], self._threads(), _openmp())
 
 
 class NativeDevice:
@@ -164,6 +189,7 @@ class NativeDevice:
         self.limits = replace(limits, tiles=usable_tiles(own), dots=pair_products(own))
         self._starting = threading.Lock()
         self._launcher: Any = None
+        self._several: Any = None
         self._own = threading.local()
 
     def __repr__(self) -> str:
@@ -182,24 +208,33 @@ class NativeDevice:
         return _Kernel(entry, library)
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
-        if stream is not None:
-            raise DeviceError(f"launching {kernel.entry}: {self.name} has no streams; give None")
-        if block != 1:
-            raise DeviceError(f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl")
-        values = array("q", [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args])
+        _check_launch(self.name, kernel, block, stream)
+        values = array("q", _words(args))
         launcher = self._launcher or self._start()
         at, _ = values.buffer_info()
-        launcher(kernel.walk, at, grid, min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS), _openmp())
+        launcher(kernel.walk, at, grid, self._threads(), _openmp())
+
+    def record(self, launches: Sequence[Launch], stream: Stream) -> Recording:
+        """To be launched again and again, by one call for all of them."""
+        for each in launches:
+            _check_launch(self.name, each.kernel, each.block, stream)
+        if self._launcher is None:
+            self._start()
+        return _Recording(self._several, launches, self._threads)
+
+    def _threads(self) -> int:
+        return min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS)
 
     def _start(self) -> Any:
         """The function that shares work groups out: compiled once, and kept as kernels are."""
         with self._starting:
             if self._launcher is None:
                 library = _library(self._built_threads().data, _LAUNCH)
-                launcher = library.ksgen_launch
-                launcher.restype = None
+                launcher, several = library.ksgen_launch, library.ksgen_launch_all
+                launcher.restype = several.restype = None
                 launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
-                self._library, self._launcher = library, launcher
+                several.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
+                self._library, self._several, self._launcher = library, several, launcher
         return self._launcher
 
     def _built_threads(self) -> Binary:
@@ -244,6 +279,18 @@ class NativeDevice:
             call()
             seconds.append(perf_counter() - begin)
         return seconds
+
+
+def _words(args: tuple[Any, ...]) -> list[int]:
+    """Arguments as a kernel takes them: numbers, and where memory begins."""
+    return [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args]
+
+
+def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> None:
+    if stream is not None:
+        raise DeviceError(f"launching {kernel.entry}: {device} has no streams; give None")
+    if block != 1:
+        raise DeviceError(f"launching {kernel.entry}: {block} work items a group need an OpenCL driver; give device=opencl")
 
 
 def _allocated(nbytes: int) -> Memory:

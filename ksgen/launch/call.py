@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ksgen.devices.base import Stream
+from ksgen.devices.base import Launch, Stream, record
 from ksgen.errors import LaunchError
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Weights
@@ -41,26 +41,33 @@ class Call:
 
 
 class Elsewhere:
-    """The launches of a call on other arrays of the host, for a device that shares its memory. Keeps packed weights, and no array.
+    """The launches of calls, each on what the one before it wrote, on other arrays of the host, for a device that shares its memory.
 
-    The arrays are given by where they begin; their shapes and strides are those that the call was prepared with. Nothing is checked
-    and nothing packed. Several threads may call at once.
+    The arrays are given by where they begin; their shapes and strides are those that the calls were prepared with. Nothing is checked
+    and nothing packed. Packed weights are kept, and no array. Several threads may call at once.
     """
 
-    __slots__ = ("_arguments", "_at", "_device", "_out_at", "_stream", "_weights", "plan")
+    __slots__ = ("_device", "_launch", "_moved", "_stream", "_weights", "plan")
 
-    def __init__(self, call: Call, weights: Sequence[Weights]) -> None:
-        plan = self.plan = call.plan
-        self._at: dict[str, int] = {name: plan.operands.index(name) for name in ("x", "bias", "residual") if name in plan.operands}
-        self._out_at = plan.operands.index(plan.result)
-        moved = (self._out_at, *self._at.values())
-        self._arguments = [None if at in moved else own for at, own in enumerate(call.arguments)]
-        self._device, self._stream, self._weights = plan.device, call.stream, weights
+    def __init__(self, calls: Sequence[Call], weights: Sequence[Weights]) -> None:
+        self.plan, self._weights, self._stream = calls[-1].plan, weights, calls[0].stream
+        self._device = self.plan.device
+        count, launches = len(calls), list[Launch]()
+        self._moved: list[tuple[int, int]] = []  # of all arguments, and which of the places given each of them gets
+        begin = 0
+        for number, call in enumerate(calls):
+            plan, is_last = call.plan, number + 1 == count
+            names = {"x": number, plan.result: number + 1} | ({"bias": count + 1, "residual": count + 2} if is_last else {})
+            moved = {plan.operands.index(name): given for name, given in names.items() if name in plan.operands}
+            own = plan.launches(Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)])))
+            for each in own:
+                self._moved += [(begin + at, given) for at, given in moved.items()]
+                begin += len(each.args)
+            launches += own
+        self._launch = record(self._device, launches, self._stream)
 
-    def __call__(self, *, out: int, **pointers: int) -> None:
-        at, share, arguments = self._at, self._device.shared, self._arguments.copy()
-        arguments[self._out_at] = share(out)
-        for name, pointer in pointers.items():
-            arguments[at[name]] = share(pointer)
-        self.plan.launch(Arguments(tuple(arguments)), self._stream)
+    def __call__(self, x: int, outs: Sequence[int], bias: int = 0, residual: int = 0) -> None:
+        """`outs`: of every call, the last one's being the result; bias and residual are the last one's too."""
+        given = (x, *outs, bias, residual)
+        self._launch([(at, given[place]) for at, place in self._moved])
         self._device.synchronize(self._stream)

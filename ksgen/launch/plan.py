@@ -9,7 +9,7 @@ from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
 from ksgen.build.request import Binary
-from ksgen.devices.base import Buffer, Device, KernelHandle, Stream
+from ksgen.devices.base import Buffer, Device, KernelHandle, Launch, Stream
 from ksgen.devices.threads import groups_for
 from ksgen.emit.render import Source
 from ksgen.errors import LaunchError
@@ -28,7 +28,7 @@ Arguments = NewType("Arguments", tuple[Any, ...])
 class Step(NamedTuple):
     """One of several launches, which all take the same arguments."""
 
-    handle: KernelHandle
+    kernel: KernelHandle
     grid: int
     block: int
     shared_bytes: int
@@ -92,16 +92,16 @@ class Plan:
     def launch(self, arguments: Arguments, stream: Stream) -> None:
         """Enqueue the launches that belong to it, on what `arguments` gave."""
         if self.steps:
-            self._launch_steps(arguments, stream)
+            for each in self.launches(arguments):
+                self.device.launch(*each, stream)
             return
         given = (*self._encode(arguments), *arguments) if self.maps else arguments
         self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, given, stream)
 
-    def _launch_steps(self, arguments: Arguments, stream: Stream) -> None:
-        for step in self.steps:
-            maps = self._encode(arguments) if step.handle is self.multiply else ()
-            grid = self._blocks() if step.handle is self.multiply else step.grid
-            self.device.launch(step.handle, grid, step.block, step.shared_bytes, (*maps, *arguments), stream)
+    def launches(self, arguments: Arguments) -> list[Launch]:
+        """What `launch` enqueues."""
+        own = Launch(self.multiply, self._blocks(), self.block, self.shared_bytes, (*self._encode(arguments), *arguments))
+        return [own if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [own]
 
     def _blocks(self) -> int:
         """Of the launch that multiplies: on a processor, no more than it may take threads."""
@@ -169,7 +169,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         choice=choice,
         source=source,
         binary=loaded.binary,
-        multiply=multiply.handle,
+        multiply=multiply.kernel,
         grid=multiply.grid,
         block=multiply.block,
         shared_bytes=multiply.shared_bytes,

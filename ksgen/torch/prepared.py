@@ -6,7 +6,7 @@ Whatever is not plain, or not as it was, goes the usual way.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,13 @@ MOST_CALLS = 256  # that a layer keeps
 
 Step = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of x as a matrix, bias and residual
 Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor | None]  # of the layer, which nothing here may keep, x and residual as given
+
+
+class Own(NamedTuple):
+    """A launcher's prepared call, and the weights that it was packed from."""
+
+    call: Call
+    weights: Sequence[Weights]
 
 
 class UnfitError(Exception):
@@ -159,34 +166,43 @@ class _Ways:
         *first, last = weights
         own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, fuse)
         ways: dict[str, Step] = {}
+        shapes = [checks.y_shape(pattern, self._layout, self._batch) for pattern in own.chain]
         if (
             first
             and fuse != "no"
             and (call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True))
         ):
-            ways["ksgen"] = in_a_kernel(call, checks.y_shape(own.chain[-1], self._layout, self._batch))
+            ways["ksgen"] = in_kernels([call], shapes[-1:])
         if first and fuse == "yes":
             if not ways:
                 raise UnfitError
             return ways["ksgen"]
-        steps, between = list[Step](), x
+        steps, calls, between = list[Step](), list[Own | None](), x
         for each in first:
-            steps.append(self._factor(each, between, None, None, between_factors))
-            between = steps[-1](between, None, None)
-        finishing = self._factor(last, between, bias, residual, activation)
+            step, call = self._factor(each, between, None, None, between_factors)
+            steps.append(step)
+            calls.append(call)
+            between = step(between, None, None)
+        finishing, call = self._factor(last, between, bias, residual, activation)
         if not first:
             return finishing
+        in_turn = [each for each in (*calls, call) if each is not None]
 
         def each_alone(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
             for step in steps:
                 x = step(x, None, None)
             return finishing(x, bias, residual)
 
+        if len(in_turn) == len(weights) and not (ways and self._only_kernels):
+            ways["in turn"] = in_kernels(in_turn, shapes)
         if not ways or not self._only_kernels:
             ways["each"] = each_alone
         return self._fastest(weights, activation, ways, x, bias, residual, between_factors)
 
-    def _factor(self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Step:
+    def _factor(
+        self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+    ) -> tuple[Step, Own | None]:
+        """One factor's fastest way, and its kernel's call."""
         (a, b, c, d), layout = weights.shape, self._layout
         ways: dict[str, Step] = {}
         given, added, as_given = x, residual, layout
@@ -194,11 +210,11 @@ class _Ways:
             given, added, as_given = x.view(1, -1), None if residual is None else residual.view(1, -1), "bsf"
         own = launcher(a, b, c, d)
         if call := self._call(own.prepare, given, [weights], bias, added, as_given, activation):
-            ways["ksgen"] = in_a_kernel(call, checks.y_shape(own.pattern, layout, self._batch))
+            ways["ksgen"] = in_kernels([call], [checks.y_shape(own.pattern, layout, self._batch)])
         if self._only_kernels:
             if not ways:
                 raise UnfitError
-            return ways["ksgen"]
+            return ways["ksgen"], call
         matrices, blocks = made_of(weights, products.by_matrix), made_of(weights, products.blocks_of)
 
         def on_views(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -210,12 +226,12 @@ class _Ways:
         ways |= {"strided": on_views, "bmm": permuted}
         if weights.element_size() == 2:  # as in `ksgen.torch.ops`
             ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, activation)
-        return self._fastest([weights], activation, ways, x, bias, residual)
+        return self._fastest([weights], activation, ways, x, bias, residual), call
 
     def _call(
         self, prepare: Callable[..., Call | None], x: Tensor, weights: Sequence[Tensor], bias: Any, residual: Any, layout: str,
         activation: str, is_chain: bool = False,
-    ) -> Elsewhere | None:  # fmt: skip
+    ) -> Own | None:  # fmt: skip
         """A call whose launches take no copies; None where there is none. What launchers refuse, the usual way refuses."""
         packed = [operand(each, False) for each in weights]
         if not all(isinstance(each, Weights) for each in packed):  # they thawed meanwhile
@@ -227,7 +243,7 @@ class _Ways:
             return None
         except KsgenError as error:
             raise UnfitError from error
-        return Elsewhere(call, packed) if call is not None and call.plan.device.shares_host else None
+        return Own(call, packed) if call is not None and call.plan.device.shares_host else None
 
     def _fastest(
         self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None,
@@ -251,17 +267,16 @@ def _by_whole_matrix(matrix: Tensor, layout: str, activation: str) -> Step:
     return in_rows if layout == "bsf" else in_columns
 
 
-def in_a_kernel(call: Elsewhere, shape: tuple[int, int]) -> Step:
-    """A prepared call on tensors of the host, with an output of its own."""
+def in_kernels(own: Sequence[Own], shapes: Sequence[tuple[int, int]]) -> Step:
+    """Prepared calls, each on what the one before it wrote, on tensors of the host, with outputs of their own of these shapes."""
+    launch = Elsewhere([each.call for each in own], [weights for each in own for weights in each.weights])
+    *between, last = shapes
 
     def step(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        y = x.new_empty(shape)
-        pointers = {"x": x.data_ptr(), "out": y.data_ptr()}
-        if bias is not None:
-            pointers["bias"] = bias.data_ptr()
-        if residual is not None:
-            pointers["residual"] = residual.data_ptr()
-        call(**pointers)
+        y, passed = x.new_empty(last), [x.new_empty(shape) for shape in between]
+        outs = [each.data_ptr() for each in passed]
+        outs.append(y.data_ptr())
+        launch(x.data_ptr(), outs, 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
         return y
 
     return step

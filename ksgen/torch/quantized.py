@@ -15,7 +15,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError
 from ksgen.launch import checks
-from ksgen.launch.call import Elsewhere
 from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import writes_to
@@ -30,7 +29,7 @@ from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
-from ksgen.torch.prepared import MOST_CALLS, Step, begins_well, in_a_kernel, lies_here
+from ksgen.torch.prepared import MOST_CALLS, Own, Step, begins_well, in_kernels, lies_here
 from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -377,30 +376,24 @@ def _prepared(
     packed = own.weights_of_each(parts)
     extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
     batch = x.shape[0 if layout == "bsf" else 1]
-    steps: list[Step] = []
+    shapes = [checks.y_shape(pattern, layout, batch) for pattern in own.chain]
+    calls: list[Own] = []
     try:
         if call := own.prepare(x, packed, layout=layout, activation=activation, **extras):
             if not call.plan.device.shares_host:
                 return None
-            return in_a_kernel(Elsewhere(call, packed), checks.y_shape(own.chain[-1], layout, batch))
+            return in_kernels([Own(call, packed)], shapes[-1:])
         for number, (factor, weights) in enumerate(zip(own.factors, packed, strict=True), 1):
             is_last = number == len(parts)
             options: Mapping[str, Any] = {"activation": activation, **extras} if is_last else {"activation": own.between}
             call = factor.prepare(x, weights, layout=layout, **options)
             if not call.plan.device.shares_host:
                 return None
-            steps.append(in_a_kernel(Elsewhere(call, [weights]), checks.y_shape(factor.pattern, layout, batch)))
-            x = x.new_empty(checks.y_shape(factor.pattern, layout, batch))
+            calls.append(Own(call, [weights]))
+            x = x.new_empty(shapes[number - 1])
     except (DeviceError, ToolchainError):
         return None
-    *first, last = steps
-
-    def each_alone(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        for step in first:
-            x = step(x, None, None)
-        return last(x, bias, residual)
-
-    return each_alone
+    return in_kernels(calls, shapes)
 
 
 # ---- one factor as a PyTorch operator
