@@ -199,9 +199,7 @@ class _Ways:
             ways["each"] = each_alone
         return self._fastest(weights, activation, ways, x, bias, residual, between_factors)
 
-    def _factor(
-        self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
-    ) -> tuple[Step, Own | None]:
+    def _factor(self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> tuple[Step, Own | None]:
         """One factor's fastest way, and its kernel's call."""
         (a, b, c, d), layout = weights.shape, self._layout
         ways: dict[str, Step] = {}

@@ -19,7 +19,7 @@ from ksgen.build.cache import Cache
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
 from ksgen.devices import native, threads
-from ksgen.devices.base import Device, UnavailableError
+from ksgen.devices.base import Device, Launch, UnavailableError, record
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
 from ksgen.launch.choice import choose, choose_for_many, limits_of
 from ksgen.launch.planner import Planner
@@ -165,6 +165,62 @@ def test_calls_prepared_by_one_thread_run_in_several_at_once(layout: str) -> Non
     assert wrong_at_once(calls, np.array(calls[0]())) == 0
 
 
+SUMS = """
+#define ENTRY(X, Y) __kernel
+ENTRY(1, 1)
+void sums(const long* given, long* out, const long count) {
+    long sum = (long)get_group_id(0);
+    for (long at = 0; at < count; ++at) sum += given[at];
+    out[get_group_id(0)] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("has_openmp", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_recorded_launches_wait_for_each_other(device: Any, has_openmp: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sums up all that the one before it wrote; of 19 launches, threads meet at the end of every eighth."""
+    if not has_openmp:
+        monkeypatch.setattr(native, "_openmp", lambda: None)
+    monkeypatch.setattr(threads, "said", lambda: 4)
+    kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
+    steps, places = 19, [np.arange(count) for _ in range(20)]
+    launches = [Launch(kernel, count, 1, 0, (None, None, count)) for _ in range(steps)]
+    recording = device.record(launches, None)
+    pointers = [each.ctypes.data for each in places]
+    moved = [pair for at in range(steps) for pair in ((3 * at, pointers[at]), (3 * at + 1, pointers[at + 1]))]
+    for _ in range(50):
+        wanted = np.arange(count, dtype=np.uint64)
+        recording(moved)
+        for place in places[1:]:
+            wanted = wanted.sum(dtype=np.uint64) + np.arange(count, dtype=np.uint64)
+            np.testing.assert_array_equal(place.view(np.uint64), wanted)
+    others = [np.ones(count, np.int64), np.zeros(count, np.int64)]
+    device.record(launches[:1], None)([(at, each.ctypes.data) for at, each in enumerate(others)])
+    np.testing.assert_array_equal(others[1], count + np.arange(count))
+
+
+def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any) -> None:
+    kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
+    own = device.workspace(40, None)
+    recording = device.record([Launch(kernel, 5, 1, 0, (own, own, 0)), Launch(kernel, 5, 1, 0, (own, None, 5))], None)
+    found, outs = list[int](), [np.zeros(5, np.int64) for _ in range(2)]
+
+    def run(out: Any) -> None:
+        recording([(4, out.ctypes.data)])
+        found.append(own.pointer)
+
+    for out in outs:
+        worker = threading.Thread(target=run, args=(out,))
+        held = (ctypes.c_int64 * 5).from_address(own.pointer)  # of this thread
+        held[:] = [7] * 5
+        worker.start()
+        worker.join()
+        assert found[-1] != own.pointer
+        assert list(held) == [7] * 5
+        np.testing.assert_array_equal(out, 10 + np.arange(5))
+
+
 def test_a_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its parent's it has none: to wait for them would be for ever."""
     code = """
@@ -203,6 +259,11 @@ def test_there_are_no_streams(device: Device) -> None:
     problem = make_problem(KERNEL, 5)
     with pytest.raises(LaunchError, match=r"has no streams: a call returns when it is done; leave stream= out"):
         Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights, stream=7)
+    plan = measure(device, KERNEL, 5, runs=0).plan
+    with pytest.raises(DeviceError, match=r"launching ks_\w+: .* has no streams; give None"):
+        record(device, [Launch(plan.multiply, 1, 1, 0, ())], 7)
+    with pytest.raises(DeviceError, match=r"launching ks_\w+: 32 work items a group need an OpenCL driver"):
+        record(device, [Launch(plan.multiply, 1, 32, 0, ())], None)
 
 
 def test_another_processor_s_library_is_not_loaded(device: Device) -> None:

@@ -1,4 +1,4 @@
-// A program that launches one kernel as `native` does, on arrays from files: for another processor than this one, or under a sanitizer.
+// A program that launches one kernel as `native` does, alone and twice by one call, on arrays from files: for another processor than this one, or under a sanitizer.
 //
 //     program WALK GROUPS THREADS LAUNCHES [i:NUMBER | b:FILE:OFFSET]...
 //
@@ -71,6 +71,9 @@ int main(int count, char** words) {
         arrived.store(0);
         ksgen_launch(walk_together, arguments, groups, threads, nullptr);
     }
+    arrived.store(0);
+    const Step in_turn[] = {{walk_together, 0, groups}, {walk_of_kernel, 0, groups}};  // the second writes where the first one wrote
+    ksgen_launch_all(in_turn, 2, arguments, threads, nullptr);
     for (int file = 0; file < known; ++file) {
         FILE* to = fopen(files[file].path, "wb");
         if (!to || fwrite(files[file].begin, 1, files[file].bytes, to) != files[file].bytes || fclose(to)) fail(files[file].path);

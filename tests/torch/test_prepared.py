@@ -75,7 +75,7 @@ def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backe
             assert torch.allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", ["ksgen", "each", "strided", "bmm", "dense"])
+@pytest.mark.parametrize("way", ["ksgen", "in turn", "each", "strided", "bmm", "dense"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Whichever the clock would have chosen."""
@@ -348,3 +348,21 @@ def test_infinity_stays_in_its_own_outputs() -> None:
     x = x_of(layer, 3)
     x[0, 5] = float("inf")
     assert torch.isfinite(warmed(layer, x)[0, 16:]).all()
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_factors_in_turn_on_other_arrays(has_record: bool, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+    """By one call, or one by one where a device has none for several launches; a bias that is written to counts at once."""
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "in turn" if "in turn" in ways else next(iter(ways)))
+    if not has_record:
+        monkeypatch.delattr("ksgen.devices.native.NativeDevice.record")
+    layer, usual = (layer_of(CHAINS[2], bias=True, backend=backend) for backend in ("auto", "einsum"))
+    warmed(layer, x_of(layer, 3), torch.randn(3, layer.out_features))
+    with torch.no_grad():
+        for each in (layer, usual):
+            each.bias.copy_(torch.arange(each.out_features))
+        for _ in range(2):
+            x, residual = x_of(layer, 3), torch.randn(3, layer.out_features)
+            y = layer(x, residual)
+            assert served[-1] is y
+            assert torch.allclose(y, usual(x, residual), atol=1e-5)
