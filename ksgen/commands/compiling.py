@@ -17,7 +17,7 @@ from ksgen.families import Limits, cuda_limits
 from ksgen.families.expected import CLASSES, FEW, LARGE
 from ksgen.families.gpus import asked_for
 from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_from
-from ksgen.launch.fused import least_entries, packing_choices, verdict_for
+from ksgen.launch.fused import packing_choices, shared_out, verdict_for
 from ksgen.spec import KernelSpec, Spec
 from ksgen.values import excerpt
 from ksgen.wisdom.exchange import known_devices
@@ -159,7 +159,7 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
             dense = replace(asked, batch=None, stride="dense")
             known = wisdom.batches(dense)
             for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
-                is_few = limits.is_cpu and batch < least_entries(1, dense.layout)  # on one core already
+                is_few = limits.is_cpu and bool(shared_out(dense, 1, batch))  # on one core already
                 if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_few):
                     continue
                 if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:

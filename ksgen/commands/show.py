@@ -209,16 +209,16 @@ def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, 
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
-    """Which family serves it in one launch on devices of each kind, where that is expected to be faster; not told of processors below the
-    batch from which they take one. Of a device that is named: whether it is one launch there, by its wisdom, and why."""
+    """Which family serves it in one launch on devices of each kind, where that is expected to be faster; not told of processors where
+    each factor is shared out. Of a device that is named: whether it is one launch there, by its wisdom, and why."""
     from ksgen.families import family_for
-    from ksgen.launch.fused import least_entries, verdict, verdict_for
+    from ksgen.launch.fused import shared_out, verdict, verdict_for
 
     kinds = {name: (limits, "cuda") for name, limits in _device_limits().items() if name != "opencl"} | {"processor": (_CORES, "processor")}
     by_device = {
         name: family_for(kernel, limits, batch).name if verdict_for(kernel, limits, kind, batch, fuse).is_one else None
         for name, (limits, kind) in kinds.items()
-        if kind == "cuda" or fuse != "auto" or batch >= least_entries(limits.multiprocessors, kernel.layout)
+        if kind == "cuda" or fuse != "auto" or not shared_out(kernel, limits.multiprocessors, batch)
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:

@@ -25,6 +25,7 @@ from ksgen.words import counted
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
 LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
+SMALL_BYTES = 2**19  # of all weights in batch-size-first, which a core reads from its cache sooner than cores meet between factors
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 REMEMBERED = 1024  # plans: one for each layer and batch
 
@@ -52,7 +53,7 @@ def fused_plan(
 ) -> FusedPlan | None:  # fmt: skip
     """The plan of a chain as one launch, or of several on one X; None where they are better served factor by factor, or their weights are
     not stored alike. `stored`: how those are, and how X is. While a graph is recorded on the stream, nothing is built or loaded for it."""
-    if not is_layer(chains, layout, out_layout) or stored is None or (fuse == "auto" and _has_few(device, layout, batch)):
+    if not is_layer(chains, layout, out_layout) or stored is None:
         return None
     where: Any = device  # devices are hashed by their identity
     key = (
@@ -82,9 +83,8 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
     """Whether a chain's kernel is worth it at a batch: by what searches measured; else on a processor by rule, on a GPU by expectation.
     With another word for `fuse`: whether it can be had, or not at all."""
     if fuse == "auto":
-        if _has_few(device, kernel.layout, batch):
-            least = counted(least_entries(device.limits.multiprocessors, kernel.layout), "entry", "entries")
-            return Verdict(False, f"below {least} each factor is shared out by its outputs")
+        if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):
+            return Verdict(False, why)
         where: Any = device  # devices are hashed by their identity
         if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
             return measured
@@ -170,12 +170,17 @@ def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
 
 
 def least_entries(cores: int, layout: str) -> int:
-    """Of the batch, from which a processor with so many cores takes one launch."""
+    """Of the batch, from which a processor with so many cores takes one launch, whatever its weights."""
     return (LEAST_ENTRIES if layout == "bsf" else LEAST_COLUMNS) * cores
 
 
-def _has_few(device: Device, layout: str, batch: int) -> bool:
-    return device.shares_host and batch < least_entries(device.limits.multiprocessors, layout)
+def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
+    """Why a processor with so many cores launches each factor by itself, as far as the batch says it; empty where all are one launch."""
+    least = least_entries(cores, kernel.layout)
+    if batch >= least or (kernel.layout == "bsf" and kernel.weight_bytes <= SMALL_BYTES):
+        return ""
+    but = f", where weights have more than {SMALL_BYTES // 1024} KB" if kernel.layout == "bsf" else ""
+    return f"below {counted(least, 'entry', 'entries')} each factor is shared out by its outputs{but}"
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:

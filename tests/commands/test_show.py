@@ -54,9 +54,11 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "turned: " in told
     assert "a launch for each factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a; one launch, vector_chain on processor" in told
-    group = json.loads(run("show", "6,64,64,1", "--beside", "6,32,64,1", "--batch", "1", "--json").stdout)
-    assert [each["kernel"] for each in group["patterns"]] == ["ks_6x64x64x1_float32_bsf", "ks_6x32x64x1_float32_bsf"]
-    assert "processor" not in group["layers"]["group"]["launch"]["by_device"]  # below the entries that are worth one launch there
+    for size, on_processors in ((64, {"processor": "vector_chain"}), (256, {})):  # where large weights are shared out factor by factor
+        group = json.loads(run("show", f"6,{size},{size},1", "--beside", f"6,32,{size},1", "--batch", "1", "--json").stdout)
+        assert [each["kernel"] for each in group["patterns"]] == [f"ks_6x{b}x{size}x1_float32_bsf" for b in (size, 32)]
+        by_device = group["layers"]["group"]["launch"]["by_device"]
+        assert {name: family for name, family in by_device.items() if name == "processor"} == on_processors
 
 
 @needs_device

@@ -399,6 +399,7 @@ def test_weights_that_change_are_packed_anew_and_packed_ones_are_kept(few_cores:
 
 @needs_opencl
 def test_what_it_does_not_serve_goes_one_by_one(few_cores: Device, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     kernel = chain_of(TWO)
     few, many = arrays_of(kernel, LEAST_ENTRIES * 2 - 1), arrays_of(kernel, MANY)
     shifted = {**many, "x": np.frombuffer(bytes(1) + many["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(many["x"].shape)}

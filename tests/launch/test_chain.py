@@ -104,8 +104,10 @@ def test_an_activation_between_factors_of_host_arrays() -> None:
     more = draw(1, 4, 18, 3)
     check(layer(x, [weights, more]), reference.multiply(PATTERN, x, weights, "bsf", activation="silu"), more)
     assert repr(layer) == "ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3), between='silu')"
-    assert layer.explain(3).startswith("2,9,5,3 then 1,4,18,3 with silu between factors: a launch for each factor; below ")
-    assert "_silu at batch 3" in layer.explain(3)
+    assert layer.explain(3).startswith("2,9,5,3 then 1,4,18,3 with silu between factors at batch 3 on ")
+    told = layer.explain(3, layout="bsl")
+    assert told.startswith("2,9,5,3 then 1,4,18,3 with silu between factors: a launch for each factor; below ")
+    assert "_silu at batch 3" in told
     copied = pickle.loads(pickle.dumps(layer))
     assert copied.between == "silu"
 
@@ -186,8 +188,9 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
 
 
 @needs_opencl
-def test_fuse_says_how_many_launches_of_host_arrays() -> None:
+def test_fuse_says_how_many_launches_of_host_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the rule would say otherwise: one launch of few entries, and several of many."""
+    monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     factors, weights = [Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3)], [draw(2, 9, 5, 3), draw(1, 4, 18, 3)]
     for fuse, batch, is_one in (("yes", 3, True), ("auto", 3, False), ("no", 3000, False), ("auto", 3000, True), ("yes", 3000, True)):
         layer, x = ChainLauncher(*factors, fuse=fuse), draw(batch, 30)

@@ -16,7 +16,9 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
+LARGE = Chain((Pattern(1, 512, 256, 1), Pattern(1, 256, 512, 1)))  # 1 MB of float32
 CORES = 4
+CPU = Limits(2**18, 1024, CORES, is_cpu=True, vector_bytes=32)
 
 
 class Imagined(SimpleNamespace):
@@ -26,21 +28,28 @@ class Imagined(SimpleNamespace):
 
 
 @pytest.mark.parametrize(
-    ("chains", "batch", "shares", "is_worth_it"),
+    ("chain", "layout", "batch", "is_one"),
     [
-        ((PAIR,), fused.LEAST_ENTRIES * CORES, True, True),
-        ((PAIR,), fused.LEAST_ENTRIES * CORES - 1, True, False),
-        ((ALONE,), fused.LEAST_ENTRIES * CORES, True, False),
-        ((ALONE, ALONE), fused.LEAST_ENTRIES * CORES, True, True),
+        (PAIR, "bsf", 1, True),  # all its weights are in a core's cache
+        (PAIR, "bsl", fused.LEAST_COLUMNS * CORES - 1, False),
+        (PAIR, "bsl", fused.LEAST_COLUMNS * CORES, True),
+        (LARGE, "bsf", fused.LEAST_ENTRIES * CORES - 1, False),
+        (LARGE, "bsf", fused.LEAST_ENTRIES * CORES, True),
     ],
 )
-def test_a_long_batch_of_several_factors_on_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, chains: tuple[Chain, ...], batch: int, shares: bool, is_worth_it: bool
-) -> None:
-    device: Any = Imagined(shares_host=shares, name="nobody's", limits=SimpleNamespace(multiprocessors=CORES))
+def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Chain, layout: str, batch: int, is_one: bool) -> None:
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
+    found = fused.verdict(device, chain_kernel((chain.factors,), "float32", layout, Epilogue()), batch)
+    assert found.is_one == is_one
+    least = {"bsf": "32 entries each factor is shared out by its outputs, where weights have more than 512 KB", "bsl": "64 entries each"}
+    assert is_one or found.why.startswith(f"below {least[layout]}")
+
+
+def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = Imagined(shares_host=True, name="nobody's", limits=CPU)
     monkeypatch.setattr(fused, "_plan", lambda *given: "one launch")
-    found = fused.fused_plan(device, chains, "float32", "bsf", Epilogue(), batch)
-    assert found == ("one launch" if is_worth_it else None)
+    assert fused.fused_plan(device, (ALONE,), "float32", "bsf", Epilogue(), 64) is None
+    assert fused.fused_plan(device, (ALONE, ALONE), "float32", "bsf", Epilogue(), 64) == "one launch"
 
 
 @pytest.mark.parametrize(("times", "is_one"), [((5.0, 3.0, 2.5), True), ((6.0, 3.0, 2.5), False)])
@@ -60,7 +69,6 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     verdict = fused.verdict(device, kernel, 6272)
     assert verdict.is_one == is_one
     assert verdict.why == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
-    assert not fused.verdict(device, kernel, fused.LEAST_ENTRIES * CORES - 1).is_one
     turned = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
     assert turned.is_one
     assert turned.why.endswith("and 7.5 us of one for each factor, with the copy that turns what lies between")
