@@ -15,7 +15,7 @@ go into ksgen's cache, so that a second time takes seconds.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle, groupby, product
+from itertools import cycle, groupby, islice, product
 from statistics import mean
 
 import click
@@ -59,7 +59,7 @@ class Promise:
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 PROMISES = {
-    "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),
+    "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), inputs=("e4m3", "e5m2")),
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
@@ -161,8 +161,9 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in taken_beside(weights)]
-        many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.inputs)
-        jobs += [KernelSpec(*each, weights=storage, inputs=storage) for *each, storage in sorted(many)]
+        for storage, precision, layout in product(promise.inputs, sorted(set(taken_beside()) & set(promise.precisions)), LAYOUTS):
+            many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
+            jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
     return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]

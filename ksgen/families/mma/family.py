@@ -14,11 +14,11 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, multiplies_bytes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
-from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
 
@@ -90,11 +90,6 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule("X is read from shared memory with no bank conflicts", lambda k, c: Shape(k, c).x_wavefronts == FREE_OF_CONFLICTS),
 )
-
-
-def multiplies_bytes(kernel: KernelSpec) -> bool:
-    """Whether tensor cores multiply such X and weights, by an instruction or as float16: floats in eight bits, as sums in float32."""
-    return STORAGES[kernel.inputs].mantissa is not None
 
 
 def _picture(shape: Shape) -> str:

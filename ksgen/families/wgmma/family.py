@@ -10,10 +10,11 @@ from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.spec import KernelSpec
+from ksgen.spec.storage import SCALE_BYTES
 
 ConstantsT = TypeVar("ConstantsT")
 MOST_COLUMNS = 256  # outputs of one instruction
@@ -21,9 +22,9 @@ MOST_STAGES = 16
 
 
 def takes_rows(kernel: KernelSpec) -> bool:
-    """Whether the rows of X and Y begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
+    """Whether the rows of X begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
     _, _, c, d = kernel.pattern.shape
-    return c * d * kernel.item_bytes % MAP_ALIGNMENT == 0
+    return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
 
 
 class WarpgroupFamily(Packing[ConstantsT]):
@@ -43,7 +44,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         raise NotImplementedError
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
+        return kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
@@ -102,11 +103,12 @@ class WarpgroupFamily(Packing[ConstantsT]):
         groups_batch = block.constants.groups_batch * block.row_tiles
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts  # an instruction reads all of its operand B
+        scales = SCALE_BYTES * tiles * block.constants.tile_out if kernel.has_bytes_in else 0
         ways = 4 if block.kernel.epilogue.residual else 2  # Y's tile is written and read; with a residual, the residual's too
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch,
+            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch + scales,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
             tiles * block.steps / (block.constants.stages - 1),
@@ -137,6 +139,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         )
         return cluster.words(block, image) | {
             "operand": block.operand,
+            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": self.instruction(kernel, constants),
             "picture": picture,
             "boxes": boxes,
@@ -174,6 +177,8 @@ class WarpgroupFamily(Packing[ConstantsT]):
             Constexpr("Y_BYTES", block.y_bytes, "bytes in which Y waits to be stored"),
             Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+            given_scales(kernel),
+            Constexpr("SCALES", block.scales, "bytes of packed weights in front of their scales", "long long"),
         ]
 
 
