@@ -47,7 +47,7 @@ def multiplies_bytes(kernel: KernelSpec) -> bool:
 
 
 def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
-    """What the rate of a kernel's products is that of: X in eight bits is multiplied as it is by warpgroups, elsewhere mostly as float16."""
+    """The operand at whose rate a kernel's products are made: X in eight bits is multiplied as it is by warpgroups, else as float16 mostly."""
     return tensor_operand(kernel) if by_warpgroups and kernel.has_bytes_in else kernel.arithmetic.operand
 
 

@@ -14,7 +14,6 @@ from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, g
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.spec import KernelSpec
-from ksgen.spec.storage import SCALE_BYTES
 
 ConstantsT = TypeVar("ConstantsT")
 MOST_COLUMNS = 256  # outputs of one instruction
@@ -103,12 +102,11 @@ class WarpgroupFamily(Packing[ConstantsT]):
         groups_batch = block.constants.groups_batch * block.row_tiles
         x_moved = block.tiles_out // block.passes * block.x_bytes_moved(batch) / block.constants.cluster_out
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts  # an instruction reads all of its operand B
-        scales = SCALE_BYTES * tiles * block.constants.tile_out if kernel.has_bytes_in else 0
         ways = 4 if block.kernel.epilogue.residual else 2  # Y's tile is written and read; with a residual, the residual's too
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
-            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch + scales,
+            round(x_moved + block.y_bytes_moved(batch)) + w // block.constants.cluster_batch,
             (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
             tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products,
             tiles * block.steps / (block.constants.stages - 1),
