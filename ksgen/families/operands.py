@@ -47,7 +47,7 @@ def multiplies_bytes(kernel: KernelSpec) -> bool:
 
 
 def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
-    """The operand at whose rate a kernel's products are made: X in eight bits is multiplied as it is by warpgroups, else as float16 mostly."""
+    """The operand at whose rate a kernel's products are made: warpgroups multiply X in eight bits as it is, others mostly as float16."""
     return tensor_operand(kernel) if by_warpgroups and kernel.has_bytes_in else kernel.arithmetic.operand
 
 
