@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 
 from ksgen import reference
+from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, TensorMap, check, cuda_limits, families_for, family_for, operand_of
 from ksgen.families.expected import speed_of
 from ksgen.families.wgmma import SharedConstants
-from ksgen.launch.choice import choice_by_name
+from ksgen.launch.choice import choice_by_name, choose
 from ksgen.measure.verify import Problem, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, numpy_type, quantize
 from ksgen.spec import STORAGES, Epilogue, KernelSpec
+from ksgen.tuning.job import Job
+from ksgen.tuning.pool import served_families
+from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.compile_matrix import SERIALISED
 from tests.emulator import SimtError
 from tests.support import kernels, sass
@@ -184,6 +188,17 @@ def test_who_asks_for_it_by_name_is_told_what_it_is_for(changes: dict[str, Any],
         choice_by_name("wgmma_shared", kernel, 64, cuda_limits(target))
     choice = choice_by_name("wgmma_shared", kernel_of((1, 48, 48, 1)), 64, GPU)
     assert choice.constants == SHARED.default(kernel_of((1, 48, 48, 1)), GPU, 64)
+
+
+def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
+    kernel = kernel_of((1, 48, 48, 1))
+    entry = Entry(kernel, 512, "wgmma_shared", SHARED.default(kernel, GPU), {"template": template_digest("wgmma_shared")})
+    known = Wisdom(parse(dump("a GPU", Wisdom([entry])), "a file"))
+    found = choose(kernel, 500, GPU, known)
+    assert (found.family, found.constants, found.is_measured) == ("wgmma_shared", entry.constants, True)
+    assert choose(kernel, 500, GPU, known, aligned=False).family == "mma"
+    assert "what wisdom has does not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
+    assert served_families(Job(kernel, 512), GPU) == ["wgmma_shared", "mma", "simt"]
 
 
 @pytest.mark.parametrize(
