@@ -21,6 +21,7 @@ from ksgen.tuning.job import Job
 from ksgen.tuning.pool import served_families
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse
 from tests.compile_matrix import SERIALISED
+from tests.emit.test_lean import unused
 from tests.emulator import SimtError
 from tests.support import kernels, sass
 from tests.support.counting import compared, count_kernel
@@ -196,7 +197,7 @@ def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     known = Wisdom(parse(dump("a GPU", Wisdom([entry])), "a file"))
     found = choose(kernel, 500, GPU, known)
     assert (found.family, found.constants, found.is_measured) == ("wgmma_shared", entry.constants, True)
-    assert choose(kernel, 500, GPU, known, aligned=False).family == "mma"
+    assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma_shared"
     assert "what wisdom has does not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
     assert served_families(Job(kernel, 512), GPU) == ["wgmma_shared", "mma", "simt"]
 
@@ -266,6 +267,13 @@ def test_what_the_text_needs_is_missed(was: str, becomes: str, sanitize: str, sa
     assert source.text.count(was) == 1
     with pytest.raises(SimtError, match=says):
         kernels.check(replace(source, text=source.text.replace(was, becomes)), 70, in_emulator(sanitize=sanitize))
+
+
+@pytest.mark.parametrize("c", [128, 272])
+@pytest.mark.parametrize("constants", [None, CLUSTERED])
+def test_nothing_in_a_text_is_unused(constants: Any, c: int) -> None:
+    for epilogue in (ALL, PLAIN):
+        assert unused(text_of(kernel_of((2, 90, c, 1), epilogue=epilogue), constants).text) == set()
 
 
 def test_scales_are_read_after_the_grid_before() -> None:
