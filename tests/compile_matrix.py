@@ -5,11 +5,11 @@
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
 for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they have
-texts of their own; and, where a family says so, the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
-little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
-patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets, and MANY everywhere;
-`--every 5` takes the first of each precision and layout, and each fifth after it, as CI does for each change. The binaries
-go into ksgen's cache, so that a second time takes seconds.
+texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first MANY in
+float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel,
+and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out.
+`--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, and each
+fifth after it, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
 """
 
 from collections import Counter
