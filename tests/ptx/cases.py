@@ -201,14 +201,15 @@ def _wgmma_text(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
     return render(head + kernel.replace("CALL", call), wgmma=wgmma)
 
 
-def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int) -> Case:
-    """Products from images in shared memory: enough of k for a whole line of either image."""
+def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int, given: Any = None) -> Case:
+    """Products from images in shared memory: enough of k for a whole line of either image. `given`: both operands, else drawn ones."""
     item_bytes = OPERANDS[operand].item_bytes
     lines = [swizzle for swizzle, along in ((swizzle_a, along_a), (swizzle_b, along_b)) if not along]
     k = max(64, *lines, 0) // item_bytes
     a, b = Layout(64, k, item_bytes, swizzle_a, along_a), Layout(columns, k, item_bytes, swizzle_b, along_b)
     drawn = whole if operand in BYTES else normal
-    x, w, y = drawn((64, k), operand), drawn((columns, k), operand, 1), np.zeros((64, columns), np.float32)
+    x, w = given or (drawn((64, k), operand), drawn((columns, k), operand, 1))
+    y = np.zeros((64, columns), np.float32)
     start = -(-a.bytes // 1024) * 1024
     images = np.zeros(start + b.bytes, np.uint8)
     images[: a.bytes], images[start:] = a.image(x), b.image(w)
