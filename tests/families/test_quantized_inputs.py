@@ -61,14 +61,16 @@ def test_agrees_with_float64(
     kernels.check(replace(source, text=target + source.text), batch, in_emulator())
 
 
-@pytest.mark.parametrize(("layout", "target", "sanitize"), [("bsf", BEFORE, "race"), ("bsl", SINCE, "address")])
-def test_slices_of_x_begin_anywhere(layout: str, target: str, sanitize: str) -> None:
-    """Rows lie as far apart as the call says, X begins at any byte; and no address is wrong, and nothing read that is being written."""
+@pytest.mark.parametrize(("layout", "batch", "target", "sanitize"), [("bsf", 20, BEFORE, "race"), ("bsl", 32, SINCE, "address")])
+def test_slices_of_x_begin_anywhere(layout: str, batch: int, target: str, sanitize: str) -> None:
+    """Rows lie as far apart as the call says, X begins at any byte, both or one of them off the boundaries that wide copies keep to; and
+    no address is wrong, and nothing read that is being written."""
     kernel = replace(kernel_of((2, 20, 32, 1), "float16", "e4m3", layout), stride="any")
-    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, 20))
-    source, problem = replace(source, text=target + source.text), make_problem(kernel, 20)
-    for run in (in_emulator(), in_emulator(sanitize=sanitize)):
-        found = kernels.multiply(problem, source, run, shift=3, behind=5, gaps={"x": 3, "y": 1})
+    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, batch))
+    source, problem = replace(source, text=target + source.text), make_problem(kernel, batch)
+    whole = -problem.given_x.shape[1] % 16  # to rows that begin at multiples of 16 bytes
+    for shift, gap, run in ((3, whole, in_emulator()), (16, whole + 3, in_emulator()), (3, whole + 3, in_emulator(sanitize=sanitize))):
+        found = kernels.multiply(problem, source, run, shift=shift, behind=5, gaps={"x": gap, "y": 1})
         assert kernels.compare(problem, found)[0] <= tolerance("float16", 32)
 
 
