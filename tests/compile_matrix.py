@@ -63,7 +63,9 @@ PROMISES = {
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
-    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED, inputs=("e4m3", "e5m2")),
+    "mma": Promise(
+        ("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=("float32", *MULTIPLIED), inputs=("e4m3", "e5m2")
+    ),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
     # by up to 66 in a group of three layers of two factors, in bsl
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=72, precisions=MULTIPLIED),

@@ -12,7 +12,7 @@ from ksgen.families.banks import write_cycles
 from ksgen.families.tiles import WARP, Tiled, divide_up
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import Operand, on_tensor_cores
+from ksgen.spec.precision import F16, Operand, on_tensor_cores
 from ksgen.spec.storage import SCALE_BYTES, STORAGES
 
 CHUNK = 16  # bytes of one access of shared memory
@@ -46,9 +46,14 @@ def multiplies_bytes(kernel: KernelSpec) -> bool:
     return kernel.has_bytes_in and STORAGES[kernel.inputs].mantissa is not None
 
 
+def has_products(kernel: KernelSpec) -> bool:
+    """Whether tensor cores have products for what a kernel multiplies."""
+    return multiplies_bytes(kernel) if kernel.has_bytes_in else kernel.arithmetic.operand is not None
+
+
 def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
     """The operand at whose rate a kernel's products are made: warpgroups multiply X in eight bits as it is, others mostly as float16."""
-    return tensor_operand(kernel) if by_warpgroups and kernel.has_bytes_in else kernel.arithmetic.operand
+    return (tensor_operand(kernel) if by_warpgroups else F16) if kernel.has_bytes_in else kernel.arithmetic.operand
 
 
 class TensorTile(Moved, Tiled):

@@ -1,13 +1,14 @@
 """X in eight bits, as its weights are: widened where it is read, or multiplied by tensor cores as it is; the same numbers either way."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from ksgen import reference
 from ksgen.errors import ConstantsError, SpecError
-from ksgen.families import FAMILIES, check, cuda_limits, families_for
+from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.families.mma import MmaConstants
 from ksgen.families.vector import VectorConstants
@@ -45,6 +46,10 @@ CASES = [  # ragged edges in all of them; runs of X that are copied wide, and on
     ("mma", (1, 21, 40, 32), "float16", "e5m2", "bsf", 5, BEFORE),
     ("mma", (2, 37, 24, 3), "float16", "e4m3", "bsl", 9, SINCE),
     ("mma", (2, 37, 24, 1), "bfloat16", "e5m2", "bsl", 144, BEFORE),
+    ("mma", (2, 37, 24, 3), "float32", "e4m3", "bsf", 9, SINCE),
+    ("mma", (1, 40, 272, 16), "float32", "e5m2", "bsf", 17, BEFORE),
+    ("mma", (2, 37, 24, 3), "float32", "e5m2", "bsl", 9, SINCE),
+    ("mma", (2, 37, 160, 1), "float32", "e4m3", "bsl", 144, BEFORE),
 ]
 
 
@@ -86,8 +91,9 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
     x = QuantizedInputs(storage, bits.reshape(-1, 1), 1.0)
     weights = np.ones((1, 1, 1, 1), numpy_type(STORAGES[storage]))
     given = Quantized(Pattern(1, 1, 1, 1), storage, "factor", weights, np.full((1, 1, 1, 1), 0.5, np.float32), x_scale=2.0)
-    kernel = KernelSpec(given.pattern, "float16", weights=storage, inputs=storage)
-    for family in ("few", "simt", "mma") if storage in FLOATS else ("few", "simt"):
+    served = [*product(("few", "simt"), ("float16",)), *product(("mma",), ("float16", "float32") if storage in FLOATS else ())]
+    for family, precision in served:
+        kernel = KernelSpec(given.pattern, precision, weights=storage, inputs=storage)
         source = source_of(family, kernel, FAMILIES[family].default(kernel, LIMITS, 256))
         problem = Problem(kernel, 256, truth.reshape(-1, 1), np.ones((1, 1, 1, 1)), None, None, quantized=(given,), inputs=x)
         for target in (BEFORE, SINCE):
@@ -105,9 +111,12 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
     given = Quantized(kernel.pattern, "e4m3", "factor", weights, np.ones((1, 1, 1, 1), np.float32), x_scale=1.0)
     inputs = QuantizedInputs("e4m3", x.astype(kind), 1.0)
     problem = Problem(kernel, 1, x, weights.astype(np.float64), None, None, quantized=(given,), inputs=inputs)
-    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS, 1))
-    for target, wanted in ((BEFORE, 256.5), (SINCE, 256.0)):
-        found = kernels.multiply(problem, replace(source, text=target + source.text), in_emulator())
+    exact = 256 + 31 * 2.0**-6  # which float16 has not; Y in float32 has it, and is not multiplied by the instruction anywhere
+    rows = (("float16", BEFORE, 256.5), ("float16", SINCE, 256.0), ("float32", BEFORE, exact), ("float32", SINCE, exact))
+    for precision, target, wanted in rows:
+        own = replace(kernel, precision=precision)
+        source = source_of("mma", own, FAMILIES["mma"].default(own, LIMITS, 1))
+        found = kernels.multiply(replace(problem, kernel=own), replace(source, text=target + source.text), in_emulator())
         assert set(found[0].astype(np.float64)) == {wanted}
     for c, promote in ((128, 0), (129, 128), (768, 128)):
         long = kernel_of((1, 64, c, 1), "float16", "e4m3", "bsf")
@@ -120,7 +129,8 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
 def test_what_serves_it(layout: str) -> None:
     kernel = kernel_of((1, 768, 192, 2), "float16", "e4m3", layout, Epilogue())
     assert [each.name for each in families_for(kernel, LIMITS)] == ["mma", "simt", "few"]
-    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["simt", "few"]
+    assert [each.name for each in families_for(replace(kernel, precision="float32"), LIMITS)] == ["mma", "simt", "few"]
+    assert family_for(replace(kernel, precision="float32"), LIMITS, 25088).name == "mma"
     whole = replace(kernel, weights="int8", inputs="int8")
     assert [each.name for each in families_for(whole, LIMITS)] == ["simt", "few"]
     with pytest.raises(ConstantsError, match="X is not in eight bits, or in floats of them"):

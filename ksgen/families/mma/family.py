@@ -14,7 +14,7 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise, multiplies_bytes
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, has_products, is_precise, multiplies_bytes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
@@ -54,7 +54,7 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 RULES: tuple[Rule[MmaConstants], ...] = (
     Rule(
         "precision is one that tensor cores multiply",
-        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: k.has_bytes_in or has_products(k),
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
     Rule("X is not in eight bits, or in floats of them", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
@@ -118,6 +118,8 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
         "split": shape.components == 2,
         "mma_promoted": shape.constants.promote,
         "resident": shape.constants.resident,
+        "widened_bytes": shape.widens_bytes,
+        f"widened_{shape.operand}": shape.widens_bytes,
     }
     return tuple(name for name, is_so in has.items() if is_so)
 
@@ -138,9 +140,7 @@ class Mma(Packing[MmaConstants]):
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.has_bytes_in and not multiplies_bytes(kernel):
-            return False
-        return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
+        return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel)
 
     def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
         return Shape(kernel, constants)

@@ -179,6 +179,12 @@ class Shape(TensorTile):
         return self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
 
     @property
+    def widens_bytes(self) -> bool:
+        """Whether X in eight bits is multiplied as float16 on every target: beside Y in float32, which has more bits than sums of products
+        in eight bits keep."""
+        return self.kernel.has_bytes_in and self.kernel.item_bytes == 4
+
+    @property
     def w_bytes(self) -> int:
         """A stage of packed weights: for each j, step, part and 16 outputs, four words a lane."""
         per_step = self.packed_parts * (self.constants.tile_out // ROWS) * WARP * CHUNK
