@@ -24,6 +24,7 @@ from ksgen.spec.storage import taken_beside
 from tests.families import test_vector as vector
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
+from tests.support.counting import compared, count_kernel
 from tests.support.host_memory import processor
 from tests.support.kernels import in_emulator, source_of
 from tests.support.native import chosen_native
@@ -123,6 +124,20 @@ def test_what_tensor_cores_cut_off_of_eight_bits() -> None:
         constants = FAMILIES["mma"].default(long, LIMITS)
         assert isinstance(constants, MmaConstants)
         assert constants.promote == promote
+
+
+@pytest.mark.parametrize(
+    ("precision", "target", "product"), [("float16", SINCE, "e4m3"), ("bfloat16", BEFORE, "f16"), ("float32", SINCE, "f16")]
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_the_cost_model_says_moved_is_what_moves(layout: str, precision: str, target: str, product: str) -> None:
+    kernel = kernel_of((1, 48, 48, 4), precision, "e4m3", layout, Epilogue())
+    source = source_of("mma", kernel, FAMILIES["mma"].default(kernel, LIMITS))
+    source = replace(source, text=target + source.text)
+    own, around = count_kernel(source, 256)
+    for name, (expected, counted) in compared(source, 256, own, around).items():
+        assert expected == pytest.approx(counted, rel=0.02), name
+    assert {name.split()[-1] for name in own.instructions} == {product}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
