@@ -1,9 +1,10 @@
 """What Hopper's kernels take for granted, asked of this GPU: `python -m benchmarks.device_facts` writes results/<gpu>/facts.json.
 
 In this order, so that what a later fact rests on is known before it: whether descriptors and boxes lie in shared memory as the
-emulator reads them; what tensor cores do with a float32's lower bits; how far off their sums are; how fast memory is copied and
-plain cores multiply; how fast tensor cores do, with A in shared memory and in registers; how fast boxes come out of the cache, by
-the length of their rows; what it saves that a factor's launch begins while the one before it ends.
+emulator reads them; what tensor cores do with a float32's lower bits, and how many bits they keep of eight-bit products; how far
+off their sums are; how fast memory is copied and plain cores multiply; how fast tensor cores do, with A in shared memory and in
+registers; how fast boxes come out of the cache, by the length of their rows; what it saves that a factor's launch begins while the
+one before it ends.
 """
 
 import json
@@ -29,7 +30,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import file_name
 from tests.ptx import on_gpu, render
-from tests.ptx.cases import Case, all_cases, mma, normal, wgmma_registers, words
+from tests.ptx.cases import BYTES, Case, all_cases, mma, normal, wgmma, wgmma_registers, words
 
 Launch = Callable[[Case], None]
 LOW_BITS = 0x1FFF  # of a float32 that tf32 does not have
@@ -149,7 +150,7 @@ RATES = [
         for columns in (32, 64, 96, 128)
         for in_registers in (False, True)
     ),
-    *(Rate(operand, 256, a_in_registers=False) for operand in ("bf16", "tf32")),
+    *(Rate(operand, 256, a_in_registers=False) for operand in ("bf16", "tf32", "e4m3")),
 ]
 FETCHES = [Fetch(row_bytes) for row_bytes in (16, 32, 64, 128)]
 
@@ -185,6 +186,19 @@ def lower_bits(launch: Launch) -> dict[str, str]:
         grades = {"cut off": a, "rounded": rounded, "used": whole}
         errors = {word: float(np.abs(y - before - each.astype(np.float64) @ b.astype(np.float64).T).max()) for word, each in grades.items()}
         found[case.name] = min(errors, key=lambda word: errors[word])
+    return found
+
+
+def kept_bits(launch: Launch) -> dict[str, int]:
+    """How many bits below the largest product a sum of eight-bit ones keeps: 2^-n beside 1, for n up to 18."""
+    found, powers = {}, np.arange(10)
+    for operand, kind in BYTES.items():
+        x, w = np.zeros((64, 64), kind), np.zeros((48, 64), kind)
+        for each in (x, w):
+            each[:, 0], each[:10, 1] = 1, 2.0**-powers
+        case = wgmma(operand, 0, False, 0, False, 48, (x, w))
+        launch(case)
+        found[operand] = int(np.add.outer(powers, powers)[case.args[-1][:10, :10] != 1].max())
     return found
 
 
@@ -253,6 +267,7 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
     yield "device", {"name": device.name, "target": device.target, "driver": device.driver_version}
     yield "layouts in shared memory", reading(launch)
     yield "lower bits of tf32 operands", lower_bits(launch)
+    yield "bits that sums of eight-bit products keep", kept_bits(launch)
     yield "errors of sums", dict(sums(launch))
     plain = measure_ceilings(device, "float32")
     yield "plain", {"TB/s copied": round(plain.bytes_per_s / 1e12, 2), "TFLOP/s of float32": round(plain.flops_per_s / 1e12, 1)}

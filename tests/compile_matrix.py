@@ -5,17 +5,17 @@
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
 for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they have
-texts of their own; and, where a family says so, the first MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add
-little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further from the estimate with forty
-patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all targets, and MANY everywhere;
-`--every 5` takes the first of each precision and layout, and each fifth after it, as CI does for each change. The binaries
-go into ksgen's cache, so that a second time takes seconds.
+texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first MANY in
+float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel,
+and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out.
+`--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, and each
+fifth after it, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle, groupby, product
+from itertools import cycle, groupby, islice, product
 from statistics import mean
 
 import click
@@ -59,11 +59,13 @@ class Promise:
 STORED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 MULTIPLIED = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")
 PROMISES = {
-    "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16")),
+    "wgmma_shared": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), inputs=("e4m3", "e5m2")),
     "wgmma_registers": Promise(("sm_90a",), register_error=0, precisions=MULTIPLIED),
     "wgmma_permuted": Promise(("sm_90a",), register_error=0, precisions=("float16", "bfloat16"), is_broad=False),
     # by up to 63 where tf32x3's sums are promoted, in 3 of some 770 kernels
-    "mma": Promise(("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=MULTIPLIED, inputs=("e4m3", "e5m2")),
+    "mma": Promise(
+        ("sm_80", "sm_86", "sm_89", "sm_90a", *BLACKWELL), register_error=64, precisions=("float32", *MULTIPLIED), inputs=("e4m3", "e5m2")
+    ),
     # by up to 42, in float64: on sm_103 and sm_110 fewer, on sm_86 and sm_89 40 more; in other precisions by up to 32
     # by up to 66 in a group of three layers of two factors, in bsl
     "mma_chain": Promise(("sm_80", "sm_90a"), register_error=72, precisions=MULTIPLIED),
@@ -161,8 +163,9 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [KernelSpec(*each, weights=weights) for *each, weights in sorted(many) if each[1] in taken_beside(weights)]
-        many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.inputs)
-        jobs += [KernelSpec(*each, weights=storage, inputs=storage) for *each, storage in sorted(many)]
+        for storage, precision, layout in product(promise.inputs, sorted(set(taken_beside()) & set(promise.precisions)), LAYOUTS):
+            many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
+            jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
     served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
     turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
     return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]

@@ -25,6 +25,7 @@ from ksgen.measure.verify import measure
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import is_installed
+from tests.families import test_quantized_inputs, test_wgmma_bytes
 from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
@@ -32,6 +33,10 @@ from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_
 
 RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime not in PROCESSOR_RUNTIMES})
 Record = Callable[[str, object], None]
+IN_BYTES = [
+    *test_quantized_inputs.CASES,
+    *(("wgmma_shared", shape, precision, storage, "bsf", batch) for shape, precision, storage, _, batch in test_wgmma_bytes.CASES),
+]
 BESIDE_EMULATOR = os.environ.get("KSGEN_GPU_BESIDE_EMULATOR") == "1" and is_installed("none")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNTIMES, reason="no NVIDIA GPU, or neither PyCUDA nor cuda-bindings")]
@@ -87,6 +92,16 @@ def test_slices(family: str, precision: str, layout: str, gpu: Any) -> None:
         source = source_for(gpu, family, slices.sliced(patterns_of(family, precision)[name], precision, layout))
         for batch, rows in product((72, 129), slices.ROWS):
             slices.check(source, batch, on_device(gpu), rows)
+
+
+@pytest.mark.parametrize(("family", "shape", "precision", "storage", "layout", "batch"), dict.fromkeys(each[:6] for each in IN_BYTES))
+def test_x_in_eight_bits(
+    family: str, shape: tuple[int, ...], precision: str, storage: str, layout: str, batch: int, gpu: Any
+) -> None:  # fmt: skip
+    kernel = KernelSpec(Pattern(*shape), precision, layout, Epilogue(True, "gelu", True), weights=storage, inputs=storage)
+    first, *others = (kernels.check(source_for(gpu, family, kernel), batch, on_device(gpu)) for _ in range(3))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
 
 
 @pytest.mark.skipif("driver" not in RUNTIMES, reason="narrow arguments need the driver's launch: pip install cuda-bindings")

@@ -250,6 +250,7 @@ def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: 
     tensor = quantize_inputs(torch.tensor(given.dequantized()), storage, scale=given.scale).values
     y = own(tensor, quantize(torch.tensor(WEIGHTS), storage, x_scale=given.scale), layout=layout, precision="bfloat16")
     assert (y.dtype, tuple(y.shape)) == (torch.bfloat16, truth.shape)
+    assert np.linalg.norm(y.double().numpy() - truth) <= 4e-3 * np.linalg.norm(truth)
     wide = np.concatenate([given.values, given.values], 1)  # of which a half is a slice
     half = wide[:, : given.values.shape[1]]
     np.testing.assert_array_equal(own(half, packed, layout=layout), own(given.values, packed, layout=layout))

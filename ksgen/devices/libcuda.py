@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 _CONTEXT, _DEVICE_ORDINAL = 1, 9  # CU_POINTER_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_ELEMENT = {2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT16, _UINT32: bits are moved, never converted
+_ELEMENT = {1: 0, 2: 1, 4: 2}  # bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
 _NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0  # how boxes lie, what L2 fetches, what is beyond the array
 _MAP_ALIGNMENT = 64  # of a tensor map's address, its parameter's included; objects of cuda-bindings do not keep it

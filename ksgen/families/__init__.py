@@ -12,6 +12,7 @@ from ksgen.families.few import Few, FewChain
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma, MmaChain
+from ksgen.families.operands import multiplied_by
 from ksgen.families.rules import Rule
 from ksgen.families.simt import Simt, SimtChain
 from ksgen.families.vector import Vector, VectorChain
@@ -91,8 +92,9 @@ def family_of(constants: Any) -> Family[Any]:
 
 def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
     """What a kernel's tensor cores multiply, in their own words; None where it is made of plain multiply-adds."""
-    operand = kernel.arithmetic.operand
-    return operand.name if operand and family_of(constants).on_tensor_cores else None
+    family = family_of(constants)
+    operand = multiplied_by(kernel, family.by_warpgroups)
+    return operand.name if operand and family.on_tensor_cores else None
 
 
 __all__ = [

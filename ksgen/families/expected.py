@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ksgen.families.base import Family, Limits, Modelled
 from ksgen.families.gpus import Rates, gpu_of
+from ksgen.families.operands import multiplied_by
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
@@ -92,10 +93,9 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits) -> Speed
     if rates is None:
         return None
     a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
-    if family.on_tensor_cores and kernel.arithmetic.operand:
-        a_cycle = (rates.half if kernel.arithmetic.operand.item_bytes == 2 else rates.tf32) * (
-            rates.warpgroup_gain if family.by_warpgroups else 1
-        )
+    if family.on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
+        of_operand = {1: 2 * rates.half, 2: rates.half}.get(operand.item_bytes, rates.tf32)
+        a_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
     flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
     memory = memory_rate(rates, limits)
     return Speed(limits.target, limits, limits.multiprocessors, memory, memory * cache_rate(rates), shared_rate(rates), flops)

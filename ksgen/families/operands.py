@@ -12,7 +12,8 @@ from ksgen.families.banks import write_cycles
 from ksgen.families.tiles import WARP, Tiled, divide_up
 from ksgen.families.traffic import Moved
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import Operand, on_tensor_cores
+from ksgen.spec.precision import F16, Operand, on_tensor_cores
+from ksgen.spec.storage import SCALE_BYTES, STORAGES
 
 CHUNK = 16  # bytes of one access of shared memory
 BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
@@ -38,6 +39,21 @@ def tensor_operand(kernel: KernelSpec) -> Operand:
             f"{kernel.name}: tensor cores have no products in {kernel.precision}; accepted: {', '.join(on_tensor_cores())}"
         )
     return kernel.arithmetic.operand
+
+
+def multiplies_bytes(kernel: KernelSpec) -> bool:
+    """Whether tensor cores multiply such X and weights, by an instruction or as float16: floats in eight bits, as sums in float32."""
+    return kernel.has_bytes_in and STORAGES[kernel.inputs].mantissa is not None
+
+
+def has_products(kernel: KernelSpec) -> bool:
+    """Whether tensor cores have products for what a kernel multiplies."""
+    return multiplies_bytes(kernel) if kernel.has_bytes_in else kernel.arithmetic.operand is not None
+
+
+def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
+    """The operand at whose rate a kernel's products are made: warpgroups multiply X in eight bits as it is, others mostly as float16."""
+    return (tensor_operand(kernel) if by_warpgroups else F16) if kernel.has_bytes_in else kernel.arithmetic.operand
 
 
 class TensorTile(Moved, Tiled):
@@ -91,6 +107,22 @@ class TensorTile(Moved, Tiled):
 
     def grid(self, batch: int) -> int:
         return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)
+
+    # ---- packed weights
+
+    @property
+    def w_bytes(self) -> int:
+        """A stage of them."""
+        raise NotImplementedError
+
+    @property
+    def scales(self) -> int:
+        """Bytes of packed weights, in front of the scales where those are packed too: of operands in eight bits."""
+        return self.tiles_of_batch * self.steps * self.w_bytes
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.scales + (SCALE_BYTES * self.kernel.pattern.out_features if self.kernel.has_bytes_in else 0)
 
     # ---- how a lane reads X
 

@@ -61,7 +61,7 @@ class Wgmma:
     @property
     def transposed(self) -> tuple[str, ...]:
         """Operands that may lie along their rows or columns in shared memory: 16-bit ones."""
-        if OPERANDS[self.operand].item_bytes == 4:
+        if OPERANDS[self.operand].item_bytes != 2:
             return ()
         return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")
 

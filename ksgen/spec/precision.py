@@ -21,8 +21,9 @@ class Operand:
 
 
 F16, BF16, TF32 = Operand("f16", 2), Operand("bf16", 2), Operand("tf32", 4)
+E4M3, E5M2 = Operand("e4m3", 1), Operand("e5m2", 1)  # named like the storages
 TF32_PAIR = Operand("tf32", 8)  # a complex number
-OPERANDS = {each.name: each for each in (F16, BF16, TF32)}
+OPERANDS = {each.name: each for each in (F16, BF16, TF32, E4M3, E5M2)}
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def test_facts_of_a_device_are_what_the_emulator_plays() -> None:
         on_gpu.launch(gpu, case)
 
     assert set(device_facts.lower_bits(launch).values()) == {"cut off"}
+    assert device_facts.kept_bits(launch) == {"e4m3": 13, "e5m2": 13}
     assert device_facts.verdict(case_named("wgmma tf32 A 0 B 0 48"), launch) == "the same"
     wrong = case_named("wgmma tf32 A 0 B 0 48")
     wrong.args[2] ^= np.uint64(3 << 20)  # another stride
@@ -51,14 +52,14 @@ def test_rates_are_of_the_products_that_are_made(in_registers: bool) -> None:
     assert rate.flops(blocks=3, rounds=2) == 2 * 3 * 2 * 64 * 32 * 16 * 8 * 2  # two warpgroups
 
 
-@pytest.mark.parametrize("operand", ["f16", "bf16", "tf32"])
+@pytest.mark.parametrize("operand", ["f16", "bf16", "tf32", "e4m3", "e5m2"])
 def test_the_probe_of_warpgroups(operand: str) -> None:
     wgmma = Wgmma(operand, WARPGROUP_COLUMNS, a_in_registers=False)
     probe = render_probe("tf32" if operand == "tf32" else "float16", "cuda", 256, operand, wgmma)
     y = np.full(256, np.nan, np.float32)
     run_cuda(probe.text, f"{probe.entry}_multiply_add", 1, 256, 32 * WARPGROUP_COLUMNS, [y, 2])
     assert np.isnan(y).all()
-    assert wgmma.multiply_adds * 128 == 64 * 128 * (8 if operand == "tf32" else 16)
+    assert wgmma.multiply_adds * 128 == 64 * 128 * {"tf32": 8, "e4m3": 32, "e5m2": 32}.get(operand, 16)
     built = sass.compiled(probe.text, probe.entry, "sm_90a")
     assert not built.provenance.get("notes")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from click.testing import CliRunner
@@ -57,6 +58,16 @@ def test_kernels_of_slices_are_compiled_for_the_main_targets(family: str) -> Non
         assert {(each.precision, each.layout) for each in found} == kinds
         assert all(each.epilogue.residual for each in found)
     assert not any(each.kernel.is_strided for each in sources(family, "sm_86", every=1000))
+
+
+@pytest.mark.parametrize(
+    ("family", "precisions", "layouts"),
+    [("mma", ("float32", "float16", "bfloat16"), LAYOUTS), ("wgmma_shared", ("float16", "bfloat16"), ("bsf",))],
+)
+def test_kernels_with_x_in_eight_bits_are_compiled(family: str, precisions: tuple[str, ...], layouts: tuple[str, ...]) -> None:
+    """Of patterns that the family serves."""
+    found = [each.kernel for each in sources(family, "sm_90a", every=1000) if each.kernel.has_bytes_in]
+    assert {(each.precision, each.layout, each.inputs) for each in found} == {*product(precisions, layouts, ("e4m3", "e5m2"))}
 
 
 @pytest.mark.parametrize(

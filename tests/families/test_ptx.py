@@ -57,6 +57,10 @@ def test_wgmma_is_spelled_with_every_operand_in_its_place() -> None:
     assert spelled.operands == "{%0, %1, %2, %3}, {%6, %7, %8, %9}, %5, adds, 1, 1"
     both = Wgmma("f16", 8, a_in_registers=False)
     assert (both.adds_operand, both.operands) == ("%4", "{%0, %1, %2, %3}, %6, %5, adds, 1, 1, %7, %8")
+    in_bytes = Wgmma("e4m3", 8, a_in_registers=False)
+    assert (in_bytes.k, in_bytes.along_inputs) == (32, "wgmma_ss_e4m3")
+    assert in_bytes.instruction == "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
+    assert in_bytes.operands == "{%0, %1, %2, %3}, %6, %5, adds, 1, 1"  # which no bits transpose
     assert both.inputs.startswith('"r"(static_cast<int>(adds)), "l"(b), "l"(a), "n"(')
 
 

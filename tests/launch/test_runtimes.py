@@ -26,6 +26,7 @@ from ksgen.launch.planner import PLANNER, Planner
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import Bench, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
+from ksgen.quantized import quantize, quantize_inputs
 from ksgen.spec import KernelSpec
 from tests.support.device_arrays import CudaArray, DeviceArray, DlpackArray
 
@@ -150,6 +151,27 @@ def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str,
         pytest.skip(f"{device.name} has no warpgroup instructions")
     kernel = KernelSpec(Pattern(2, 24, 24, 4), precision, layout)
     assert measure(device, kernel, 80, runs=0, family=family).passed
+
+
+@on_both
+@pytest.mark.parametrize("storage", ["e4m3", "e5m2"])
+def test_a_tensor_map_of_x_in_eight_bits(device: Any, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not limits_of(device).warpgroups:
+        pytest.skip(f"{device.name} has no warpgroup instructions")
+
+    def choose(_: Planner, on: Any, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
+        return choice_by_name("wgmma_shared", kernel, batch, limits_of(on))
+
+    monkeypatch.setattr(Planner, "choice", choose)
+    PLANNER.forget()
+    x, weights = quantize_inputs(draw(BATCH, 96), storage), draw(2, 24, 48, 1)
+    stored, ks = quantize(weights, storage, x_scale=x.scale), Launcher(2, 24, 48, 1)
+    meant = [reference.dequantized(each.values, np.float32(each.scale)) for each in (x, stored)]
+    check(ks(x.values, stored, precision="bfloat16"), *meant, precision="bfloat16")
+    out = CudaArray(device, np.empty((BATCH, 48), np.float16), is_written=False)
+    ks(CudaArray(device, x.values.view(np.uint8)), ks.pack(stored), out=out)
+    check(out.content(), *meant, precision="float16")
+    PLANNER.forget()
 
 
 @pytest.fixture

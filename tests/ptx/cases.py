@@ -10,6 +10,7 @@ import numpy as np
 from ksgen import reference
 from ksgen.families.ptx import Wgmma
 from ksgen.spec import STORAGES
+from ksgen.spec.precision import OPERANDS
 from tests.emulator import TensorMap, run_cuda
 from tests.ptx import cluster_kernels, kernels, render
 from tests.ptx.layouts import Layout, swizzled
@@ -102,12 +103,16 @@ def mma(operand: str) -> Case:
     return Case(f"mma {operand}", mma_text(operand), "product", "sm_80", 32, 0, [words(a), words(b), y], check)
 
 
+def whole(shape: tuple[int, ...], operand: str, seed: int = 0) -> Any:
+    """Whole numbers in eight bits, of whose products' sums tensor cores cut nothing off."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32).astype(BYTES[operand])
+
+
 def mma_bytes(operand: str) -> Case:
-    """The same of floats in eight bits: whole numbers, of which tensor cores cut nothing off."""
-    random, kind = np.random.default_rng(3), BYTES[operand]
-    a, b, y = (random.integers(-8, 9, shape).astype(np.float32) for shape in ((16, 32), (8, 32), (16, 8)))
+    """The same of floats in eight bits."""
+    a, b, y = whole((16, 32), operand), whole((8, 32), operand, 1), whole((16, 8), operand, 2).astype(np.float32)
     check = _equal(y, y + exact(a, b))
-    return Case(f"mma {operand}", mma_text(operand), "product", "sm_89", 32, 0, [words(a.astype(kind)), words(b.astype(kind)), y], check)
+    return Case(f"mma {operand}", mma_text(operand), "product", "sm_89", 32, 0, [words(a), words(b), y], check)
 
 
 def narrow() -> Case:
@@ -196,13 +201,15 @@ def _wgmma_text(kernel: str, wgmma: Wgmma, steps: int, *flags: bool) -> str:
     return render(head + kernel.replace("CALL", call), wgmma=wgmma)
 
 
-def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int) -> Case:
-    """Products from images in shared memory: enough of k for a whole line of either image."""
-    item_bytes = TYPES[operand].itemsize
+def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: bool, columns: int, given: Any = None) -> Case:
+    """Products from images in shared memory: enough of k for a whole line of either image. `given`: both operands, else drawn ones."""
+    item_bytes = OPERANDS[operand].item_bytes
     lines = [swizzle for swizzle, along in ((swizzle_a, along_a), (swizzle_b, along_b)) if not along]
     k = max(64, *lines, 0) // item_bytes
     a, b = Layout(64, k, item_bytes, swizzle_a, along_a), Layout(columns, k, item_bytes, swizzle_b, along_b)
-    x, w, y = normal((64, k), operand), normal((columns, k), operand, 1), np.zeros((64, columns), np.float32)
+    drawn = whole if operand in BYTES else normal
+    x, w = given or (drawn((64, k), operand), drawn((columns, k), operand, 1))
+    y = np.zeros((64, columns), np.float32)
     start = -(-a.bytes // 1024) * 1024
     images = np.zeros(start + b.bytes, np.uint8)
     images[: a.bytes], images[start:] = a.image(x), b.image(w)
@@ -210,8 +217,9 @@ def wgmma(operand: str, swizzle_a: int, along_a: bool, swizzle_b: int, along_b: 
     args = [images, np.int32(images.nbytes // 16), np.uint64(a.descriptor(0)), np.uint64(b.descriptor(start))]
     args += [np.int32(each) for each in (a.step, b.step)] + [y]
     text = _wgmma_text(kernels.WGMMA, Wgmma(operand, columns, a_in_registers=False), steps, along_a, along_b)
+    check = _equal(y, exact(x, w)) if operand in BYTES else _close(y, exact(x, w), 2e-5)
     name = f"wgmma {operand} A {swizzle_a}{' along m' * along_a} B {swizzle_b}{' along n' * along_b} {columns}"
-    return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, _close(y, exact(x, w), 2e-5))
+    return Case(name, text, "product", "sm_90a", 128, images.nbytes, args, check)
 
 
 def wgmma_registers(operand: str, at_once: int = 1) -> Case:
@@ -287,7 +295,8 @@ def all_cases() -> Iterator[Case]:
     yield box(32, (8, 2, 4, 1), (16, 1, 2, 1))
     yield box(64, (16, 1, 4, 2), (16, 2, -1, 0))
     yield box(128, (32, 1, 8, 1), (-3, 0, 0, 1))
-    yield from (wgmma(operand, swizzle, False, swizzle, False, 48) for operand in TYPES for swizzle in (0, 32, 64, 128))
+    yield from (wgmma(operand, swizzle, False, swizzle, False, 48) for operand in (*TYPES, *BYTES) for swizzle in (0, 32, 64, 128))
+    yield from (wgmma(operand, 128, False, 0, False, 192) for operand in BYTES)  # as X and packed weights lie
     yield from (wgmma("bf16", swizzle, True, 0, False, 48) for swizzle in (0, 32, 64, 128))
     yield from (wgmma("f16", 0, False, swizzle, True, 64) for swizzle in (0, 32, 64, 128))
     yield wgmma("bf16", 128, True, 128, True, 128)

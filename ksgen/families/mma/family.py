@@ -1,4 +1,5 @@
-"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, in 16-bit and tf32 precisions.
+"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, in 16-bit and tf32 precisions, and of floats in
+eight bits.
 
 Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
 """
@@ -14,11 +15,11 @@ from ksgen.families.expected import fastest
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape
-from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, is_precise
+from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, has_products, is_precise, multiplies_bytes
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
 from ksgen.families.tiles import MOST_THREADS, PACK_THREADS, epilogue_constexprs, given_scales, pattern_constexprs
-from ksgen.spec import STORAGES, KernelSpec
+from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 from ksgen.words import counted
 
@@ -54,7 +55,7 @@ def _registers(kernel: KernelSpec, constants: MmaConstants) -> int:
 RULES: tuple[Rule[MmaConstants], ...] = (
     Rule(
         "precision is one that tensor cores multiply",
-        lambda k, c: k.arithmetic.operand is not None,
+        lambda k, c: k.has_bytes_in or has_products(k),
         lambda k, c: ", ".join(on_tensor_cores()),
     ),
     Rule("X is not in eight bits, or in floats of them", lambda k, c: not k.has_bytes_in or multiplies_bytes(k)),
@@ -92,11 +93,6 @@ RULES: tuple[Rule[MmaConstants], ...] = (
 )
 
 
-def multiplies_bytes(kernel: KernelSpec) -> bool:
-    """Whether tensor cores multiply such X and weights, by an instruction or as float16: floats in eight bits, as sums in float32."""
-    return STORAGES[kernel.inputs].mantissa is not None
-
-
 def _picture(shape: Shape) -> str:
     """A tile's warps."""
     tiles = f"{counted(shape.tiles_out, 'tile')} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
@@ -123,6 +119,8 @@ def variants_of(shape: Shape) -> tuple[str, ...]:
         "split": shape.components == 2,
         "mma_promoted": shape.constants.promote,
         "resident": shape.constants.resident,
+        "widened_bytes": shape.widens_bytes,
+        f"widened_{shape.operand}": shape.widens_bytes,
     }
     return tuple(name for name, is_so in has.items() if is_so)
 
@@ -139,13 +137,11 @@ class Mma(Packing[MmaConstants]):
     name = "mma"
     constants_type = MmaConstants
     listed = RULES
-    why = "tensor cores multiply 16-bit and tf32 operands, from sm_80 on"
+    why = "tensor cores multiply 16-bit and tf32 operands, and e4m3 and e5m2 by each other, from sm_80 on"
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.has_bytes_in and not multiplies_bytes(kernel):
-            return False
-        return kernel.job == "multiply" and limits.tensor_cores and kernel.arithmetic.operand is not None and is_precise(kernel)
+        return kernel.job == "multiply" and limits.tensor_cores and has_products(kernel) and is_precise(kernel)
 
     def shape(self, kernel: KernelSpec, constants: MmaConstants) -> Shape:
         return Shape(kernel, constants)

@@ -12,7 +12,6 @@ from math import gcd
 from ksgen.families.operands import BANKS, CHUNK, TensorTile, tensor_operand, wavefronts
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.storage import SCALE_BYTES
 
 ROWS, COLUMNS = 16, 8  # of one matrix instruction: outputs, and batch entries
 
@@ -180,6 +179,12 @@ class Shape(TensorTile):
         return self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
 
     @property
+    def widens_bytes(self) -> bool:
+        """Whether X in eight bits is multiplied as float16 on every target: beside Y in float32, which has more bits than sums of products
+        in eight bits keep."""
+        return self.kernel.has_bytes_in and self.kernel.item_bytes == 4
+
+    @property
     def w_bytes(self) -> int:
         """A stage of packed weights: for each j, step, part and 16 outputs, four words a lane."""
         per_step = self.packed_parts * (self.constants.tile_out // ROWS) * WARP * CHUNK
@@ -198,15 +203,6 @@ class Shape(TensorTile):
 
     def grid(self, batch: int) -> int:
         return super().grid(batch) // self.passes
-
-    @property
-    def scales(self) -> int:
-        """Bytes of packed weights, in front of the scales where those are packed too: of operands in eight bits."""
-        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_bytes
-
-    @property
-    def packed_bytes(self) -> int:
-        return self.scales + (SCALE_BYTES * self.kernel.pattern.out_features if self.kernel.has_bytes_in else 0)
 
     @property
     def registers(self) -> int:

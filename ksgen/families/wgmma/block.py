@@ -6,7 +6,7 @@ entries an instruction), packed weights are operand B (`tile_out` outputs).
 """
 
 from functools import cached_property
-from math import gcd
+from math import gcd, lcm
 
 from ksgen.families.base import TensorMap
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
@@ -73,18 +73,24 @@ class Block(TensorTile):
         return LAUNCHED[self.groups] if self.groups > 1 else min(LAUNCHED[1], self.held + ADDRESSES)
 
     @property
+    def y_chunk(self) -> int:
+        """Elements of Y a chunk."""
+        return CHUNK // self.kernel.item_bytes
+
+    @property
     def run_out(self) -> int:
         """Neighbouring outputs of a lane: enough for whole chunks of Y in batch-size-first, as far as it has them."""
-        return gcd(self.group_inputs, self.constants.tile_out // 4) if self.is_bsf else 2
+        of_chunks = lcm(self.warp_d, self.y_chunk) // self.warp_d
+        return gcd(of_chunks, self.constants.tile_out // 4) if self.is_bsf else 2
 
     @property
     def y_vector(self) -> int:
         """Neighbours that one store of Y moves: never over the end of a row, an i or a ragged edge."""
         if not self.is_bsf:
-            return self.vector
+            return self.y_chunk
         _, b, _, d = self.kernel.pattern.shape
         whole = gcd(b * d, self.run_out * self.planes) if self.constants.tile_d == d else gcd(d, self.planes)
-        return gcd(self.vector, whole)
+        return gcd(self.y_chunk, whole)
 
     # ---- X as boxes
 
@@ -96,7 +102,7 @@ class Block(TensorTile):
     @cached_property
     def span(self) -> int:
         """Bytes over which the swizzle of X permutes 16-byte chunks; one chunk: it does not."""
-        return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.item_bytes
+        return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.x_item_bytes
 
     @cached_property
     def panel_bytes(self) -> int:
@@ -116,7 +122,7 @@ class Block(TensorTile):
     @property
     def box_batch(self) -> int:
         """Batch entries of a box."""
-        return int(self.constants.tile_batch) if self.is_bsf else LINE // self.kernel.item_bytes
+        return int(self.constants.tile_batch) if self.is_bsf else LINE // self.kernel.x_item_bytes
 
     @property
     def x_map(self) -> tuple[tuple[int, ...], int]:
@@ -125,14 +131,14 @@ class Block(TensorTile):
         if not self.is_bsf:
             return (self.box_batch, 1, rows, 1), LINE
         if self.is_flat:
-            return (LINE // self.kernel.item_bytes, 1, rows), LINE
+            return (LINE // self.kernel.x_item_bytes, 1, rows), LINE
         return (constants.tile_d, 4, 1, rows), self.span if self.span > CHUNK else 0
 
     # ---- shared memory, in bytes
 
     @property
     def x_bytes(self) -> int:
-        return int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.item_bytes
+        return int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.x_item_bytes
 
     @property
     def step_bytes(self) -> int:
@@ -157,10 +163,6 @@ class Block(TensorTile):
     def shared_bytes(self) -> int:
         barriers = 2 * 8 * int(self.constants.stages)
         return int(self.constants.stages) * self.stage_bytes + self.y_bytes + barriers
-
-    @property
-    def packed_bytes(self) -> int:
-        return self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_bytes
 
     @property
     def fits_registers(self) -> bool:
@@ -199,7 +201,8 @@ class Block(TensorTile):
         a, _, c, d = self.kernel.pattern.shape
         box, swizzle = self.x_map
         sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(a, c, d, batch, self.is_bsf)
-        return TensorMap("x", self.kernel.item_bytes, sizes, tuple(each * self.kernel.item_bytes for each in strides), box, swizzle)
+        item_bytes = self.kernel.x_item_bytes
+        return TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle)
 
 
 def whole_periods(size: int) -> int:

@@ -10,7 +10,7 @@ from ksgen.families.operands import FREE_OF_CONFLICTS, wavefronts
 from ksgen.families.ptx import Box, Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import Packing
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, pattern_constexprs
+from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import MOST_BOX, MOST_EXTENT, MOST_STRIDE, REGISTERS, ROWS, Block
 from ksgen.spec import KernelSpec
@@ -21,9 +21,9 @@ MOST_STAGES = 16
 
 
 def takes_rows(kernel: KernelSpec) -> bool:
-    """Whether the rows of X and Y begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
+    """Whether the rows of X begin at multiples of 16 bytes for every i: what tensor maps ask of batch-size-first."""
     _, _, c, d = kernel.pattern.shape
-    return c * d * kernel.item_bytes % MAP_ALIGNMENT == 0
+    return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
 
 
 class WarpgroupFamily(Packing[ConstantsT]):
@@ -43,7 +43,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         raise NotImplementedError
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "multiply" and not kernel.is_quantized and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
+        return kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups and self.is_for(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
@@ -137,6 +137,7 @@ class WarpgroupFamily(Packing[ConstantsT]):
         )
         return cluster.words(block, image) | {
             "operand": block.operand,
+            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": self.instruction(kernel, constants),
             "picture": picture,
             "boxes": boxes,
@@ -174,6 +175,8 @@ class WarpgroupFamily(Packing[ConstantsT]):
             Constexpr("Y_BYTES", block.y_bytes, "bytes in which Y waits to be stored"),
             Constexpr("SHARED_BYTES", block.shared_bytes, "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
+            given_scales(kernel),
+            Constexpr("SCALES", block.scales, "bytes of packed weights in front of their scales", "long long"),
         ]
 
 

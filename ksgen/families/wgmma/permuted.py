@@ -51,7 +51,7 @@ class WgmmaPermuted(WgmmaShared):
         _, b, c, d = kernel.pattern.shape
         vector = CHUNK // kernel.item_bytes
         has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
-        return super().is_for(with_blocks_apart(kernel)) and kernel.layout == "bsf" and has_chunks
+        return super().is_for(with_blocks_apart(kernel)) and not kernel.is_quantized and kernel.layout == "bsf" and has_chunks
 
     def geometry(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> Geometry:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes

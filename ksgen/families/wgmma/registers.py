@@ -139,7 +139,7 @@ class WgmmaRegisters(WarpgroupFamily[RegistersConstants]):
 
     def is_for(self, kernel: KernelSpec) -> bool:
         operand = kernel.arithmetic.operand
-        if operand is None or kernel.arithmetic.is_complex:
+        if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized:
             return False
         if kernel.layout == "bsl":
             return kernel.item_bytes == operand.item_bytes == 4

@@ -1,4 +1,5 @@
-"""The kind that multiplies X from shared memory: 16-bit types, in batch-size-last and, for d = 1, in batch-size-first.
+"""The kind that multiplies X from shared memory: 16-bit types, in batch-size-last and, for d = 1, in batch-size-first; and there X in
+eight bits, by weights that are in eight bits too.
 
 There the boxes of X are operand A as they lie: along the batch in batch-size-last, along the inputs in the other.
 """
@@ -11,6 +12,8 @@ from typing import Any
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Limits, TensorMap
 from ksgen.families.expected import fastest
+from ksgen.families.mma.defaults import BYTES_PROMOTE, promotion
+from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import Wgmma
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
@@ -53,7 +56,16 @@ class SharedBlock(Block):
     @property
     def unit_in(self) -> int:
         """Inputs that a stage holds whole numbers of."""
-        return LINE // self.kernel.item_bytes if self.is_bsf else self.k_step
+        return LINE // self.kernel.x_item_bytes if self.is_bsf else self.k_step
+
+    @property
+    def promote(self) -> int:
+        """Inputs after which tensor-core sums are added to plain ones, a stage's; 0: never."""
+        return promotion(self.kernel)
+
+    @property
+    def held(self) -> int:
+        return self.sums * (2 if self.promote else 1)
 
     @property
     def swaps_rows(self) -> bool:
@@ -76,7 +88,10 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
 
     name = "wgmma_shared"
     constants_type = SharedConstants
-    why = "Hopper's wgmma with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; not measured yet"
+    why = (
+        "wgmma of sm_90a with X from shared memory: 16-bit types in bsl, and in bsf with d = 1; there also X and weights in e4m3 or e5m2, "
+        "with y in 16 bits; rows of X in whole 16 bytes; not measured yet"
+    )
 
     def block(self, kernel: KernelSpec, constants: SharedConstants) -> SharedBlock:
         return SharedBlock(kernel, constants)
@@ -84,6 +99,8 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
     def is_for(self, kernel: KernelSpec) -> bool:
         has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
         operand = kernel.arithmetic.operand
+        if kernel.is_quantized and not (kernel.layout == "bsf" and multiplies_bytes(kernel)):
+            return False
         return operand is not None and kernel.item_bytes == operand.item_bytes == 2 and has_rows
 
     def rules(self) -> tuple[Rule[SharedConstants], ...]:
@@ -91,8 +108,9 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return (
             *self.common_rules(),
             Rule("tile_out is a multiple of 16 in bsl", lambda k, c: k.layout == "bsf" or c.tile_out % 16 == 0),
+            Rule("tile_in is 128 with X in eight bits", lambda k, c: not k.has_bytes_in or c.tile_in == BYTES_PROMOTE),
             Rule("tile_in is a multiple of 16 in bsl, of 64 in bsf", lambda k, c: c.tile_in % of(k, c).unit_in == 0),
-            Rule("sums fit a thread's registers", lambda k, c: of(k, c).sums <= MOST_SUMS[c.groups_batch], lambda k, c: of(k, c).sums),
+            Rule("sums fit a thread's registers", lambda k, c: of(k, c).held <= MOST_SUMS[c.groups_batch], lambda k, c: of(k, c).held),
         )
 
     def maps(self, kernel: KernelSpec, constants: SharedConstants, batch: int) -> tuple[TensorMap, ...]:
@@ -150,12 +168,14 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
         return Wgmma(self.block(kernel, constants).operand, constants.tile_out, a_in_registers=False)
 
     def words(self, kernel: KernelSpec, constants: SharedConstants) -> Mapping[str, Any]:
-        along_batch = "true" if kernel.layout == "bsl" else "false"
+        block, wgmma = self.block(kernel, constants), self.instruction(kernel, constants)
         common = self.common_words(kernel, constants)
+        own = {"promoted": block.promote, "multiplied_bytes": kernel.has_bytes_in}
         return common | {
-            "variants": ("plain_order", *common["variants"]),
-            "product": f"{self.instruction(kernel, constants).name}<{along_batch}, false>",
+            "variants": ("plain_order", *(name for name, is_so in own.items() if is_so), *common["variants"]),
+            "product": wgmma.along_inputs if kernel.layout == "bsf" else f"{wgmma.name}<true, false>",
             "schedule": "streaming",
+            "walk": "promoted" if block.promote else "ahead",
             "store": "rows" if kernel.layout == "bsf" else "boxes_residual" if kernel.epilogue.residual else "boxes",
         }
 
@@ -167,4 +187,6 @@ class WgmmaShared(WarpgroupFamily[SharedConstants]):
                 Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
                 Constexpr("Y_VECTOR", block.y_vector, "neighbours that one store of Y moves"),
             ]
+        if block.promote:
+            found.append(Constexpr("PROMOTE", block.promote, "inputs after which sums leave the tensor cores"))
         return found

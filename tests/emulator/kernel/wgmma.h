@@ -42,10 +42,16 @@ SIMT_WGMMA_16(f16, F16)
 SIMT_WGMMA_16(bf16, BF16)
 #undef SIMT_WGMMA_16
 
-template <int SUMS>
-__forceinline__ void wgmma_ss_tf32(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) {
-  simt::wgmma(sums, nullptr, a, b, adds, simt::wgmma_shape<SUMS>(simt::Operand::TF32, false, false));
-}
+#define SIMT_WGMMA_OTHER(name, operand)                                                                              \
+  template <int SUMS>                                                                                                \
+  __forceinline__ void wgmma_ss_##name(float (&sums)[SUMS], unsigned long long a, unsigned long long b, bool adds) { \
+    simt::wgmma(sums, nullptr, a, b, adds, simt::wgmma_shape<SUMS>(simt::Operand::operand, false, false));           \
+  }
+
+SIMT_WGMMA_OTHER(tf32, TF32)
+SIMT_WGMMA_OTHER(e4m3, E4M3)
+SIMT_WGMMA_OTHER(e5m2, E5M2)
+#undef SIMT_WGMMA_OTHER
 
 template <int SUMS>
 __forceinline__ void wgmma_rs_tf32(float (&sums)[SUMS], const unsigned (&a)[4], unsigned long long b, bool adds) {

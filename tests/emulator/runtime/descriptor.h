@@ -53,7 +53,7 @@ struct MatrixDescriptor {
   }
 };
 
-inline int element_bytes_of(Operand kind) { return kind == Operand::TF32 ? 4 : 2; }
+inline int element_bytes_of(Operand kind) { return kind == Operand::TF32 ? 4 : is_byte(kind) ? 1 : 2; }
 
 // One operand of a product, or its rows or columns from `first` on.
 struct OperandPart {

@@ -92,7 +92,7 @@ inline void multiply_fragments(Exchange& all) {
   for (int i = 0; i < 32; ++i) {
     float sums[4];
     memcpy(sums, all.values[i] + offsetof(MmaOperands, sums), sizeof(sums));
-    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth, is_byte(kind) ? KEPT_OF_BYTES : KEPT_BITS);
+    for (int j = 0; j < 4; ++j) sums[j] = dot(sums[j], x[i / 4 + j / 2 * 8], w[i % 4 * 2 + j % 2], depth, kept_bits(kind));
     memcpy(all.values[i], sums, sizeof(sums));
   }
 }

@@ -53,9 +53,9 @@ inline int exponent_above(double value) {
   return int(bits >> 52 & 0x7ff) - 1022;
 }
 
-constexpr int KEPT_BITS = 25, KEPT_OF_BYTES = 13;  // below the largest's first
+inline int kept_bits(Operand kind) { return is_byte(kind) ? 13 : 25; }  // below the largest's first
 
-inline float dot(float sum, const float* x, const float* w, int count, int kept = KEPT_BITS) {
+inline float dot(float sum, const float* x, const float* w, int count, int kept) {
   double products[32], largest = std::fabs(sum), exact = sum;
   for (int i = 0; i < count; ++i) {
     products[i] = double(x[i]) * double(w[i]);

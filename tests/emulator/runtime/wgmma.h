@@ -69,7 +69,7 @@ inline void land_step(WarpMatrices& warp, const MatrixStep& step) {
     for (int i = 0; i < columns / 2; ++i) {
       const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       const float before = step.accumulates ? sums.values[i] : 0;
-      sums.values[i] = dot(before, &x[row * depth], &w[column * depth], depth);
+      sums.values[i] = dot(before, &x[row * depth], &w[column * depth], depth, kept_bits(step.shape.operand));
     }
     if (--sums.steps > 0) continue;
     copy_bytes(step.sums[lane], sums.values.data(), sums.values.size() * sizeof(float));
