@@ -10,24 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen.emit.render import Source, render
-from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
-from ksgen.families.few import FewConstants, FewGroupConstants
+from ksgen.families import check, cuda_limits
+from ksgen.families.few import FewGroupConstants
 from ksgen.families.few.family import Few
 from ksgen.families.few.group import FewGroup, alone, own_of
-from ksgen.families.few.group_constants import best
-from ksgen.launch.fused import family_of_chain, verdict_for
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
 from tests.emulator import Counts, is_installed
-from tests.families.test_few_chain import DOWN, GPT2, PLANES, UNEVEN
+from tests.families.test_few_chain import DOWN, PLANES, UNEVEN
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group
-from tests.support.kernels import Array, Run, as_bits, in_emulator, kernel_of, pack
-from tests.support.kernels import check as check_alone
+from tests.support.gpu_chains import EVEN, factor_sources, group_of, is_right, run_chain, run_group
+from tests.support.kernels import Array, Run, as_bits, in_emulator, pack
 
 FAMILY = FewGroup()
 LIMITS = cuda_limits("sm_90a")

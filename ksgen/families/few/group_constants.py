@@ -69,8 +69,8 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[FewGroupConstants]:
 
 @lru_cache(REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewGroupConstants | None:
-    """Of blocks of so many entries, or of fewer, those whose slowest layer takes the fewest cycles on its share of the GPU; None where layers
-    have no constants of as many threads."""
+    """Of blocks of so many entries, or of fewer, those whose slowest layer takes the fewest cycles on its share of the GPU; None where
+    layers have no constants of as many threads."""
     found: tuple[tuple[float, int], FewGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
     for size in (each for each in SIZES if each <= entries):
