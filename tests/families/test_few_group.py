@@ -10,19 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen.emit.render import Source, render
-from ksgen.families import check, cuda_limits
-from ksgen.families.few import FewGroupConstants
+from ksgen.errors import ConstantsError
+from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
+from ksgen.families.few import FewConstants, FewGroupConstants
 from ksgen.families.few.family import Few
 from ksgen.families.few.group import FewGroup, alone, own_of
+from ksgen.families.few.group_constants import best
+from ksgen.launch.fused import family_of_chain, verdict_for
 from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
 from tests.emulator import Counts, is_installed
-from tests.families.test_few_chain import DOWN, PLANES, UNEVEN
+from tests.families.test_few_chain import DOWN, GPT2, PLANES, UNEVEN
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, factor_sources, group_of, is_right, run_chain, run_group
+from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group
 from tests.support.kernels import Array, Run, as_bits, in_emulator, pack
 
 FAMILY = FewGroup()
@@ -32,6 +35,7 @@ QKV: Chains = (EVEN, EVEN, EVEN)  # one text
 GROUPED: Chains = (EVEN, EVEN[:1], EVEN, (Pattern(2, 40, 64, 1),))  # 128 -> 128, 96, 128 and 80: one factor beside two
 ODD: Chains = (UNEVEN, (Pattern(4, 7, 10, 3),), (Pattern(1, 5, 120, 1),))  # 120 -> 19, 84 and 5: every size with a rest
 SINGLE: Chains = ((Pattern(2, 37, 13, 3),), (Pattern(1, 50, 78, 1),), (Pattern(1, 9, 2, 39),))  # one factor each, X in rows of three kinds
+WIDE = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1))  # whose second a does not divide the first one's: a block would read more of X
 LOWERED: Chains = (DOWN, (Pattern(1, 11, 144, 1),))
 
 
@@ -195,3 +199,77 @@ def test_what_the_cost_model_says_moved_is_what_moves(chains: Chains, precision:
     for name, (expected, counted) in rows.items():
         within = 0.15 if "shared" in name else 0.01
         assert expected == pytest.approx(counted, rel=within), (name, source.constants, rows)
+
+
+# ---- constants, and what is served
+
+
+GOOD = FewGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # of EVEN beside its first factor
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
+        ({"tiles": "4 8 1, 32 1 2 8 1 1"}, "tiles holds what each factor's own rules allow: 2 for 3 factors; got tiles="),
+        ({"tiles": "4 8 1, 32 1 2 8 1 1; 16 1 1 12 1 1"}, "of factor 3, lanes_in=12 must be a power of two up to 32"),
+        (
+            {"tiles": "5 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1"},
+            "of layer 1, first_thread_out=5 must be 1, or divides how many rows .* = 24; try 4",
+        ),
+        ({"tiles": "4 8 1, 32 1 2 8 1 1; 8 1 1 8 1 1"}, "tiles has as many threads for all layers: 128 and 64; got tiles="),
+        ({"tiles": "4 8 1, 32 1 2 8 1; 16 1 1 8 1 1"}, "'32 1 2 8 1' is not tile_out, tile_d, thread_out, lanes_in, warps_in, steps"),
+    ],
+)
+def test_each_rule_refuses_its_case(changes: dict[str, Any], says: str) -> None:
+    kernel = group_of((EVEN, EVEN[:1]), "float16", "bsf")
+    check(FAMILY, kernel, GOOD, LIMITS)
+    with pytest.raises(ConstantsError, match=says):
+        check(FAMILY, kernel, replace(GOOD, **changes))
+
+
+def test_groups_that_it_cannot_take_are_refused() -> None:
+    with pytest.raises(ConstantsError, match="layers on one X have one factor or two, and one layout"):
+        check(FAMILY, chain_of(EVEN, "float16", "bsf"), GOOD)
+    tiles = "4 4 1, 16 1 1 4 1 1; 4 4 1, 16 1 1 4 1 1"
+    with pytest.raises(ConstantsError, match="of layer 1, the second factor's a divides the first one's a"):
+        check(FAMILY, group_of((WIDE, WIDE), "float16", "bsf"), FewGroupConstants(1, tiles))
+    for beside in (((*EVEN, *EVEN),), ()):
+        assert not FAMILY.serves(chain_of(EVEN, "float16", "bsf", beside=beside), LIMITS)
+    assert not FAMILY.serves(group_of((WIDE, WIDE), "float16", "bsf"), LIMITS)
+    assert not FAMILY.serves(chain_of(EVEN, "float16", "bsf", beside=(EVEN,), out_layout="bsl"), LIMITS)
+    kernel = group_of(QKV, "float16", "bsf")
+    assert FAMILIES["few_group"] in families_for(kernel, LIMITS, 1)
+    for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=100)):
+        assert not FAMILY.serves(kernel, limits)
+    assert not FAMILY.serves(group_of((EVEN, EVEN), "complex64", "bsf"), LIMITS)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_it_is_chosen_for_few_entries_alone_where_the_model_expects_it_to_be_faster(precision: str) -> None:
+    kernel = group_of((GPT2, GPT2, GPT2), precision, "bsf")
+    for target, batch in (("sm_80", 1), ("sm_90a", 16)):
+        limits = cuda_limits(target)
+        assert family_for(kernel, limits, batch).name == "few_group"
+        assert verdict_for(kernel, limits, "cuda", batch).is_one
+        chosen = FAMILY.default(kernel, limits, batch)
+        check(FAMILY, kernel, chosen, limits)
+        assert chosen.early == FAMILY.geometry(kernel, chosen, batch).starts_early == (target == "sm_90a")
+    chosen_for_many = family_of_chain(kernel, LIMITS, 25088)
+    assert chosen_for_many is None or chosen_for_many.name != "few_group"
+    apart = verdict_for(group_of((WIDE, WIDE), "float64", "bsf"), LIMITS, "cuda", 1)
+    assert (apart.is_one, "us of one launch" in apart.why or "no family has room" in apart.why) == (False, True)
+
+
+def test_constants_are_read_again_and_spell_those_of_each_layer() -> None:
+    kernel = group_of(GROUPED, "bfloat16", "bsf")
+    found = best(kernel, LIMITS, 4)
+    assert found is not None
+    assert FAMILY.constants(vars(found)) == found
+    assert FewGroupConstants.of(kernel, found.layers) == found
+    assert len(found.parsed) == 6
+    assert all(isinstance(each, FewConstants) for each in found.parsed)
+    space = list(FAMILY.space(kernel, LIMITS))
+    assert {each.tile_batch for each in space} == {1, 2, 4, 8, 16, 32}
+    assert all(FAMILY.keeps_rules(kernel, each) for each in space)
+    assert len(set(space)) == len(space) > 20

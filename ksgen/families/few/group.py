@@ -66,7 +66,11 @@ RULES: tuple[Rule[FewGroupConstants], ...] = (
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
     rule_of_tiles(family.RULES, _own_of_factors),
     Rule("tiles holds what the rules of two factors allow", lambda k, c: not _refused_layer(k, c), _refused_layer),
-    Rule("tiles has as many threads for all layers", lambda k, c: len(set(_threads(k, c))) == 1, lambda k, c: _threads(k, c)),
+    Rule(
+        "tiles has as many threads for all layers",
+        lambda k, c: len(set(_threads(k, c))) == 1,
+        lambda k, c: " and ".join(map(str, dict.fromkeys(_threads(k, c)))),
+    ),
 )
 
 
