@@ -91,6 +91,14 @@ PROMISES = {
         batches=(1, 8, None),
         inputs=tuple(STORAGES),
     ),
+    # two layers of two factors and one of one, whose texts stand beside each other
+    "few_group": Promise(
+        ("sm_80", "sm_90a"),
+        register_error=104,
+        precisions=("float32", "float64", "float16", "bfloat16"),
+        batches=(1, 8, None),
+        inputs=tuple(STORAGES),
+    ),
     "gradient_mma": Promise(
         ("sm_80", "sm_90a"), register_error=32, precisions=("float16", "bfloat16", "tf32", "tf32x3", "c64_tf32x3"), is_broad=False
     ),

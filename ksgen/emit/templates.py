@@ -179,16 +179,20 @@ def dialects_of(family: str) -> tuple[str, ...]:
     template = template_of(family)
     if template.endswith(".cl.j2"):
         return ("opencl",)
-    has_parts = "with_words" in (resource("templates") / template).read_text(encoding="utf-8")  # namespaces, which OpenCL has not
     own = family_named(family)  # tensor cores', and the wide loads of few entries, are instructions that OpenCL lacks
-    return ("cuda",) if has_parts or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
+    return ("cuda",) if _has_parts(template) or own.on_tensor_cores or own.for_few else tuple(DIALECTS)
+
+
+def _has_parts(template: str) -> bool:
+    """Whether its texts have parts with words of their own: namespaces, which OpenCL has not."""
+    return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
     """Those that the family's texts in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
         return (*VECTOR_WORDS, "amx") if family.startswith("amx") else VECTOR_WORDS
-    if family.endswith("_chain"):  # whose factors have words of their own
+    if _has_parts(template_of(family)):
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
     others = {"tile" if family.startswith("gradient") else "parts"} | (set() if family.startswith("wgmma") else {"warpgroups"})
     if not family_named(family).on_tensor_cores:
@@ -202,17 +206,16 @@ def template_digest(family: str) -> str:
     includes in the folders that it names, or that those name.
     """
     root = resource("templates")
-    own = (root / template_of(family)).read_text(encoding="utf-8")
-    whole = {root / name for name in re.findall(r'"(\w+\.cu\.j2)"', own)}  # of another family, that it begins with
-    found = {root / template_of(family), *whole, *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
+    found = {root / template_of(family), *(root / "include").glob("*.j2"), *(root / "include" / family).glob("*.j2")}
     named = {name for dialect in dialects_of(family) for name in dictionaries(family, dialect)}
-    if "with_words" in own:
+    if _has_parts(template_of(family)):
         named.update(part_words(family))
     found.update(root / "include" / "words" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:
         read |= new
         found.update(path for name in _named(new) for path in (root / "include").glob(name))
+        found.update(root / name for path in new for name in re.findall(r'"(\w+\.cu\.j2)"', path.read_text(encoding="utf-8")))  # begun with
     digest = hashlib.sha256()
     for path in sorted(found):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")

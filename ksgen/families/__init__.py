@@ -8,7 +8,7 @@ from ksgen.families.amx import Amx
 from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
-from ksgen.families.few import Few, FewChain
+from ksgen.families.few import Few, FewChain, FewGroup
 from ksgen.families.gradient import Gradient
 from ksgen.families.gradient_mma import GradientMma
 from ksgen.families.mma import Mma, MmaChain
@@ -39,6 +39,7 @@ FAMILIES: dict[str, Family[Any]] = {
         SimtChain(),
         Few(),
         FewChain(),
+        FewGroup(),
         GradientMma(),
         Gradient(),
     )

@@ -4,12 +4,13 @@ A chain's `tiles` is one word of its constants: the words of a factor, those of 
 those of the chains of a group with semicolons.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+from ksgen.errors import ConstantsError
 from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -82,6 +83,14 @@ def listed(tiles: str) -> list[tuple[str, bool]]:
     """The words of each factor, and whether it is its chain's last."""
     chains = [chain.split(", ") for chain in tiles.split("; ")]
     return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
+
+
+def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
+    """What the words of a factor have, under these names."""
+    try:
+        return dict(zip(names, map(int, words.split()), strict=True))
+    except ValueError:
+        raise ConstantsError(f"tiles={tiles!r}: {words!r} is not {', '.join(names)}") from None
 
 
 def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:

@@ -11,12 +11,11 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
-from ksgen.errors import ConstantsError
 from ksgen.families.base import Constexpr, Geometry, Limits
-from ksgen.families.chains import Place, factor_kernels, listed, places, rule_of_tiles
+from ksgen.families.chains import Place, factor_kernels, listed, numbers_of, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Packing, Shaped
+from ksgen.families.shaped import Elsewhere, Packing
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -42,10 +41,7 @@ class GpuChainConstants(Constants):
     def numbers(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
         """What `tiles` has for each factor, under these names."""
         for words, _ in listed(self.tiles):
-            try:
-                yield dict(zip(names, map(int, words.split()), strict=True))
-            except ValueError:
-                raise ConstantsError(f"tiles={self.tiles!r}: {words!r} is not {', '.join(names)}") from None
+            yield numbers_of(self.tiles, words, names)
 
 
 ConstantsT = TypeVar("ConstantsT", bound=GpuChainConstants)
@@ -184,10 +180,9 @@ def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], Gp
     )
 
 
-class GpuChain(Shaped[ConstantsT]):
+class GpuChain(Elsewhere[ConstantsT]):
     """All factors of a layer in one launch."""
 
-    packs = False
     alone: Packing[Any]  # the family of each factor by itself, which `packed_by` names
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> GpuChainShape[Any]:
@@ -203,12 +198,6 @@ class GpuChain(Shaped[ConstantsT]):
 
     # ---- costs
 
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0
-
-    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        return Geometry(0, 1, 0)
-
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)
         return Geometry(divide_up(batch, constants.tile_batch), shape.threads, shape.shared_bytes)
@@ -222,7 +211,7 @@ class GpuChain(Shaped[ConstantsT]):
             "picture": "//\n".join(pictures),
             "weights_of_all": ", ".join(f"weights_{number}" for number in range(1, len(shape.factors) + 1)),
             "results": each_chains(kernel, "y"),
-            "layers": _layers(kernel),
+            "layers": layers_of(kernel),
             "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
         }
 
@@ -232,7 +221,7 @@ class GpuChain(Shaped[ConstantsT]):
         copies = self.copies_x(shape, at)
         return {
             "number": at + 1,
-            "layer": _layers(shape.kernel)[where.chain]["name"],
+            "layer": layers_of(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
             "constexprs": [*self.constexprs_of(shape, at), *self._places_of(shape, at)],
             "variants": self.variants(own),
@@ -277,7 +266,7 @@ class GpuChain(Shaped[ConstantsT]):
         ]
 
 
-def _layers(kernel: KernelSpec) -> list[dict[str, str]]:
+def layers_of(kernel: KernelSpec) -> list[dict[str, str]]:
     """What the template calls what a chain's factors are told, and of it where the outputs go and what is added to them."""
     names = each_chains(kernel, "layer")
     given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}

@@ -81,6 +81,18 @@ class Shaped(Generic[ConstantsT]):
         return self.shape(kernel, constants).shared_bytes
 
 
+class Elsewhere(Shaped[ConstantsT]):
+    """A family of several factors in one launch, whose weights another family packs, as for each factor alone: `packed_by`."""
+
+    packs = False
+
+    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return 0
+
+    def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
+        return Geometry(0, 1, 0)
+
+
 class PackedShape(Shape, Protocol):
     """The same of a kernel that reads its weights packed, by blocks of threads."""
 

@@ -44,13 +44,15 @@ def unused(text: str) -> set[str]:
 
 def texts(family: str) -> Iterator[Source]:
     """Under the default of each target, with no device's own precision or layout left out."""
-    jobs = ("gradient",) if "gradient" in family else ("chain",) if "chain" in family else ("multiply",)
+    is_group = "group" in family
+    jobs = ("gradient",) if "gradient" in family else ("chain",) if "chain" in family or is_group else ("multiply",)
     seen: set[Any] = set()
     for shape, precision, layout, epilogue, job in product(PATTERNS, PRECISIONS, LAYOUTS, EPILOGUES, jobs):
         before = (Pattern(shape[0], shape[2], 8, shape[3]),) if job == "chain" else ()
         if (job == "gradient" and epilogue != Epilogue()) or epilogue.activation not in activations_of(precision):  # it has none
             continue
-        kernel = KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job, before=before)
+        beside = ((Pattern(1, 24, before[0].in_features, 1),),) if is_group else ()
+        kernel = KernelSpec(Pattern(*shape), precision, layout, epilogue, job=job, before=before, beside=beside)
         for limits in TARGETS:
             if FAMILIES[family].serves(kernel, limits):
                 constants = FAMILIES[family].default(kernel, limits)

@@ -99,6 +99,9 @@ def test_each_family_has_its_template() -> None:
     [
         ("simt.cu.j2", {"simt", "simt_chain"}),  # which extends it
         ("wgmma_shared.cu.j2", {"wgmma_shared", "wgmma_permuted"}),  # which begins with it
+        ("few.cu.j2", {"few", "few_chain", "few_group"}),  # of which the last begins with the second
+        ("few_chain.cu.j2", {"few_chain", "few_group"}),
+        ("include/few/place_bsf.j2", {"few", "few_chain", "few_group"}),
         ("include/text.j2", set(FAMILIES)),
         ("include/gradient/sum.j2", {"gradient", "gradient_mma"}),  # which borrows it
         ("include/gradient_mma/load_registers.j2", {"gradient_mma"}),
@@ -143,7 +146,8 @@ def rendered(family: str) -> Iterator[str]:
     ]  # fmt: skip
     gradients = [replace(each, job="gradient", epilogue=Epilogue()) for each in kernels]
     chains = [replace(each, job="chain", before=(Pattern(2, 64, 64, 1),)) for each in kernels if each.pattern.d == 1]
-    kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3")]
+    groups = [replace(each, beside=((Pattern(1, 32, 128, 1),),)) for each in chains if each.precision == "float16"]
+    kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3"), *groups]
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].serves(kernel, limit):
             yield render(kernel, FAMILIES[family].default(kernel, limit), family=family, dialect="opencl" if limit.is_cpu else "cuda").text

@@ -18,6 +18,7 @@ from ksgen.spec.kernel import CHAIN
 HOPPER = cuda_limits("sm_90a")
 PROCESSOR = Limits(32 * 1024, 1024, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, tiles=("bf16", "f16"), multiprocessors=4)
 PATTERN, BEFORE = Pattern(2, 64, 48, 4), (Pattern(4, 24, 16, 4),)
+BESIDE = ((Pattern(1, 24, 256, 1),),)
 SPELLED = {"dy": "grad_y", "dw": "grad", "parts": "workspace"}  # operands whose names texts shorten
 BATCH = 64
 
@@ -36,6 +37,7 @@ def kernels() -> Iterator[KernelSpec]:
         for bias, residual in product((False, True), repeat=2):
             added = replace(plain, epilogue=Epilogue(bias, "relu", residual))
             yield from (added, replace(added, stride="any"), replace(added, job=CHAIN, before=BEFORE))
+        yield replace(plain, epilogue=Epilogue(True, "relu", True), job=CHAIN, before=BEFORE, beside=BESIDE)
         yield replace(plain, job="gradient")
 
 

@@ -210,8 +210,16 @@ def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[
     return own, there | {"x": FakeTensor(gpu, own["x"])}, [[FakeTensor(gpu, each) for each in layer] for layer in own["weights"]]
 
 
-@pytest.mark.parametrize(("precision", "layout", "batch"), [("float16", "bsf", 40), ("float32", "bsl", 3000)])
-def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, layout: str, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("precision", "layout", "batch", "family"),
+    [
+        ("float16", "bsf", 40, "mma_chain"),
+        ("float32", "bsl", 3000, "simt_chain"),
+        ("float16", "bsf", 1, "few_group"),
+        ("float32", "bsl", 16, "few_group"),
+    ],
+)
+def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], precision: str, layout: str, batch: int, family: str) -> None:
     """Packed before it, or once; a graph that records it replays it; each output where it is wanted."""
     own, given, weights = on_gpu(gpu, layout, precision, batch)
     group_of_layers = of_gpu()
@@ -231,6 +239,7 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, precision: str, layout: st
     assert all(y is wanted for y, wanted in zip(ys, given["out"], strict=True))
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True] * 5 + [False]
     assert gpu.launches[-1][0].startswith("ks_2x48x64x1_1x64x48x2_and_2x24x64x1_and_2x48x64x1_1x64x48x2")
+    assert launched == [family]
     is_right_there()
     packed = [
         [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]
@@ -263,6 +272,12 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     told = of_gpu().explain(25088, precision="float16")
     assert re.match(r"2,48,64,1 then 1,64,48,2, beside 2,24,64,1, beside 2,48,64,1 then .* on Fake GPU: one launch, by mma_chain, ", told)
     assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one$", told)
+    told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
+    assert ": one launch, by few_group, tile_batch=" in told
+    assert re.search(r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one$", told)
+    long = GroupLauncher(*(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2)))
+    first, *_ = long.explain(3, precision="float32", weights="int8", inputs="int8").splitlines()
+    assert first.endswith("layer by layer; no family for such a batch takes x in int8 through all factors")
     wide = GroupLauncher(*(ChainLauncher(Launcher(1, 8192, 16, 1), Launcher(1, 16, 8192, 1)) for _ in range(2)))
     first, *each = wide.explain(25088, precision="float16").splitlines()
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")

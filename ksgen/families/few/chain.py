@@ -19,7 +19,7 @@ from ksgen.families.few.defaults import entries_for
 from ksgen.families.few.shape import Shape
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Shaped
+from ksgen.families.shaped import Elsewhere
 from ksgen.families.tiles import MOST_THREADS, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -36,7 +36,7 @@ def _own_of(kernel: KernelSpec, constants: FewChainConstants) -> list[tuple[Kern
     return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
 
 
-_RULES: tuple[Rule[FewChainConstants], ...] = (
+RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.beside),
     Rule("the second factor's a divides the first one's a, and the first one's d the second one's", lambda k, c: is_narrow(k)),
@@ -56,14 +56,25 @@ _RULES: tuple[Rule[FewChainConstants], ...] = (
 )
 
 
-class FewChain(Shaped[FewChainConstants]):
+def words_of_factors(kernel: KernelSpec) -> dict[str, Any]:
+    """What the template asks for where several factors are in one text: of weights, of X, and of what a factor multiplies, which is X or
+    what lies between."""
+    return {
+        **family.words_of_storage(kernel),
+        "of_scales": ("scales",) * kernel.is_quantized,
+        "x_given": "given" if kernel.has_bytes_in else "stored",
+        "x_stored": INPUT if kernel.has_bytes_in else "stored",
+        "of_inputs_apart": (INPUT,) * kernel.has_bytes_in,
+    }
+
+
+class FewChain(Elsewhere[FewChainConstants]):
     """Two factors for 1 to 32 batch entries; right for any number of them."""
 
     name = "few_chain"
     constants_type = FewChainConstants
-    listed = _RULES
+    listed = RULES
     for_few = True
-    packs = False
     packed_by = "few"
     why = "two factors of a layer for few batch entries, in one launch: blocks compute what lies between again; from sm_80 on"
 
@@ -93,12 +104,6 @@ class FewChain(Shaped[FewChainConstants]):
 
     # ---- costs
 
-    def packed_bytes(self, kernel: KernelSpec, constants: FewChainConstants) -> int:
-        return 0
-
-    def pack_geometry(self, kernel: KernelSpec, constants: FewChainConstants) -> Geometry:
-        return Geometry(0, 1, 0)
-
     def geometry(self, kernel: KernelSpec, constants: FewChainConstants, batch: int) -> Geometry:
         shape = ChainShape(kernel, constants)
         return Geometry(shape.last.grid(batch), shape.threads, shape.shared_bytes, starts_early=bool(constants.early))
@@ -110,19 +115,14 @@ class FewChain(Shaped[FewChainConstants]):
     # ---- the text
 
     def words(self, kernel: KernelSpec, constants: FewChainConstants) -> Mapping[str, Any]:
-        shape = ChainShape(kernel, constants)
-        alone = factor_kernels(kernel)
+        own = {"picture": family.picture(factor_kernels(kernel)[1], constants.last), "early": ("early",) * constants.early}
+        return {**own, **words_of_factors(kernel), "factors": self.factors(kernel, constants)}
+
+    def factors(self, kernel: KernelSpec, constants: FewChainConstants) -> list[dict[str, Any]]:
+        """What the template spells of each factor."""
+        shape, alone = ChainShape(kernel, constants), factor_kernels(kernel)
         listed = [(alone[0], self._first(shape), ()), (alone[1], self._last(shape), ("bsf",))]  # tiles of several j, in both layouts
-        return {
-            **family.words_of_storage(kernel),
-            "picture": family.picture(shape.last.kernel, constants.last),
-            "early": ("early",) * constants.early,
-            "of_scales": ("scales",) * kernel.is_quantized,
-            "x_given": "given" if kernel.has_bytes_in else "stored",
-            "x_stored": INPUT if kernel.has_bytes_in else "stored",  # of what a factor multiplies: X, or what lies between
-            "of_inputs_apart": (INPUT,) * kernel.has_bytes_in,
-            "factors": [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed],
-        }
+        return [{"kernel": own, "constexprs": constexprs, "variants": variants} for own, constexprs, variants in listed]
 
     def _known(self, kernel: KernelSpec, shape: Shape) -> dict[str, Constexpr]:
         return {each.name: each for each in family.constexprs_of(kernel, shape)}
