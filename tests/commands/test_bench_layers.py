@@ -91,7 +91,9 @@ def test_options_take_the_place_of_what_a_spec_says(
     assert {job.layer.epilogue.activation for job in asked} == activations
 
 
-@pytest.mark.parametrize(("options", "batches"), [((), {"usual": {1, 16, 1568}, "own": {8, 9}}), (("--batch", "3"), {"usual": {3}, "own": {3}})])
+@pytest.mark.parametrize(
+    ("options", "batches"), [((), {"usual": {1, 16, 1568}, "own": {8, 9}}), (("--batch", "3"), {"usual": {3}, "own": {3}})]
+)
 def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
     options: tuple[str, ...], batches: dict[str, set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

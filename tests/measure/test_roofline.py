@@ -13,8 +13,8 @@ from ksgen.build.build import build
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.devices.base import Device, Limits, uploaded
-from ksgen.errors import ToolchainError
 from ksgen.emit.render import render_cache_probe, render_processor_probe, render_tiles_probe, render_wait
+from ksgen.errors import ToolchainError
 from ksgen.families.gpus import TYPICAL
 from ksgen.launch.choice import limits_of
 from ksgen.measure import roofline
