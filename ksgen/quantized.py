@@ -207,7 +207,18 @@ def quantize(
 
 def rounded(wide: Array, how: Storage) -> Array:
     """The nearest values of numbers that are not beyond the largest; where values have no scales, of any numbers."""
-    return np.rint(wide).astype(np.int8) if how.mantissa is None else wide.astype(np.float32).astype(numpy_type(how))
+    return np.rint(wide).astype(np.int8) if how.mantissa is None else _to_odd(wide).astype(numpy_type(how))
+
+
+def _to_odd(wide: Array) -> Array:
+    """Numbers as float32 in whose last bit stands whether something was cut off: what rounds that to fewer bits, as ml_dtypes rounds by way
+    of float32, rounds the number itself."""
+    with np.errstate(over="ignore", under="ignore"):
+        near = wide.astype(np.float32)
+    cut = np.where(np.abs(near.astype(np.float64)) > np.abs(wide), np.nextafter(near, np.float32(0)), near)
+    is_cut = np.isfinite(wide) & (cut.astype(np.float64) != wide)
+    odd = (cut.view(np.uint32) | is_cut.astype(np.uint32)).view(np.float32)
+    return np.where(is_cut, odd, near)
 
 
 def numpy_type(how: Storage) -> Any:

@@ -89,6 +89,7 @@ PROMISES = {
         register_error=104,
         precisions=("float32", "float64", "float16", "bfloat16"),
         batches=(1, 8, None),
+        stored=("bfloat16",),
         inputs=tuple(STORAGES),
     ),
     # two layers of two factors and one of one, whose texts stand beside each other
@@ -164,6 +165,9 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         wanted = chains(promise.precisions)
         plain = [kernel for kernel in wanted if kernel.precision in taken_beside()]
         wanted += [replace(kernel, weights=storage, inputs=storage) for storage in promise.inputs for kernel in plain]
+        wanted += [
+            replace(each, weights=storage) for storage in promise.stored for each in plain if each.precision in taken_beside(storage)
+        ]
         served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
         turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
         return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]

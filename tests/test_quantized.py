@@ -10,8 +10,9 @@ import ksgen
 from ksgen import reference
 from ksgen.errors import LaunchError, SpecError
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.quantized import CLIPPED, PER, Quantized, QuantizedInputs, numpy_type, quantize, quantize_inputs
+from ksgen.quantized import CLIPPED, PER, Quantized, QuantizedInputs, numpy_type, quantize, quantize_inputs, rounded
 from ksgen.spec import STORAGES
+from ksgen.spec.storage import STORED
 from tests.support.native import chosen_native
 
 RANDOM = np.random.default_rng(0)
@@ -366,3 +367,23 @@ def test_a_write_to_a_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for weights in (packed, made):
         with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
             own(x, weights)
+
+
+@pytest.mark.parametrize(("storage", "bits"), [("bfloat16", 8), ("e4m3", 4), ("e5m2", 3)])
+def test_numbers_of_float64_are_rounded_once(storage: str, bits: int) -> None:
+    """A hair above the middle between two values, which float32 does not know of, goes up; the middle goes to the even one, and a hair
+    below it down."""
+    step, hair = 2.0 ** (1 - bits), 2.0**-40
+    wide = np.array([1 + step / 2 + hair, 1 + step / 2, 1 + step / 2 - hair, 1 + 1.5 * step - hair, 1 + 1.5 * step])
+    wanted = np.array([1 + step, 1, 1, 1 + step, 1 + 2 * step])
+    how = STORED[storage]
+    np.testing.assert_array_equal(rounded(wide, how).astype(np.float64), wanted)
+    np.testing.assert_array_equal(rounded(-wide, how).astype(np.float64), -wanted)
+
+
+def test_what_float32_has_not_is_rounded_to_bfloat16_as_ever() -> None:
+    wide = np.array([np.inf, -np.inf, np.nan, 1e300, -1e300, 1e-300, 0.0, -0.0, 2.0**-149, 3.0e-45])
+    with np.errstate(over="ignore"):
+        near = wide.astype(np.float32)
+    got, wanted = rounded(wide, STORED["bfloat16"]), near.astype(rounded(wide, STORED["bfloat16"]).dtype)
+    np.testing.assert_array_equal(got.view(np.uint16), wanted.view(np.uint16))

@@ -29,6 +29,8 @@ class Layer:
     epilogue: Epilogue = field(default_factory=Epilogue)
     precisions: tuple[str, ...] | None = None
     layouts: tuple[str, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    fuse: str = "auto"  # of the layer as users have it
 
     def beside(self, count: int) -> "Layer":
         """So many of it on one x, as q, k and v."""
@@ -87,5 +89,7 @@ def of_spec(path: Path) -> list[Layer]:
             words = "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in wanted}) > 1 else ""
             precisions = tuple(dict.fromkeys(each.precision for each in wanted))
             layouts = tuple(dict.fromkeys(each.layout for each in wanted))
-            found.append(Layer(f"{spec.name} {name}{words}", chains, own.between, own.out_layout, epilogue, precisions, layouts))
+            batches = tuple(dict.fromkeys(each.batch for each in wanted if each.batch)) or None
+            options = own.between, own.out_layout, epilogue, precisions, layouts, batches, own.fuse
+            found.append(Layer(f"{spec.name} {name}{words}", chains, *options))
     return found

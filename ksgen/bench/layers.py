@@ -413,6 +413,7 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """`KSLinear` as users have it: frozen, and choosing by itself."""
     layer = arrays.layer
     options: dict[str, Any] = {"layout": arrays.layout, "activation": layer.epilogue.activation, "out_layout": layer.out_layout}
+    options |= {"fuse": layer.fuse}
     made = [
         KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options).eval().freeze()
         for weights, bias in zip(arrays.weights, arrays.biases, strict=True)

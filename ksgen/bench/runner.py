@@ -69,7 +69,9 @@ class Runner:
         known, here = log.content.run.get("baselines_on"), facts.get("baselines_on")
         if None not in (known, here) and known != here:
             raise KsgenError(f"{log.path} holds measurements on {known}, and this is {here}; name another file with -o")
-        log.append("run", facts)
+        if (seed := log.content.run.get("seed", protocol.seed)) != protocol.seed:
+            raise KsgenError(f"{log.path} holds measurements by --seed {seed}, and this is {protocol.seed}; name another file with -o")
+        log.append("run", {**facts, "seed": protocol.seed})
 
     def run(self, jobs: Sequence[Asked]) -> int:
         """Returns how many jobs are complete: all of them, or those that fit the time limit."""

@@ -11,7 +11,7 @@ import click
 
 from ksgen.bench.roster import LAYERS
 from ksgen.commands import bench_energy, bench_layers, bench_paper, bench_report, bench_share
-from ksgen.commands.common import REPLACED, console, json_option, json_text, print_json, progress, say_if_busy
+from ksgen.commands.common import REPLACED, console, json_option, json_text, named_file, print_json, progress, say_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
@@ -51,7 +51,7 @@ for subcommand in (bench_paper.command, bench_layers.command, bench_energy.comma
 @click.option(
     "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"Also write the JSON to this file; {REPLACED}.")
+@click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def model_command(
     model: str, precision: str, backend: str, steps: str, layers: str, device: str | None, batch: int | None, repeats: int | None,

@@ -209,7 +209,8 @@ def print_told(done: Done, as_json: bool, tables: Callable[[Sequence["Row"]], Se
     for table in tables(rows):
         if table.rows:
             print_table(table)
-    click.echo(f"complete on {done.device}: {done.complete} of {counted(done.jobs, 'job')}; rows in {', '.join(map(str, done.files[1:]))}.")
+    measured = f"{done.complete} of {counted(done.jobs, 'job')} measured on {done.device}"
+    click.echo(f"{measured}; rows in {', '.join(map(str, done.files[1:]))}.")
     if said := in_doubt(rows):
         click.echo(said)
     if done.complete < done.jobs:

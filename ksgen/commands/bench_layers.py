@@ -52,7 +52,7 @@ _WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATION
 
 @click.command("layers", short_help="Time whole layers: one launch beside a launch per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
-@click.option("--batch", "batches", type=_batches, metavar="NUMBERS", default=BATCHES, show_default=True, help="Batch sizes.")
+@click.option("--batch", "batches", type=_batches, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]")
 @click.option("--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]")
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
 @click.option("--subset", type=click.IntRange(min=1), help="Take only so many of the layers, the first ones.")
@@ -72,7 +72,7 @@ _WAYS, _ACTIVATION = words_from(WAYS, "contender"), click.Choice(list(ACTIVATION
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays.")
 @json_option
 def command(
-    named: tuple[str, ...], batches: tuple[int, ...], precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
+    named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str, ...] | None,
     subset: int | None, beside: int | None, between: str | None, bias: bool, activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, device: str | None, seed: int, as_json: bool,
@@ -106,7 +106,7 @@ def command(
         LayerJob(each, precision, layout, batch)
         for each in layers
         for precision in precisions or each.precisions or ("float32",)
-        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches)
+        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches or each.batches or _batches(BATCHES))
     ]
     protocol = Protocol(ways, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.bench_common import check_library, print_table, words_from
-from ksgen.commands.common import REPLACED, json_option, json_text, print_json, say_if_busy
+from ksgen.commands.common import REPLACED, json_option, json_text, named_file, print_json, say_if_busy
 from ksgen.files import check_writable, write
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ GPU_REPEATS, CPU_REPEATS = 20, 5
 @click.option(
     "--repeats", type=click.IntRange(min=1), help=f"Timed rounds.  [default: {GPU_REPEATS} on a GPU, {CPU_REPEATS} on a processor]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help=f"Also write the JSON to this file; {REPLACED}.")
+@click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}.")
 @json_option
 def command(
     models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None, output: Path | None, as_json: bool

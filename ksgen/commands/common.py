@@ -30,6 +30,15 @@ LAYOUT = click.Choice(list(LAYOUTS))
 JOB = click.Choice(list(JOBS))
 STORED, STORED_INPUTS = click.Choice(list(WEIGHTS)), click.Choice(list(INPUTS))
 SPEC = click.Path(path_type=Path)
+
+
+def named_file(text: str) -> Path:
+    """A file to write; a click type. `-` would be a file of that name, where users expect standard output."""
+    if text == "-":
+        raise SpecError("-o -: accepted: the name of a file, such as ./- for one that is called so")
+    return Path(text)
+
+
 REPLACED = "an older one is replaced"  # said by every option that names a file to write
 weights_option = click.option(
     "--weights",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ksgen.tuning.search import Progress, Tuned
     from ksgen.tuning.trials import Trial
 
+PIPED_COLUMNS = 1000  # a row is a line, however long
 MOST_ROWS = 12  # of the live table: searches that run, then those that ended last
 
 
@@ -61,7 +62,7 @@ class Watch:
         ended = [each for each in latest if each.phase == "done"]
         title, caption = self._title(running, len(ended)), _caption(running)
         table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("kernel", no_wrap=True)
+        table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
         for name in ("best, us", "of floor", "done", "left", "time left"):
             table.add_column(name, justify="right", no_wrap=True)
         for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
@@ -132,9 +133,9 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel", no_wrap=True)
+    table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
     for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     marked = False
     for tuned in results:
         if isinstance(tuned, KsgenError):
@@ -148,7 +149,10 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
             f"{before / best.median_us:.2f}x" if before and best.median_us and not in_doubt(tuned) else "",
             f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
         )  # fmt: skip
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = PIPED_COLUMNS
     if table.row_count:
-        console().print(table)
+        screen.print(table)
     if marked:
         click.echo("* clocks, temperature or the machine's load moved while this or the default was measured: nothing follows from it.")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import PATTERN, REPLACED, json_option, print_json
+from ksgen.commands.common import PATTERN, REPLACED, json_option, named_file, print_json
 from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
-output_option = click.option("-o", "--output", type=FILE, help=f"Write to this file instead of printing; {REPLACED}.")
+output_option = click.option("-o", "--output", type=named_file, metavar="FILE", help=f"Write to this file instead of printing; {REPLACED}.")
 
 
 @click.group("wisdom", short_help="Show, merge and exchange the results of searches.")

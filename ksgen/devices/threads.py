@@ -16,14 +16,14 @@ def groups_for(grid: int, cores: int) -> int:
 
 def wanted_threads() -> int | None:
     """None: all there are."""
-    if number := said():
+    if number := threads_of_environment():
         return number
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 @cache
-def said() -> int | None:
+def threads_of_environment() -> int | None:
     """What the environment said when it was first asked: to ask at each launch takes as long as the smallest of them does."""
     given = os.environ.get("KSGEN_THREADS")
     if not given:

@@ -127,6 +127,10 @@ def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
 
 
 def _no_array(thing: Any, name: str) -> LaunchError:
+    from ksgen.quantized import QuantizedInputs  # which imports NumPy
+
+    if isinstance(thing, QuantizedInputs):
+        return LaunchError(f"{name} is {_article(thing)}; give its values: {name}.values")
     made = f"np.asarray({name}, np.float32), or " if isinstance(thing, list | tuple) else ""
     return LaunchError(f"{name} is {_article(thing)}; give {made}{ACCEPTED}")
 

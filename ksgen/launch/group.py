@@ -29,6 +29,7 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 ADDED = ("bias", "residual")
+BETWEEN_DIFFERS = "the activations between their factors differ"
 
 
 class GroupLauncher:
@@ -112,15 +113,22 @@ class GroupLauncher:
         """Whether a call is one launch on a device, and why."""
         if sum(map(len, self.chains)) == 1:
             return Verdict(False, "there is one")
-        if self._is_apart:
+        if self._fuse == "no":
             return Verdict(False, "fuse='no'")
         if self._between is None:
-            return Verdict(False, "the activations between their factors differ")
-        return verdict(device, self._kernel(device, precision, layout, epilogue, weights, inputs), batch)
+            return Verdict(False, BETWEEN_DIFFERS)
+        return verdict(device, self._kernel(device, precision, layout, epilogue, weights, inputs), batch, self._fuse)
 
     @property
-    def _is_apart(self) -> bool:
-        return any(layer.fuse == "no" for layer in self.layers)
+    def _fuse(self) -> str:
+        """Of the group: "no" where a layer says so, else "yes" where one does."""
+        found = {layer.fuse for layer in self.layers}
+        return next((word for word in ("no", "yes") if word in found), "auto")
+
+    def _check_asked(self, why: str) -> None:
+        """Raise `LaunchError` where one launch was asked for and cannot be had."""
+        if self._fuse == "yes" and sum(map(len, self.chains)) > 1:
+            raise LaunchError(f"{self!r}: {why}; accepted: layers with fuse='auto' or 'no'")
 
     @property
     def _between(self) -> str | None:
@@ -208,24 +216,31 @@ class GroupLauncher:
         every |= {name: view(given[name]) for name in given if name not in every}
         counts = [sum(f"{name}_{number}" in views for number in range(1, len(own) + 1)) for name in ADDED]
         if not set(counts) <= {0, len(own)}:
+            self._check_asked("only some layers have a bias, or a residual")
             return None
         place = common_device(every)
         if place == "host" and not all(map(is_whole, every.values())):
+            self._check_asked("an array begins within one of its elements")
             return None
         device, stream, every = where_to_work(self, place, given, every, options.stream)
         if place == "host" and not device.shares_host:
+            self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
             return None
         has_bytes_in = views["x"].dtype in BYTE_TYPES
         dtype = PRECISIONS[options.precision].dtype if has_bytes_in and options.precision else views["x"].dtype
         epilogue = Epilogue(bool(counts[0]), options.activation, bool(counts[1]))
-        if self._between is None or self._is_apart:
+        if self._between is None or self._fuse == "no":
+            self._check_asked(BETWEEN_DIFFERS)
             return None
         are_beside = not outs and options.layout == "bsf"  # in one array, whose rows lie apart
         rows = [found for name, found in every.items() if not name.startswith("weights")]
         stride = "any" if place == "host" or are_beside or any(found.strides is not None for found in rows) else "dense"
         what = options.precision or dtype, options.layout, epilogue
         stored = stored_alike(own)
-        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, stored=stored)
+        fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, fuse=self._fuse, stored=stored)
+        if fused is None and self._fuse == "yes":  # asked for only then: separate launches would ask at each call
+            apart = "weights of one factor are stored otherwise than another's"
+            self._check_asked(apart if stored is None else self.verdict(device, *what, batch, *stored).why)
         if fused is None:
             return None
         if not outs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ksgen.errors import ToolchainError
 from ksgen.families import cuda_limits
 from ksgen.families.ptx import Wgmma
 from ksgen.families.tiles import WARP
@@ -17,6 +18,7 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.precision import K_BYTES, OPERANDS
 
 if TYPE_CHECKING:
+    from ksgen.build.request import Binary
     from ksgen.devices.base import Buffer, Device, KernelHandle
     from ksgen.emit.render import Probe
 
@@ -77,11 +79,10 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
 
 def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
     """Bytes a second that all multiprocessors together read from the second-level cache."""
-    from ksgen.build.build import build
     from ksgen.emit.render import render_cache_probe
 
     probe = render_cache_probe(THREADS, CACHE_BLOCKS)
-    kernel = device.load(build(probe.text, probe.entry, device.target), probe.entry, 0)
+    kernel = device.load(_built(device, probe), probe.entry, 0)
     blocks, arguments = CACHE_BLOCKS * device.limits.multiprocessors, (x, y, CACHED_BYTES // 16, CACHE_ROUNDS)
     read_s = time_launches(device, lambda: device.launch(kernel, blocks, THREADS, 0, arguments, None), runs=7)
     return blocks * THREADS * 16 * CACHE_ROUNDS / median(read_s)
@@ -109,11 +110,10 @@ def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") ->
     tiles = PRECISIONS[precision].tiles
     if tiles is None or tiles.operand.name not in device.limits.tiles:
         return plain
-    from ksgen.build.build import build
     from ksgen.emit.render import render_tiles_probe
 
     probe, groups = render_tiles_probe(tiles.operand.name), device.limits.multiprocessors * GROUPS_A_CORE
-    kernel = device.load(build(probe.text, probe.entry, device.target, device.compiler()), probe.entry, 0)
+    kernel = device.load(_built(device, probe), probe.entry, 0)
     seconds = device.time(lambda: device.launch(kernel, groups, 1, 0, (y, TILE_ROUNDS), None), None, runs=15, warmup=2)
     flops = 2.0 * groups * TILE_ROUNDS * probe.multiply_adds / tiles.products
     return replace(plain, flops_per_s=flops / median(seconds), products=tiles.products)
@@ -121,7 +121,18 @@ def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") ->
 
 def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelHandle]":
     """The probe's two kernels: the copy, and the multiply-adds."""
-    from ksgen.build.build import build
-
-    binary = build(probe.text, probe.entry, device.target, device.compiler())
+    binary = _built(device, probe)
     return device.load(binary, probe.entry, 0), device.load(binary, f"{probe.entry}_multiply_add", 0)
+
+
+def _built(device: "Device", probe: "Probe") -> "Binary":
+    """No bundle holds probes, and `ksgen build` makes none: where compiling is forbidden, another thing is to be done than for kernels."""
+    from ksgen.build.build import build, compiling_is_forbidden
+
+    try:
+        return build(probe.text, probe.entry, device.target, device.compiler())
+    except ToolchainError as error:
+        if not compiling_is_forbidden():
+            raise
+        lacks = f"no cache holds {probe.entry}, by which the limits of {device.name} are measured"
+        raise ToolchainError(f"{lacks}, and KSGEN_NO_COMPILE forbids compiling it; unset it for one run") from error

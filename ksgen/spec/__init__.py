@@ -27,10 +27,11 @@ An option that is a list multiplies out. Layers share kernels; under `kernels`, 
 The families and their arguments are the functions of `ksgen.pattern`.
 """
 
-from ksgen.spec.document import Spec, load, parse
+from ksgen.spec.document import load, parse
 from ksgen.spec.kernel import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, Epilogue, KernelSpec, LayerOptions
 from ksgen.spec.paper import paper_patterns, stratified
 from ksgen.spec.precision import PRECISIONS, Precision
+from ksgen.spec.spec import Spec
 from ksgen.spec.storage import STORAGES, WEIGHTS, Storage
 
 __all__ = [

@@ -1,39 +1,15 @@
-"""A spec as a user has it: a YAML file, its kernels and its layers. Never renders."""
+"""A spec as a user has it: a YAML file, or its text. Never renders."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from keyword import iskeyword
 from pathlib import Path
 
 from ksgen.errors import SpecError
 from ksgen.files import read
-from ksgen.pattern import Chain
-from ksgen.spec.kernel import KernelSpec, LayerOptions
+from ksgen.spec.spec import Spec
 from ksgen.values import excerpt, shown
 
 MOST_BYTES_OF_FILE = 2**22
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What one YAML file asks for: each kernel once, and the layers that share them."""
-
-    name: str  # a Python identifier
-    kernels: tuple[KernelSpec, ...]
-    layers: Mapping[str, Chain]
-    groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
-    options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
-    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
-    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
-
-    @property
-    def chains_of(self) -> dict[str, tuple[Chain, ...]]:
-        """Of each layer one, of each group all."""
-        return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups)
-
-    def options_of(self, layer: str) -> LayerOptions:
-        return self.options.get(layer, LayerOptions())
 
 
 def load(path: str | Path) -> Spec:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
-from ksgen.spec.document import Spec
 from ksgen.spec.kernel import (
     ACTIVATIONS,
     FUSES,
@@ -28,6 +27,7 @@ from ksgen.spec.kernel import (
 from ksgen.spec.nodes import Items, Node, Pairs, Place, Scalar, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
+from ksgen.spec.spec import Spec
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 
 MOST_KERNELS = 100_000

@@ -97,6 +97,8 @@ class KSLinears(nn.ModuleList):
         """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""
         if not self._is_served(x):
             return None
+        if self._first.fuse == "yes":
+            return self._in_one_launch(x)
         if _place_of(x) == "cuda":
             return self._on_gpu(x)
         ways = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}

@@ -19,18 +19,20 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import look_of
 from ksgen.launcher import Weights
 from ksgen.spec import LAYOUTS
+from ksgen.spec.kernel import layout_word
 from ksgen.torch import frozen, products
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, job_of, launcher, size_of
 from ksgen.torch.epilogue import ACTIVATIONS, finish
 from ksgen.torch.frozen import made_of
 from ksgen.torch.operands import operand
-from ksgen.torch.ops import is_transformed
+from ksgen.torch.ops import is_transformed, turned_at
 
 BACKENDS = ("auto", "ksgen")  # that prepare
 MOST_CALLS = 256  # that a layer keeps
 
 Step = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of x as a matrix, bias and residual
+Turn = Callable[[Tensor], Tensor]  # of what lies between, into the other layout where it changes
 Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor | None]  # of the layer, which nothing here may keep, x and residual as given
 
 
@@ -91,9 +93,12 @@ def _prepared(layer: Any, x: Tensor, residual: Tensor | None) -> Run:
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
         return _usual
-    if layer.out_layout is not None:
-        return _usual
-    if layer.layout not in LAYOUTS or layer.activation not in ACTIVATIONS or layer.between not in ACTIVATIONS:
+    if (
+        layer.layout not in LAYOUTS
+        or layer.y_layout not in LAYOUTS
+        or layer.activation not in ACTIVATIONS
+        or layer.between not in ACTIVATIONS
+    ):
         return _usual
     if any(each.dtype != x.dtype for each in layer.weights):
         return _usual
@@ -121,9 +126,12 @@ class _Prepared:
 
     def __init__(self, layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, y_shape: tuple[int, ...]) -> None:
         self._bias, self._look, self._y_shape = bias, None if bias is None else look_of(bias), y_shape
-        rows, added = layer._as_matrix(x.contiguous()), None if residual is None else layer._as_matrix(residual.contiguous())
+        rows, added = (
+            layer._as_matrix(x.contiguous()),
+            None if residual is None else layer._as_matrix(residual.contiguous(), layer.y_layout),
+        )
         self._x_shape, self._added_shape = rows.shape, None if added is None else added.shape
-        ways = _Ways(layer.layout, layer.backend == "ksgen", rows)
+        ways = _Ways(layer.layout, layer.out_layout, layer.backend == "ksgen", rows)
         self._step = ways.layer(list(layer.weights), rows, bias, added, layer.activation, layer.between, layer.fuse)
 
     def run(self, layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
@@ -149,8 +157,9 @@ def _as_rows(tensor: Tensor, shape: torch.Size | None) -> Tensor:
 class _Ways:
     """The ways to multiply X of one size, of which the fastest is taken. What they become keeps weights, and no other array."""
 
-    def __init__(self, layout: str, only_kernels: bool, x: Tensor) -> None:
-        self._layout, self._only_kernels, self._batch = layout, only_kernels, x.shape[0 if layout == "bsf" else 1]
+    def __init__(self, layout: str, out_layout: str | None, only_kernels: bool, x: Tensor) -> None:
+        self._layout, self._out_layout = layout, out_layout
+        self._only_kernels, self._batch = only_kernels, x.shape[0 if layout == "bsf" else 1]
 
     def layer(
         self,
@@ -163,45 +172,46 @@ class _Ways:
         fuse: str,
     ) -> Step:
         """All factors: in one launch, or one by one."""
-        *first, last = weights
         own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, fuse)
         ways: dict[str, Step] = {}
-        shapes = [checks.y_shape(pattern, self._layout, self._batch) for pattern in own.chain]
-        if (
-            first
-            and fuse != "no"
-            and (call := self._call(own.prepare, x, weights, bias, residual, self._layout, activation, is_chain=True))
-        ):
-            ways["ksgen"] = in_kernels([call], shapes[-1:])
-        if first and fuse == "yes":
+        is_whole = len(weights) > 1 or self._out_layout is not None  # else it is one product
+        prepare = partial(own.prepare, out_layout=self._out_layout)
+        if is_whole and fuse != "no" and (call := self._call(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)):
+            ways["ksgen"] = in_kernels([call], [checks.y_shape(own.chain[-1], self._out_layout or self._layout, self._batch)])
+        if is_whole and fuse == "yes":
             if not ways:
                 raise UnfitError
             return ways["ksgen"]
-        steps, calls, between = list[Step](), list[Own | None](), x
-        for each in first:
-            step, call = self._factor(each, between, None, None, between_factors)
-            steps.append(step)
+        steps, calls, between = list[tuple[Turn, Step]](), list[Own | None](), x
+        *first, last = turned_at(own.chain.turn, weights, self._layout, self._out_layout)
+        for turns, each, layout in first:
+            between = turns(between)
+            step, call = self._factor(each, between, None, None, between_factors, layout)
+            steps.append((turns, step))
             calls.append(call)
             between = step(between, None, None)
-        finishing, call = self._factor(last, between, bias, residual, activation)
-        if not first:
+        turns_last, each, layout = last
+        finishing, call = self._factor(each, turns_last(between), bias, residual, activation, layout)
+        if not is_whole:
             return finishing
-        in_turn = [each for each in (*calls, call) if each is not None]
+        in_turn = [own_call for own_call in (*calls, call) if own_call is not None]
 
         def each_alone(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-            for step in steps:
-                x = step(x, None, None)
-            return finishing(x, bias, residual)
+            for turns, step in steps:
+                x = step(turns(x), None, None)
+            return finishing(turns_last(x), bias, residual)
 
-        if len(in_turn) == len(weights) and not (ways and self._only_kernels):
-            ways["in turn"] = in_kernels(in_turn, shapes)
+        if self._out_layout is None and len(in_turn) == len(weights) and not (ways and self._only_kernels):
+            ways["in turn"] = in_kernels(in_turn, [checks.y_shape(pattern, self._layout, self._batch) for pattern in own.chain])
         if not ways or not self._only_kernels:
             ways["each"] = each_alone
-        return self._fastest(weights, activation, ways, x, bias, residual, between_factors)
+        return self._fastest(weights, activation, ways, x, bias, residual, layout_word(self._layout, self._out_layout), between_factors)
 
-    def _factor(self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> tuple[Step, Own | None]:
+    def _factor(
+        self, weights: Tensor, x: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, layout: str
+    ) -> tuple[Step, Own | None]:
         """One factor's fastest way, and its kernel's call."""
-        (a, b, c, d), layout = weights.shape, self._layout
+        a, b, c, d = weights.shape
         ways: dict[str, Step] = {}
         given, added, as_given = x, residual, layout
         if self._batch == 1:  # a single entry lies in memory as in both layouts
@@ -224,7 +234,7 @@ class _Ways:
         ways |= {"strided": on_views, "bmm": permuted}
         if weights.element_size() == 2:  # as in `ksgen.torch.ops`
             ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, activation)
-        return self._fastest([weights], activation, ways, x, bias, residual), call
+        return self._fastest([weights], activation, ways, x, bias, residual, layout), call
 
     def _call(
         self, prepare: Callable[..., Call | None], x: Tensor, weights: Sequence[Tensor], bias: Any, residual: Any, layout: str,
@@ -245,12 +255,12 @@ class _Ways:
 
     def _fastest(
         self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None,
-        between: str = "none",
+        layout: str, between: str = "none",
     ) -> Step:  # fmt: skip
         if len(ways) == 1:
             return next(iter(ways.values()))
         shapes = [each.shape for each in weights]
-        job = job_of("prepared", shapes, x.dtype, self._layout, activation, bias is not None, residual is not None, between)
+        job = job_of("prepared", shapes, x.dtype, layout, activation, bias is not None, residual is not None, between)
         timed = {name: partial(way, x, bias, residual) for name, way in ways.items()}
         return ways[faster((job, size_of(self._batch), *ways), timed)]
 

@@ -27,6 +27,7 @@ from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launc
 from ksgen.torch.convert import put
 from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
+from ksgen.torch.intermediates import multiply_between
 from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
 from ksgen.torch.prepared import MOST_CALLS, Own, Step, begins_well, in_kernels, lies_here
@@ -149,12 +150,19 @@ class QuantizedKSLinear(Folding, nn.Module):
         check_tensors(self._name(), x=x, residual=residual)
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
+        if not STORED[self.storage].is_scaled and _is_cast(rows):
+            return self._cast_multiply(rows, added).reshape(y_shape)
         rows, bias, added, _ = autocast(rows, self.bias, added, None)
         self._check_kinds(rows, bias, added)
         kind = dtype_name(rows.dtype)
         if self._x_scale is not None:
             rows = self._in_bytes(rows, added)
         return self._multiply(rows, bias, added, kind).reshape(y_shape)
+
+    def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """As autocast has a layer of float32 multiply: x, and the weights, which have no scales, in autocast's type."""
+        options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation, "between": self.between}
+        return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
     def as_met(self, x: Tensor | None) -> Tensor | None:
         """What x becomes before the first factor: itself, or in float32 what its eight bits stand for."""
@@ -300,17 +308,20 @@ class QuantizedKSLinear(Folding, nn.Module):
         device = self.values[0].device
         kind = "float32" if self.bias is None else dtype_name(self.bias.dtype)
         last = Epilogue(self.bias is not None, self.activation)
-        lines = []
+        lines, apart = list[str](), [""] * (len(self.chain) == 1)  # of each factor's launch, if each has one
         if has_kernels(device) and len(self.chain) > 1:
             own, one = chain_launcher(self._shapes, self.between, self.fuse), {"weights": self.storage, "inputs": self._inputs}
             whole = own.explain(batch, precision=kind, layout=self.layout, epilogue=last, **one)
-            lines.append(whole.splitlines()[0])
+            first, *apart = whole.splitlines()
+            lines.append(first)
         for number, (each, count) in enumerate(zip(self.chain, self.saturated, strict=True), 1):
             stored = f"{each}: {self.storage} weights with {scales_told(self.storage, self.per)}, {count} of {each.weight_count} saturated"
             has_bytes_in = number == 1 and self._x_scale is not None
             if has_bytes_in:
                 stored += f"; x in {self.storage} times {self._x_scale:.6g}, {self.saturated_inputs} of its elements saturated so far"
-            if has_kernels(device):
+            if has_kernels(device) and not apart:
+                lines.append(stored)
+            elif has_kernels(device):
                 epilogue = last if number == len(self.chain) else Epilogue(activation=self.between)
                 options: dict[str, Any] = {"layout": self.layout, "epilogue": epilogue, "weights": self.storage}
                 options |= {"inputs": self._inputs} if number == 1 else {}
@@ -346,6 +357,14 @@ class _Served:
     x_rows: tuple[int, ...]
     y_rows: tuple[int, ...]
     y_shape: tuple[int, ...]
+
+
+def _is_cast(x: Tensor) -> bool:
+    """Whether autocast gives x another type."""
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return False
+    return x.dtype != torch.float64 and torch.get_autocast_dtype(kind) is not torch.float32
 
 
 def _is_plain_here(tensor: Tensor) -> bool:
@@ -474,7 +493,7 @@ def quantized(
     layer: KSLinear, storage: str, per: str = "output", x: Tensor | None = None, x_too: bool = False
 ) -> QuantizedKSLinear:  # fmt: skip
     """What `KSLinear.quantize` gives."""
-    layer.refuse_turned("a layer with weights in eight bits")
+    layer.refuse_turned("a quantized layer")
     own = dtype_name(layer.weights[0].dtype)
     if isinstance(storage, str) and storage in STORED and not STORED[storage].is_scaled and own not in taken_beside(storage):
         wanted = f"a layer of {', '.join(taken_beside(storage))}" + (f", or this one, whose weights are {own}" if own == storage else "")
@@ -486,7 +505,7 @@ def quantized(
     if layer.split is not None:
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):
-        raise LaunchError(f"{layer._name()}: precision={layer.precision}; accepted with weights in eight bits: None")
+        raise LaunchError(f"{layer._name()}: precision={layer.precision}; accepted of a layer to quantize: None")
     with torch.no_grad():
         rows = None if x is None else _rows(layer, x)
         parts: list[Quantized] = []
@@ -569,7 +588,7 @@ def quantize_model(
     there = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
     found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
     if not there and any(isinstance(layer, QuantizedKSLinear) for layer in model.modules()):
-        raise SpecError("every KSLinear of the model is in eight bits already; accepted: the model before it was quantized")
+        raise SpecError("every KSLinear of the model is quantized already; accepted: the model before it was quantized")
     if not found:
         raise SpecError(f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(there))}")
     if "" in found:

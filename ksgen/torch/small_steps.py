@@ -56,6 +56,17 @@ def serve(layer: Any, x: Tensor) -> Tensor | None:
     return _product(layer, x, weights, bias) if serves else None
 
 
+def told(layer: Any, batch: int) -> list[str]:
+    """Whether training steps of so many rows are PyTorch's products, in words; nothing where they are not, or were not timed."""
+    first, is_bsf = layer.weights[0], layer.layout == "bsf"
+    if not first.is_cpu or layer._parallel is not None or batch > ops.FEW_ENTRIES:
+        return []
+    x = torch.empty((batch, layer.in_features) if is_bsf else (layer.in_features, batch), dtype=first.dtype)
+    if not any(_is_served(layer, x.requires_grad_(asks), layer.bias is not None) for asks in (False, True)):
+        return []
+    return [f"training steps at batch {batch}: bmm for every factor, the fastest when they were timed"]
+
+
 def _is_plain(parameter: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
     return type(parameter) is nn.Parameter and parameter.dtype == dtype and parameter.is_cpu and parameter.shape == shape
 

@@ -15,7 +15,8 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 
 torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
-from ksgen.bench.layers import LayerArrays, LayerJob, LayerRunner, layer_contenders  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench import layers  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench.layers import LayerArrays, LayerJob, LayerRunner, layer_contenders  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
 
@@ -66,6 +67,17 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     after = path.read_bytes()
     assert after.startswith(before)
     assert b'"measurement"' not in after[len(before) :]
+
+
+@pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
+def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    of_weights = layers.KSLinear.from_weights
+    monkeypatch.setattr(layers.KSLinear, "from_weights", lambda *given, **options: made.append(of_weights(*given, **options)) or made[-1])
+    job = LayerJob(Layer("own", (PAIR,), fuse=fuse), "float32", "bsf", 5)
+    (own,) = layer_contenders(job, find_device("native"), ("layer",))
+    own.prepare(LayerArrays(job, torch.device("cpu"), seed=0))
+    assert [each.fuse for each in made] == [fuse]
 
 
 def test_what_is_wrong_is_told_from_what_is_right() -> None:

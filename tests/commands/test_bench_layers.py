@@ -33,6 +33,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     line = {"kind": "contender", "key": "k", "pattern": "1,4,4,1", "arithmetic": "float32", "identity": "i", "status": "failed"}
     (tmp_path / "paper.jsonl").write_text(json.dumps({**line, "batch": 8}) + "\n")
+    (tmp_path / "seed.jsonl").write_text(json.dumps({"kind": "run", "seed": 0}) + "\n")
     monkeypatch.chdir(tmp_path)
 
 
@@ -51,7 +52,8 @@ def test_the_command_and_its_report(tmp_path: Path) -> None:
         pytest.skip(str(absent))
     command = ("layers", "small.yaml", "--batch", "3,40", "--contenders", "one_launch,bmm,dense", "--device", "native", *FEW)
     told = ksgen(*command)
-    assert "4 of 4 jobs; rows in layers.csv" in told
+    assert "4 of 4 jobs measured on " in told
+    assert "; rows in layers.csv.\n" in told
     assert "ksgen bench report layers.jsonl makes a page of them." in told
     rows = read_rows(tmp_path / "layers.csv")
     assert rows == read_rows(tmp_path / "layers.jsonl")
@@ -89,6 +91,24 @@ def test_options_take_the_place_of_what_a_spec_says(
     assert {job.layer.epilogue.activation for job in asked} == activations
 
 
+@pytest.mark.parametrize(
+    ("options", "batches"), [((), {"usual": {1, 16, 1568}, "own": {8, 9}}), (("--batch", "3"), {"usual": {3}, "own": {3}})]
+)
+def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
+    options: tuple[str, ...], batches: dict[str, set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = tmp_path / "s.yaml"
+    chain = "chain: ['2,4,8,1', '1,12,8,1']"
+    spec.write_text(f"layers: {{usual: {{{chain}, fuse: no}}, own: {{{chain}, batch: [8, 9]}}}}".replace("fuse: no", "fuse: 'no'"))
+    asked: list[Any] = []
+    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
+    monkeypatch.setattr("ksgen.commands.bench_layers.print_told", lambda *_: None)
+    ksgen("layers", str(spec), *options)
+    found = {name: {job.batch for job in asked if job.layer.name == f"s {name}"} for name in ("usual", "own")}
+    assert found == batches
+    assert {job.layer.name: job.layer.fuse for job in asked} == {"s usual": "no", "s own": "auto"}
+
+
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
     (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a spec such as"),
@@ -98,6 +118,7 @@ MISTAKES = [
     (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
     (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
     (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv beside it"),
+    (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements by --seed 0, and this is 1; name another file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
     (["one.yaml", "--contenders", "each_factor"], "none of these contenders is a way to multiply these layers; name others"),

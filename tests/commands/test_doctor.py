@@ -234,7 +234,7 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_threads_and_vectors_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "said", lambda: 1)
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: 1)
     monkeypatch.setenv("KSGEN_DEVICE", "native")
     told = doctor._chosen_device()
     if not told.found:

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
+from ksgen.commands import tune_table
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue
+from ksgen.spec.kernel import chain_kernel
 from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
+from ksgen.tuning.job import Job
+from ksgen.tuning.search import Tuned
 from ksgen.tuning.sections import sections_of
 from tests.support.tuning_trials import some_trials
 
@@ -60,3 +68,28 @@ def test_reasons_are_counted_and_short() -> None:
 
 def test_figures_have_three_digits() -> None:
     assert [microseconds(time) for time in (0.12345, 8.062, 23.0, 99.96, 100.4, 41445.3)] == ["0.123", "8.06", "23", "100", "100", "41445"]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_results_are_whole_in_eighty_columns_and_a_line_each_where_they_are_piped(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figures stand whole in their columns; a long name takes several lines of a narrow terminal."""
+    factors = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
+    kernel = chain_kernel((factors,) * 3, "bfloat16", "bsf", Epilogue(True, "gelu", True), between="silu")
+    best, default = replace(some_trials()[0], median_us=12345.6), replace(some_trials()[1], median_us=23456.7)
+    monkeypatch.setenv("COLUMNS", "80")
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "dumb")
+    tune_table.print_results([Tuned(Job(kernel, 1568), best, default, 421, 421, 1.0, True)])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "12345.6" in line]
+    assert len(rows) == 1
+    assert all(each in rows[0] for each in ("23456.7", "1.90x", "421"))
+    name = tune_table.name_of(Job(kernel, 1568))
+    if is_terminal:
+        assert max(map(len, lines)) <= 80
+        assert "".join(line[: rows[0].index("23456.7")].strip() for line in lines if line.strip()).endswith(name.replace(" ", "")[-8:])
+    else:
+        assert rows[0].strip().startswith(name)

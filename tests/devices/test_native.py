@@ -60,7 +60,7 @@ def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 192, 48, 2), (1, 24, 32, 3), (1, 40, 16, 24), (2, 37, 50, 1), (1, 13, 50, 7)])
 def test_what_memory_held_before_is_not_computed_with(shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were it subnormal, sums that nobody reads would take eight times as long. Signalling NaNs tell: they raise a flag."""
-    monkeypatch.setattr(threads, "said", lambda: 1)
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: 1)
     flags = ctypes.CDLL("libm.so.6" if sys.platform == "linux" else None)
     launcher = Launcher(*shape)
     for batch in (1, 2, 3, 5, 17, 33, 50):
@@ -128,7 +128,7 @@ def test_any_number_of_threads_gives_the_same_bits(wanted_threads: int, monkeypa
     wanted = product()
     error, _ = compare(make_problem(KERNEL, BATCH), wanted)
     assert error <= tolerance("float32", 32)
-    monkeypatch.setattr(threads, "said", lambda: wanted_threads)
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: wanted_threads)
     np.testing.assert_array_equal(product(), wanted)
 
 
@@ -153,7 +153,7 @@ def test_many_threads_of_python_at_once(has_openmp: bool, monkeypatch: pytest.Mo
     """On OpenMP's threads, and on a crew that serves one of them at a time."""
     if not has_openmp:
         monkeypatch.setattr(native, "_openmp", lambda: None)
-    monkeypatch.setattr(threads, "said", lambda: 3)
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: 3)
     assert wrong_at_once([product] * 5, product()) == 0
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
 
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
@@ -14,7 +16,7 @@ from ksgen.families.gpu_chain import stages_of
 from ksgen.families.mma import Mma, MmaChain, MmaChainConstants
 from ksgen.families.mma.chain import ChainShape
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
@@ -168,6 +170,40 @@ def test_x_in_stages_gives_the_bits_of_a_launch_for_each_factor(
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
         check_beside_factors(source, arrays, run, truth_of(kernel, arrays))
+
+
+@st.composite
+def cases(draw: st.DrawFn, stream: int) -> tuple[KernelSpec, MmaChainConstants, int]:
+    """Two or three factors of few features, so that the emulator is quick, with rests anywhere; any constants of the search space that
+    read X so; and a batch of up to three blocks. g++ takes seconds for each: few are drawn, and one that fails is not made smaller."""
+    precision, layout = draw(st.sampled_from(("float16", "bfloat16", "tf32x3"))), draw(st.sampled_from(LAYOUTS))
+    least = PRECISIONS[precision].least_in
+    a, b, c, d = (draw(st.integers(low, high)) for low, high in ((1, 3), (1, 24), (least, least + 40), (1, 5)))
+    patterns, features = [Pattern(a, b, c, d)], a * b * d
+    for _ in range(draw(st.integers(1, 2))):
+        found = [(i, j) for i in range(1, 5) for j in range(1, 17) if features % (i * j) == 0 and features // (i * j) >= least]
+        assume(found)
+        a, d = draw(st.sampled_from(found))
+        patterns.append(Pattern(a, draw(st.integers(1, max(1, 100 // (a * d)))), features // (a * d), d))
+        features = patterns[-1].out_features
+    kernel = chain_of(
+        tuple(patterns), precision, layout, Epilogue(bias=draw(st.booleans())), between=draw(st.sampled_from(("none", "relu")))
+    )
+    space = [each for each in FAMILY.space(kernel, LIMITS) if each.stream == stream]
+    assume(space)
+    constants = draw(st.sampled_from(space))
+    return kernel, constants, draw(st.integers(1, 3 * constants.tile_batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [0, 1], ids=["whole", "in_stages"])
+@settings(max_examples=8, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_layer_constants_and_batch(stream: int, data: st.DataObject) -> None:
+    kernel, constants, batch = data.draw(cases(stream))
+    assume(batch * kernel.pattern.out_features >= 32)  # a lone sum may cancel, and then be off by anything
+    arrays = arrays_of(kernel, batch)
+    assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), (constants, batch)
 
 
 def test_x_in_stages_is_neither_read_from_beside_the_arrays_nor_raced_for() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import common_device, stream_handle, view
+from ksgen.quantized import quantize_inputs
 
 pytestmark = pytest.mark.usefixtures("forget_types")
 
@@ -98,6 +99,11 @@ def test_gaps_and_read_only_memory_are_reported():
 def test_what_is_no_array_of_reals_is_refused_by_name(array, told):
     with pytest.raises(LaunchError, match=told):
         view(array, "weights")
+
+
+def test_x_in_eight_bits_says_where_its_values_are():
+    with pytest.raises(LaunchError, match=r"^x is a ksgen.quantized.QuantizedInputs; give its values: x.values$"):
+        view(quantize_inputs(np.ones((2, 3)), "int8"), "x")
 
 
 def test_a_tensor_is_read_with_its_device_and_stream(torch):

@@ -21,6 +21,7 @@ from ksgen.spec import LAYOUTS
 from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.host_memory import processor
 from tests.support.launching import torch_or_skip
+from tests.support.native import chosen_native
 
 CHAINS = (  # 24 features in; one, two and three factors
     (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3)),
@@ -178,6 +179,35 @@ def test_what_a_user_gives_wrong() -> None:
     refused("layout 'nchw' is unknown", layout="nchw")
     refused("precision='tf33'", precision="tf33")
     refused("got float32 for weights and float64 for x", x=rows(24, "bsf", precision="float64"))
+
+
+def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:
+    each = [[Launcher(*pattern.shape) for pattern in chain] for chain in CHAINS]
+    made = [ChainLauncher(*one, fuse=fuse, between=between if len(one) == 2 else "none") for one, fuse in zip(each, fuses, strict=True)]
+    return GroupLauncher(*made)
+
+
+@pytest.mark.parametrize(("fuses", "is_one"), [(("yes", "auto", "yes"), True), (("yes", "no", "auto"), False), (("auto",) * 3, False)])
+def test_a_group_is_one_launch_where_a_layer_says_so(
+    launched: list[str], fuses: tuple[str, ...], is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few entries too, which are shared out otherwise; and it says so."""
+    chosen_native(monkeypatch)
+    own, x, weights = fused_group(*fuses), rows(24, "bsf", 1), weights_of()
+    ys = own(x, weights)
+    assert (own.title + " at batch 1" in own.explain(1)) == is_one
+    for number, y in enumerate(ys):
+        assert is_right(y, truth_of(x, number, weights[number], "bsf"))
+    assert (launched.count("vector_chain") == len(launched) == 1) == is_one
+
+
+def test_where_one_launch_of_a_group_cannot_be_had_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    x, weights, accepted = rows(24, "bsf"), weights_of(), "; accepted: layers with fuse='auto' or 'no'"
+    with pytest.raises(LaunchError, match=f"the activations between their factors differ{accepted}"):
+        fused_group("yes", "auto", "auto", between="relu")(x, weights)
+    with pytest.raises(LaunchError, match=f"only some layers have a bias, or a residual{accepted}"):
+        fused_group("auto", "auto", "yes")(x, weights, bias=[draw(21), None, None])
 
 
 def test_outputs_that_meet_are_refused() -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ksgen.build.toolchain import find_compiler
 from ksgen.devices import Found, find_device, list_devices
 from ksgen.devices.base import Device, Limits, uploaded
 from ksgen.emit.render import render_cache_probe, render_processor_probe, render_tiles_probe, render_wait
+from ksgen.errors import ToolchainError
 from ksgen.families.gpus import TYPICAL
 from ksgen.launch.choice import limits_of
 from ksgen.measure import roofline
@@ -31,6 +33,17 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
     moved, computed = 4 * (100 * 30 + 200), 2 * 100 * 200
     assert Ceilings(1e3, 1e30).floor_s(kernel, 100) == pytest.approx(moved / 1e3)
     assert Ceilings(1e30, 1e3).floor_s(kernel, 100) == pytest.approx(computed / 1e3)
+
+
+def test_a_probe_that_may_not_be_compiled_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bundle holds it, and `ksgen build` does not make it."""
+    device = find_device("native")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    with pytest.raises(ToolchainError) as refused:
+        measure_ceilings(device, "float32")
+    lacks = f"no cache holds ks_probe_float32, by which the limits of {device.name} are measured"
+    assert str(refused.value) == f"{lacks}, and KSGEN_NO_COMPILE forbids compiling it; unset it for one run"
 
 
 @needs_opencl

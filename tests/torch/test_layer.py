@@ -169,7 +169,7 @@ def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.Monk
 
 def test_what_is_not_done_with_y_in_another_layout_is_refused() -> None:
     layer = KSLinear([(2, 9, 5, 3)], out_layout="bsl")
-    with pytest.raises(LaunchError, match="out_layout='bsl' of a layer with weights in eight bits; accepted: layers without it"):
+    with pytest.raises(LaunchError, match="out_layout='bsl' of a quantized layer; accepted: layers without it"):
         layer.quantize("int8")
     with pytest.raises(LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"):
         KSLinear.group([layer, layer])

@@ -91,6 +91,25 @@ def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPat
         assert torch.allclose(y, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize(("layout", "other"), [("bsf", "bsl"), ("bsl", "bsf")])
+@pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
+@pytest.mark.parametrize("patterns", CHAINS)
+def test_y_in_another_layout_than_x(patterns: Any, fuse: str, layout: str, other: str, served: list[Any]) -> None:
+    """By one launch or one by one; of one factor too."""
+    options: dict[str, Any] = {"layout": layout, "activation": "gelu", "bias": True, "out_layout": other}
+    for batch in ((1,), (2, 40)):
+        layer, usual = layer_of(patterns, fuse=fuse, **options), layer_of(patterns, backend="einsum", **options)
+        x = x_of(layer, *batch)
+        residual = torch.randn_like(usual(x))
+        for more in ((), (residual,)):
+            warmed(layer, x, *more)
+            with torch.no_grad():
+                y, wanted = layer(x, *more), usual(x, *more)
+            assert served[-2] is y
+            assert (y.shape, y.is_contiguous()) == (wanted.shape, True)
+            assert torch.allclose(y, wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_the_first_call_at_a_shape_goes_the_usual_way(served: list[Any]) -> None:
     layer = layer_of()
     for batch in (2, 3):

@@ -114,7 +114,7 @@ def test_an_activation_between_factors_stays_there(fuse: str) -> None:
     of_x, other = (torch.autograd.grad(layer(x.to(kind)).square().sum(), x)[0] for layer, kind in ((made, x.dtype), (wide, torch.float64)))
     assert relative(of_x, other) < 1e-5
     assert "between=gelu" in repr(made)
-    assert "_gelu at batch 1" in made.explain(1)
+    assert ("with gelu between factors at batch 1" if fuse != "no" else "_gelu at batch 1") in made.explain(1)
     with pytest.raises(LaunchError, match="with between='gelu' it has no matrix"):
         made.to_dense()
 
@@ -181,6 +181,24 @@ def test_compilers_and_autocast_see_an_operator() -> None:
     torch.library.opcheck(torch.ops.ksgen.multiply_quantized, given)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_has_weights_in_bfloat16_multiply_as_those_of_an_nn_linear(dtype: torch.dtype) -> None:
+    """x of float32 and weights in autocast's type, and so is y; outside of autocast, x in that type is refused."""
+    layer = KSLinear(CHAIN, activation="gelu", between="relu")
+    made, x = layer.quantize("bfloat16"), torch.randn(4, 48)
+    alike = KSLinear.from_weights([each.float() for each in made.values], layer.bias, activation="gelu", between="relu")
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):
+        y = made(x)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, alike(x))
+    x.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        made(x).float().sum().backward()
+    assert x.grad is not None
+    with torch.no_grad(), pytest.raises(LaunchError, match=f"got x of {str(dtype)[6:]} for weights in bfloat16; accepted: float32"):
+        made(x.to(dtype))
+
+
 def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     _, made = layer_of("e4m3", activation="gelu")
     x = torch.randn(3, 48)
@@ -191,11 +209,13 @@ def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_says_what_it_is() -> None:
-    _, made = layer_of()
+    _, made = layer_of(fuse="no")
     whole, first, second = made.explain(1).splitlines()
     assert whole.startswith("3,8,16,1 then 2,6,4,3: a launch for each factor; ")
     made.fuse = "yes"
-    assert ": one launch, by vector_chain, " in made.explain(1).splitlines()[0]
+    one, *each = made.explain(1).splitlines()
+    assert ": one launch, by vector_chain, " in one
+    assert each == [f"{pattern}: int8 weights with a scale per output, 0 of {pattern.weight_count} saturated" for pattern in made.chain]
     assert first.startswith(
         "3,8,16,1: int8 weights with a scale per output, 0 of 384 saturated; ks_3x8x16x1_float32_int8_bsf at batch 1 on"
     )
@@ -216,7 +236,7 @@ def test_what_is_refused() -> None:
         (layer.quantize, ("int4",), "storage='int4'"),
         (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
         (KSLinear(CHAIN, dtype=torch.complex64).quantize, ("int8",), "got complex numbers; accepted: real ones"),
-        (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted with weights in eight bits: None"),
+        (KSLinear(CHAIN, precision="tf32x3").quantize, ("int8",), "precision=tf32x3; accepted of a layer to quantize: None"),
     ]
     for call, given, message in cases:
         with pytest.raises(LaunchError, match=message):
@@ -238,6 +258,7 @@ def test_weights_in_bfloat16() -> None:
     assert x.grad is not None
     assert (made.weight_bytes, made.saturated) == (2 * 528 + 4 * 2, [0, 0])
     assert "weights=bfloat16, no scales, 0 of 528 saturated" in repr(made)
+    made.fuse = "no"
     assert made.explain(1).splitlines()[1].startswith("3,8,16,1: bfloat16 weights with no scales, 0 of 384 saturated; ks_3x8x16x1_float32")
     again = KSLinear(CHAIN).quantize("bfloat16")
     again.load_state_dict(made.state_dict())
@@ -415,7 +436,7 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
         quantize(model, "int8", x_too=True)
     report = quantize(model, "e4m3", inputs=x.detach(), x_too=True)
     assert 0.03 < report.layers[0].error < 0.1
-    with pytest.raises(SpecError, match="every KSLinear of the model is in eight bits already"):
+    with pytest.raises(SpecError, match="every KSLinear of the model is quantized already"):
         quantize(model, "int8")
 
 

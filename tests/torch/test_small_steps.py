@@ -204,3 +204,18 @@ def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -
     layer(x_of(layer)), layer(x_of(layer))
     with pytest.raises(KsgenError, match=message):
         call(layer)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_explain_says_so_once_it_was_timed(layout: str, timed: dict[str, float]) -> None:
+    layer, said = (
+        KSLinear(FACTORS, layout=layout),
+        f"training steps at batch {BATCH}: bmm for every factor, the fastest when they were timed",
+    )
+    assert said not in layer.explain(BATCH)
+    layer(x_of(layer))
+    assert layer.explain(BATCH).splitlines().count(said) == 1
+    assert "training steps" not in layer.explain(17)  # more than a small step
+    timed["ksgen"], other = 0.5, KSLinear([(1, 7, 5, 2)], layout=layout)
+    other(x_of(other))
+    assert "training steps" not in other.explain(BATCH)

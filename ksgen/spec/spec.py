@@ -1,0 +1,28 @@
+"""What a spec asks for: kernels, and the layers that share them. Never reads a text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ksgen.pattern import Chain
+from ksgen.spec.kernel import KernelSpec, LayerOptions
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one YAML file asks for: each kernel once, and the layers that share them."""
+
+    name: str  # a Python identifier
+    kernels: tuple[KernelSpec, ...]
+    layers: Mapping[str, Chain]
+    groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
+    options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
+    launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
+    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
+
+    @property
+    def chains_of(self) -> dict[str, tuple[Chain, ...]]:
+        """Of each layer one, of each group all."""
+        return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups)
+
+    def options_of(self, layer: str) -> LayerOptions:
+        return self.options.get(layer, LayerOptions())
