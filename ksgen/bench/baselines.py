@@ -22,6 +22,7 @@ Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
 
 MOST_DENSIFIED = 4  # d up to which zeros in between are worth their multiplications
+NEEDED = {"lazylinop": ("lazylinop", "pandas", "pyopencl")}  # by a library, besides what it says itself
 
 
 class UnsupportedError(KsgenError):
@@ -154,8 +155,9 @@ def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) 
         raise UnsupportedError(f"{name} is measured on processors alone")
     if weights.dtype not in dtypes:
         raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
-    if find_spec(name) is None:
-        raise UnsupportedError(f"{name} is not installed: pip install {name}")
+    wanted = NEEDED.get(name, (name,))
+    if any(find_spec(each) is None for each in wanted):
+        raise UnsupportedError(f"{name} is not installed: pip install {' '.join(wanted)}")
 
 
 def library_version(name: str) -> str:
