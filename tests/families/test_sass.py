@@ -10,6 +10,7 @@ from ksgen.families import FAMILIES, check, cuda_limits
 from ksgen.families.wgmma.block import REGISTERS
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 from tests.compile_matrix import BLACKWELL, PROMISES
 from tests.support import sass
 from tests.support.kernels import job_of
@@ -242,6 +243,29 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     assert sass.count(counts, "ACQBULK") == sass.count(counts, "PREEXIT") == 1
     assert {name for name in memory if sass.count(counts, name)} >= {"UTMALDG", "UBLKCP"}
     assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & memory
+
+
+@pytest.mark.parametrize("weights", ["same", "int8"])
+@pytest.mark.parametrize(
+    ("family", "chains"), [("few", (LAYER[:1],)), ("few_chain", (LAYER,)), ("few_group", (LAYER, LAYER[:1]))], ids=lambda each: str(each)[:9]
+)
+def test_few_entries_read_nothing_before_it_either(family: str, chains: tuple[tuple[Pattern, ...], ...], weights: str) -> None:
+    """X and packed weights may be what the grid before writes: no load takes them for constant."""
+    sass.needed_disassembler()
+    limits, epilogue = cuda_limits("sm_90a"), Epilogue(bias=True, residual=True)
+    if family == "few":
+        kernel = KernelSpec(chains[0][0], "bfloat16", "bsf", epilogue, weights=weights)
+    else:
+        kernel = chain_kernel(chains, "bfloat16", "bsf", epilogue, weights=weights)
+    constants = FAMILIES[family].default(kernel, limits, 1)
+    check(FAMILIES[family], kernel, constants, limits)
+    source = render(kernel, constants, family=family)
+    listing = sass.listing_of(sass.compiled(source.text, source.entry, "sm_90a").data)
+    counts = sass.read(listing)[source.entry]
+    assert sass.count(counts, "ACQBULK") == 1
+    assert sass.count(counts, "LDG") > 1
+    assert not sass.count(counts, "LDG.CONSTANT")
+    assert not sass.opcodes_before(listing, source.entry, "ACQBULK") & {"LD", "LDG", "ST", "STG"}
 
 
 def test_every_family_has_rows_for_every_target() -> None:

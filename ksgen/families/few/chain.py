@@ -115,7 +115,7 @@ class FewChain(Elsewhere[FewChainConstants]):
     # ---- the text
 
     def words(self, kernel: KernelSpec, constants: FewChainConstants) -> Mapping[str, Any]:
-        own = {"picture": family.picture(factor_kernels(kernel)[1], constants.last), "early": ("early",) * constants.early}
+        own = {"picture": family.picture(factor_kernels(kernel)[1], constants.last), **family.words_of_start(constants.early)}
         return {**own, **words_of_factors(kernel), "factors": self.factors(kernel, constants)}
 
     def factors(self, kernel: KernelSpec, constants: FewChainConstants) -> list[dict[str, Any]]:

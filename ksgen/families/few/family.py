@@ -45,6 +45,11 @@ def picture(kernel: KernelSpec, constants: FewConstants) -> str:
     )
 
 
+def words_of_start(early: int) -> dict[str, Any]:
+    """A kernel that begins early waits, and reads nothing through restricted pointers: nvcc would do so before it waited."""
+    return {"early": ("early",) * early, "unwritten": "" if early else "RESTRICT "}
+
+
 def words_of_storage(kernel: KernelSpec) -> dict[str, str]:
     """Of weights, as they are packed and read; and of X."""
     return {
@@ -88,7 +93,7 @@ class Few(Packing[FewConstants]):
         return work_of(kernel, constants, batch, self.memory_bytes(kernel, constants, batch))
 
     def words(self, kernel: KernelSpec, constants: FewConstants) -> Mapping[str, Any]:
-        own = {"picture": picture(kernel, constants), "early": ("early",) * constants.early}
+        own = {"picture": picture(kernel, constants), **words_of_start(constants.early)}
         return {**own, "variants": ("bsf",), **words_of_storage(kernel)}  # tiles of several j, in both layouts
 
     def geometry(self, kernel: KernelSpec, constants: FewConstants, batch: int) -> Geometry:

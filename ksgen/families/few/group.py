@@ -138,7 +138,7 @@ class FewGroup(Elsewhere[FewGroupConstants]):
         return {
             **words_of_factors(kernel),
             "picture": "//\n".join(_picture(number, *kind) for number, kind in enumerate(kinds, 1)),
-            "early": ("early",) * constants.early,
+            **family.words_of_start(constants.early),
             "extra_arguments": ", bias, residual",  # as a layer's own are called
             "extra_pitches": ", residual_pitch",
             "of_pairs": ("pair",) * (most - 1),
