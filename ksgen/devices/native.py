@@ -146,25 +146,29 @@ class _Kernel:
 class _Recording:
     """Launches whose arguments lie ready, but for those that are given anew."""
 
-    __slots__ = ("_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words", "_working")
+    __slots__ = ("_at_work", "_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words", "_workspace")
 
     def __init__(self, launcher: Any, launches: Sequence[Launch], threads: Callable[[], int]) -> None:
         self._launcher, self._count, self._threads, self._kept = launcher, len(launches), threads, launches
         self._words, self._steps = array("q"), array("q")
-        self._working: list[tuple[int, _Workspace]] = []  # which differ by thread
+        working: list[tuple[int, _Workspace]] = []
         for each in launches:
             begin = len(self._words)
             self._steps.extend((each.kernel.walk, begin, each.grid))
             self._words.extend(_words(each.args))
-            self._working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, _Workspace)]
+            working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, _Workspace)]
+        self._at_work = [at for at, _ in working]
+        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)  # of whichever thread calls
         self._steps_at, _ = self._steps.buffer_info()
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
         words = self._words[:]
         for at, pointer in changed:
             words[at] = pointer
-        for at, own in self._working:
-            words[at] = own.pointer
+        if self._workspace is not None:
+            own = self._workspace.pointer  # asked once: memory that grows is another
+            for at in self._at_work:
+                words[at] = own
         self._launcher(self._steps_at, self._count, words.buffer_info()[0], self._threads(), _openmp())
 
 

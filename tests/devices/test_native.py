@@ -179,10 +179,10 @@ void sums(const long* given, long* out, const long count) {
 @pytest.mark.parametrize("has_openmp", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_recorded_launches_wait_for_each_other(device: Any, has_openmp: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sums up all that the one before it wrote; of 19 launches, threads meet at the end of every eighth."""
+    """Each sums up all that the one before it wrote; threads are gathered for eight of the 19 at a time."""
     if not has_openmp:
         monkeypatch.setattr(native, "_openmp", lambda: None)
-    monkeypatch.setattr(threads, "said", lambda: 4)
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: 4)
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
     steps, places = 19, [np.arange(count) for _ in range(20)]
     launches = [Launch(kernel, count, 1, 0, (None, None, count)) for _ in range(steps)]
@@ -200,24 +200,23 @@ def test_recorded_launches_wait_for_each_other(device: Any, has_openmp: bool, co
     np.testing.assert_array_equal(others[1], count + np.arange(count))
 
 
-def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any) -> None:
+def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its launches in the same, where the first needs less than a later one, and none where another thread works."""
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
-    own = device.workspace(40, None)
-    recording = device.record([Launch(kernel, 5, 1, 0, (own, own, 0)), Launch(kernel, 5, 1, 0, (own, None, 5))], None)
-    found, outs = list[int](), [np.zeros(5, np.int64) for _ in range(2)]
-
-    def run(out: Any) -> None:
-        recording([(4, out.ctypes.data)])
-        found.append(own.pointer)
-
-    for out in outs:
-        worker = threading.Thread(target=run, args=(out,))
-        held = (ctypes.c_int64 * 5).from_address(own.pointer)  # of this thread
+    small, large = device.workspace(40, None), device.workspace(2**20, None)
+    launches = [Launch(kernel, 5, 1, 0, (small, small, 0)), Launch(kernel, 5, 1, 0, (large, None, 5))]
+    recording, made, outs = device.record(launches, None), list[Any](), [np.zeros(5, np.int64) for _ in range(2)]
+    allocated = native._allocated
+    monkeypatch.setattr(native, "_allocated", lambda nbytes: made.append(allocated(nbytes)) or made[-1])
+    held = (ctypes.c_int64 * 5).from_address(large.pointer)  # of this thread
+    for number, out in enumerate(outs):
         held[:] = [7] * 5
+        worker = threading.Thread(target=recording, args=([(4, out.ctypes.data)],))
         worker.start()
         worker.join()
-        assert found[-1] != own.pointer
         assert list(held) == [7] * 5
+        assert [each.nbytes for each in made] == [2**20] * (number + 1)
+        assert made[-1].pointer != large.pointer
         np.testing.assert_array_equal(out, 10 + np.arange(5))
 
 
