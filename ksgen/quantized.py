@@ -215,7 +215,7 @@ def _to_odd(wide: Array) -> Array:
     of float32, rounds the number itself."""
     with np.errstate(over="ignore", under="ignore"):
         near = wide.astype(np.float32)
-    cut = np.where(np.abs(near.astype(np.float64)) > np.abs(wide), np.nextafter(near, np.float32(0)), near)
+        cut = np.where(np.abs(near.astype(np.float64)) > np.abs(wide), np.nextafter(near, np.float32(0)), near)
     is_cut = np.isfinite(wide) & (cut.astype(np.float64) != wide)
     odd = (cut.view(np.uint32) | is_cut.astype(np.uint32)).view(np.float32)
     return np.where(is_cut, odd, near)

@@ -22,7 +22,7 @@ Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
 
 MOST_DENSIFIED = 4  # d up to which zeros in between are worth their multiplications
-NEEDED = {"lazylinop": ("lazylinop", "pandas", "pyopencl")}  # by a library, besides what it says itself
+NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # by a library, which does not say so itself
 
 
 class UnsupportedError(KsgenError):
@@ -155,9 +155,10 @@ def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) 
         raise UnsupportedError(f"{name} is measured on processors alone")
     if weights.dtype not in dtypes:
         raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
-    wanted = NEEDED.get(name, (name,))
-    if any(find_spec(each) is None for each in wanted):
-        raise UnsupportedError(f"{name} is not installed: pip install {' '.join(wanted)}")
+    for each in (name, *NEEDED.get(name, ())):
+        if find_spec(each) is None:
+            needs = "" if each == name else f"{name} needs {each}, which "
+            raise UnsupportedError(f"{needs or f'{name} '}is not installed: pip install {each}")
 
 
 def library_version(name: str) -> str:

@@ -108,7 +108,8 @@ class Recording(Protocol):
     """Launches one after the other, to be made again on other memory of the host."""
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        """Which of all their arguments differ, counted through, and where the memory is that they get. Several threads may call at once."""
+        """`changed`: the numbers of arguments, counted through all launches, each with the address that it gets. Several threads may call
+        at once."""
 
 
 def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:

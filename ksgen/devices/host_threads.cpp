@@ -1,5 +1,6 @@
 // Shares the work groups of a launch out among threads: those of OpenMP where a library in the process has them already, so that one set
-// of threads does everything, else threads of its own, which sleep while there is nothing to do.
+// of threads does everything, else threads of its own, which sleep while there is nothing to do. Between launches that were recorded together
+// they do not sleep: they look, and give their cores to others.
 
 #include <pthread.h>
 #include <sched.h>
@@ -35,7 +36,7 @@ struct Progress {
     alignas(64) std::atomic<long> done{0};
 };
 
-const long MOST_STEPS = 8;  // that threads take without meeting
+const long MOST_STEPS = 8;  // for which threads are gathered once
 
 struct Launch {
     const Step* steps;

@@ -15,7 +15,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits
 from ksgen.families.chains import Place, factor_kernels, listed, numbers_of, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Elsewhere, Packing
+from ksgen.families.shaped import PackedElsewhere, Packing
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -180,7 +180,7 @@ def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], Gp
     )
 
 
-class GpuChain(Elsewhere[ConstantsT]):
+class GpuChain(PackedElsewhere[ConstantsT]):
     """All factors of a layer in one launch."""
 
     alone: Packing[Any]  # the family of each factor by itself, which `packed_by` names

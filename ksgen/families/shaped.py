@@ -81,7 +81,7 @@ class Shaped(Generic[ConstantsT]):
         return self.shape(kernel, constants).shared_bytes
 
 
-class Elsewhere(Shaped[ConstantsT]):
+class PackedElsewhere(Shaped[ConstantsT]):
     """A family of several factors in one launch, whose weights another family packs, as for each factor alone: `packed_by`."""
 
     packs = False

@@ -47,11 +47,10 @@ class Elsewhere:
     and nothing packed. Packed weights are kept, and no array. Several threads may call at once.
     """
 
-    __slots__ = ("_device", "_launch", "_moved", "_stream", "_weights", "plan")
+    __slots__ = ("_device", "_launch", "_moved", "_stream", "_weights")
 
     def __init__(self, calls: Sequence[Call], weights: Sequence[Weights]) -> None:
-        self.plan, self._weights, self._stream = calls[-1].plan, weights, calls[0].stream
-        self._device = self.plan.device
+        self._device, self._weights, self._stream = calls[0].plan.device, weights, calls[0].stream
         count, launches = len(calls), list[Launch]()
         self._moved: list[tuple[int, int]] = []  # of all arguments, and which of the places given each of them gets
         begin = 0
@@ -69,5 +68,7 @@ class Elsewhere:
     def __call__(self, x: int, outs: Sequence[int], bias: int = 0, residual: int = 0) -> None:
         """`outs`: of every call, the last one's being the result; bias and residual are the last one's too."""
         given = (x, *outs, bias, residual)
-        self._launch([(at, given[place]) for at, place in self._moved])
-        self._device.synchronize(self._stream)
+        try:
+            self._launch([(at, given[place]) for at, place in self._moved])
+        finally:  # what was launched may still write to memory of the caller's
+            self._device.synchronize(self._stream)

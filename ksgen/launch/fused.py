@@ -25,7 +25,9 @@ from ksgen.words import counted
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
 LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
-SMALL_BYTES = 2**19  # of all weights in batch-size-first, which a core reads from its cache sooner than cores meet between factors
+SMALL_BYTES = (
+    2**19
+)  # of all weights in batch-size-first, which two cores (more were not asked) read sooner from each one's cache than they meet
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
 REMEMBERED = 1024  # plans: one for each layer and batch
 

@@ -134,8 +134,10 @@ class KSLinears(nn.ModuleList):
         """Whether one launch could: the layers differ in their chains alone, and nobody watches or takes derivatives."""
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
-        place, least = _place_of(x), least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
-        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < (least if place == "cpu" else 1):
+        place, least = _place_of(x), 1
+        if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
+            least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
+        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < least:
             return False
         layers = list(self._linears())
         if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called

@@ -99,7 +99,7 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
 ) -> None:
     spec = tmp_path / "s.yaml"
     chain = "chain: ['2,4,8,1', '1,12,8,1']"
-    spec.write_text(f"layers: {{usual: {{{chain}, fuse: no}}, own: {{{chain}, batch: [8, 9]}}}}".replace("fuse: no", "fuse: 'no'"))
+    spec.write_text(f"layers: {{usual: {{{chain}, fuse: 'no'}}, own: {{{chain}, batch: [8, 9]}}}}")
     asked: list[Any] = []
     monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
     monkeypatch.setattr("ksgen.commands.bench_layers.print_told", lambda *_: None)

@@ -193,6 +193,7 @@ def test_a_group_is_one_launch_where_a_layer_says_so(
 ) -> None:
     """Of few entries too, which are shared out otherwise; and it says so."""
     chosen_native(monkeypatch)
+    monkeypatch.setattr("ksgen.launch.fused.SMALL_BYTES", 0)
     own, x, weights = fused_group(*fuses), rows(24, "bsf", 1), weights_of()
     ys = own(x, weights)
     assert (own.title + " at batch 1" in own.explain(1)) == is_one

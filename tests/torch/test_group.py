@@ -49,6 +49,15 @@ def rows(*shape: int, layout: str = "bsf") -> Any:
     return torch.randn(*shape, 24) if layout == "bsf" else torch.randn(24, *shape)
 
 
+def test_one_launch_of_few_entries_where_it_is_asked_for(launched: list[int]) -> None:
+    for fuse, expected in (("yes", [1]), ("auto", []), ("no", [])):
+        launched.clear()
+        own, x = layers(fuse=fuse, backend="ksgen"), rows(1)
+        with torch.no_grad():
+            assert torch.allclose(KSLinear.group(own)(x), torch.cat([layer(x) for layer in own], -1), atol=1e-5)
+        assert launched == expected
+
+
 @pytest.mark.usefixtures("in_one_launch")
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("bias", [True, False])

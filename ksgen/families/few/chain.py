@@ -19,7 +19,7 @@ from ksgen.families.few.defaults import entries_for
 from ksgen.families.few.shape import Shape
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule
-from ksgen.families.shaped import Elsewhere
+from ksgen.families.shaped import PackedElsewhere
 from ksgen.families.tiles import MOST_THREADS, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -68,7 +68,7 @@ def words_of_factors(kernel: KernelSpec) -> dict[str, Any]:
     }
 
 
-class FewChain(Elsewhere[FewChainConstants]):
+class FewChain(PackedElsewhere[FewChainConstants]):
     """Two factors for 1 to 32 batch entries; right for any number of them."""
 
     name = "few_chain"

@@ -21,7 +21,7 @@ from ksgen.families.few.shape import Shape
 from ksgen.families.gpu_chain import layers_of
 from ksgen.families.gpus import LEAST, begins_early
 from ksgen.families.rules import Rule, first_broken, refusal
-from ksgen.families.shaped import Elsewhere
+from ksgen.families.shaped import PackedElsewhere
 from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import epilogue_constexprs
 from ksgen.spec import KernelSpec
@@ -74,7 +74,7 @@ RULES: tuple[Rule[FewGroupConstants], ...] = (
 )
 
 
-class FewGroup(Elsewhere[FewGroupConstants]):
+class FewGroup(PackedElsewhere[FewGroupConstants]):
     """Layers on one X for 1 to 32 batch entries; right for any number of them."""
 
     name = "few_group"

@@ -1,5 +1,5 @@
-"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, in 16-bit and tf32 precisions, and of floats in
-eight bits.
+"""The tensor-core family: warp-wide matrix instructions (`mma.sync`) on sm_80 and later, of 16-bit and tf32 operands and of
+floats in eight bits.
 
 Decides the tiles of `mma.cu.j2`; its design is docs/kernels.md. Never renders, compiles or runs.
 """
@@ -137,7 +137,7 @@ class Mma(Packing[MmaConstants]):
     name = "mma"
     constants_type = MmaConstants
     listed = RULES
-    why = "tensor cores multiply 16-bit and tf32 operands, and e4m3 and e5m2 by each other, from sm_80 on"
+    why = "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2, from sm_80 on"
     on_tensor_cores = True
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
