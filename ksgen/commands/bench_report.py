@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.bench_common import LOG
-from ksgen.commands.common import REPLACED
+from ksgen.commands.common import REPLACED, named_file
 from ksgen.files import write
 
 
@@ -17,7 +17,7 @@ from ksgen.files import write
     type=click.Path(path_type=Path, allow_dash=True),
     help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
 )
-@click.option("--png", type=click.Path(path_type=Path), help=f"Draw a processor's speed-ups and shares of the floor here; {REPLACED}.")
+@click.option("--png", type=named_file, metavar="PATH", help=f"Draw a processor's speed-ups and shares of the floor here; {REPLACED}.")
 @click.option(
     "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
     help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given again.",

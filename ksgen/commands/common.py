@@ -35,7 +35,7 @@ SPEC = click.Path(path_type=Path)
 def named_file(text: str) -> Path:
     """A file to write; a click type. `-` would be a file of that name, where users expect standard output."""
     if text == "-":
-        raise SpecError("-o -: accepted: the name of a file, such as ./- for one that is called so")
+        raise SpecError("file -: accepted: the name of a file, such as ./- for one that is called so")
     return Path(text)
 
 

@@ -17,6 +17,7 @@ from ksgen.commands.common import (
     console,
     find_spec,
     json_option,
+    named_file,
     print_json,
     takes_patterns,
 )
@@ -48,7 +49,7 @@ _OF_SPEC = "With --spec: the first kernel of each pattern"
 @click.option("--weights", type=STORED, help=f"How weights of the patterns are stored (default same). {_OF_SPEC} with such.")
 @click.option("--inputs", type=STORED_INPUTS, help=f"How X of the patterns is stored (default same). {_OF_SPEC} with such.")
 @click.option("--device", help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.")
-@click.option("--png", type=click.Path(path_type=Path), help=f"Draw the pattern (only one) to this file; {REPLACED}.")
+@click.option("--png", type=named_file, metavar="PATH", help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None, layout: str | None,

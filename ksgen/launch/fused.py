@@ -181,8 +181,8 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
     least = least_entries(cores, kernel.layout)
     if batch >= least or (kernel.layout == "bsf" and kernel.weight_bytes <= SMALL_BYTES):
         return ""
-    but = f", where weights have more than {SMALL_BYTES // 1024} KB" if kernel.layout == "bsf" else ""
-    return f"below {counted(least, 'entry', 'entries')} each factor is shared out by its outputs{but}"
+    but = f" of weights that have more than {SMALL_BYTES // 1024} KB in all" if kernel.layout == "bsf" else ""
+    return f"below {counted(least, 'entry', 'entries')} the outputs of each factor{but} are shared out among cores"
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:

@@ -29,7 +29,7 @@ from ksgen.torch.checks import dtype_name
 _not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
-TURNS, MOST_TURNS, LONG_S = 4, 20, 2e-3  # in which ways are timed; the first also builds; more of them while all take no longer than this
+TURNS, MOST_TURNS, LONG_S = 4, 100, 1e-2  # in which ways are timed; the first also builds; more of them while all take no longer than this
 
 KINDS = {
     "prepared": "frozen",
@@ -37,6 +37,12 @@ KINDS = {
     "trained": "trained",
     "trained first": "trained, x without a gradient",
     "group": "all layers",
+}
+
+WAYS_OF_LAYERS = {  # of several factors, in words
+    "ksgen": "one launch",
+    "in turn": "a launch for each factor by one call",
+    "each": "each factor by its fastest way",
 }
 
 Way = Callable[[], Tensor]
@@ -144,11 +150,15 @@ def told_of(
     patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
 ) -> list[str]:
     """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
-    found, words = [], {"each": "one after the other"}
+    count = len(patterns := list(patterns))
+    found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
         for seconds in [each for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
-            times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
+            times = [
+                f"{WAYS_OF_LAYERS.get(way, way) if count > 1 else way} {seconds[way] * 1e6:.0f} us"
+                for way in sorted(seconds, key=seconds.__getitem__)
+            ]
             found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}")
     return found
 

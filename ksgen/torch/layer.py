@@ -68,6 +68,7 @@ class KSLinear(Folding, nn.Linear):
         check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
         if between != "none" and len(self.chain) < 2:
             raise LaunchError(f"KSLinear({self.chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
+        check_words(layout=(layout, LAYOUTS))
         check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
         for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
             KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))

@@ -68,6 +68,7 @@ class Bencher:
     def __init__(self, device: str | None, limit_s: float, say: Say) -> None:
         self._name, self._limit_s, self._say = device, limit_s, say
         self._arrays: OrderedDict[Job, Arrays] = OrderedDict()
+        self._watch = Watch()  # one for all turns, as those of short kernels are over before it knows anything
 
     @property
     def _device(self) -> Device:
@@ -96,7 +97,7 @@ class Bencher:
             self._step(index)
             outcomes.append(self._prepare(arrays, candidate, binary))
         right = [index for index, outcome in enumerate(outcomes) if outcome.state == "measured"]
-        timings = {index: _Timing(self._device, arrays, arrays.ready[entries[index][0]], runs) for index in right}
+        timings = {index: _Timing(self._device, arrays, arrays.ready[entries[index][0]], runs, self._watch) for index in right}
         for _ in range(runs.turns):
             for index, timing in timings.items():
                 self._step(index)
@@ -148,8 +149,8 @@ class GuiltyError(Exception):
 class _Timing:
     """The runs of one candidate."""
 
-    def __init__(self, device: Device, arrays: Arrays, ready: Ready, runs: Runs) -> None:
-        self._device, self._runs = device, runs
+    def __init__(self, device: Device, arrays: Arrays, ready: Ready, runs: Runs, watch: Watch) -> None:
+        self._device, self._runs, self._watch = device, runs, watch
         self._launches = arrays.benches[-1].launches(ready.plan, ready.packed)
         self._seconds: list[float] = []
         self._notes: set[str] = set()
@@ -157,7 +158,7 @@ class _Timing:
 
     def take_a_turn(self) -> None:
         try:
-            before, watch = Clocks.of(self._device), Watch()
+            before = Clocks.of(self._device)
             first = time_launches(self._device, self._launches, FIRST_RUNS, warmup=1)
             self._seconds += first
             if self._is_worth_more(min(first)):
@@ -167,7 +168,7 @@ class _Timing:
                 if (more := min(max(wanted, least), most) - FIRST_RUNS) > 0:
                     self._seconds += time_launches(self._device, self._launches, more, warmup=0)
             self._notes |= Clocks.of(self._device).moved_since(before)
-            self._others_share = max(filter(None, (self._others_share, watch.others_share())), default=None)
+            self._others_share = max(filter(None, (self._others_share, self._watch.others_share())), default=None)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
 

@@ -12,8 +12,17 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [("bundle", "specs/gpt2.yaml"), ("wisdom", "export"), ("bench", "share"), ("bench", "model")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bundle", "specs/gpt2.yaml", "-o"),
+        ("wisdom", "export", "-o"),
+        ("bench", "share", "-o"),
+        ("bench", "model", "-o"),
+        ("show", "1,4,6,4", "--png"),
+    ],
+)
 def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> None:
-    done = ksgen(*command, "-o", "-", cwd=tmp_path)
+    done = ksgen(*command, "-", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert done.stderr.splitlines()[-1] == "ksgen: -o -: accepted: the name of a file, such as ./- for one that is called so"
+    assert done.stderr.splitlines()[-1] == "ksgen: file -: accepted: the name of a file, such as ./- for one that is called so"

@@ -41,7 +41,7 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Ch
     device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
     found = fused.verdict(device, chain_kernel((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
-    least = {"bsf": "32 entries each factor is shared out by its outputs, where weights have more than 512 KB", "bsl": "64 entries each"}
+    least = {"bsf": "32 entries the outputs of each factor of weights that have more than 512 KB in all are ", "bsl": "64 entries the "}
     assert is_one or found.why.startswith(f"below {least[layout]}")
 
 
