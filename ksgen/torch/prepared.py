@@ -178,9 +178,9 @@ class _Ways:
         prepare = partial(own.prepare, out_layout=self._out_layout)
         if is_whole and fuse != "no" and (call := self._call(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)):
             ways["ksgen"] = in_kernels([call], [checks.y_shape(own.chain[-1], self._out_layout or self._layout, self._batch)])
-        if is_whole and fuse == "yes":
-            if not ways:
-                raise UnfitError
+        if is_whole and fuse == "yes" and not ways:
+            raise UnfitError
+        if ways and (fuse == "yes" or self._only_kernels):
             return ways["ksgen"]
         steps, calls, between = list[tuple[Turn, Step]](), list[Own | None](), x
         *first, last = turned_at(own.chain.turn, weights, self._layout, self._out_layout)
@@ -201,10 +201,9 @@ class _Ways:
                 x = step(turns(x), None, None)
             return finishing(turns_last(x), bias, residual)
 
-        if self._out_layout is None and len(in_turn) == len(weights) and not (ways and self._only_kernels):
+        if self._out_layout is None and len(in_turn) == len(weights):
             ways["in turn"] = in_kernels(in_turn, [checks.y_shape(pattern, self._layout, self._batch) for pattern in own.chain])
-        if not ways or not self._only_kernels:
-            ways["each"] = each_alone
+        ways["each"] = each_alone
         return self._fastest(weights, activation, ways, x, bias, residual, layout_word(self._layout, self._out_layout), between_factors)
 
     def _factor(

@@ -38,8 +38,8 @@ layers:
     (tmp_path / "some.yaml").write_text(text)
     kinds = (("float32", "bfloat16"), ("bsl",))
     assert of_spec(tmp_path / "some.yaml") == [
-        Layer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds),
-        Layer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds),
+        Layer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds, fuse="no"),
+        Layer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds, fuse="no"),
         Layer("some heads", (PAIR, Chain((Pattern(1, 3, 16, 1),))), "none", None, Epilogue(activation="relu"), ("float16",), ("bsl",)),
     ]
 

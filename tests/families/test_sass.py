@@ -86,9 +86,10 @@ ROWS += [
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
-# two factors for few entries: the same of each
+# two factors for few entries, and a group of such a layer and one of one factor: the same of each
 ROWS += [
-    Row("few_chain", precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": 6, "STG": 1}, ("FFMA", least), batch=8)
+    Row(family, precision, layout, ("sm_80", "sm_90a"), {"LDG.128": 6, "LDS.128": 8, "SHFL": shuffles, "STG": 1}, ("FFMA", least), batch=8)
+    for family, shuffles in (("few_chain", 6), ("few_group", 9))
     for precision, least in (("float32", 4), ("float16", 8), ("bfloat16", 8))
     for layout in ("bsf", "bsl")
 ]
@@ -142,8 +143,11 @@ CASES = [pytest.param(row, target, id=f"{row.family}-{row.precision}-{row.layout
 def test_a_default_holds_its_instructions(row: Row, target: str) -> None:
     sass.needed_disassembler()
     kernel = KernelSpec(PATTERN, row.precision, row.layout)
-    is_chain = row.family.endswith("_chain")
-    kernel = replace(kernel, pattern=LAYER[-1], before=LAYER[:-1], job="chain") if is_chain else job_of(row.family, kernel)
+    if row.family.endswith(("_chain", "_group")):
+        layers = (LAYER, LAYER[:1]) if row.family.endswith("_group") else (LAYER,)
+        kernel = chain_kernel(layers, row.precision, row.layout, Epilogue())
+    else:
+        kernel = job_of(row.family, kernel)
     source = render(kernel, FAMILIES[row.family].default(kernel, cuda_limits(target), row.batch), family=row.family)
     entries = sass.instructions(sass.compiled(source.text, source.entry, target).data)
     assert set(entries) == set(source.entries)
