@@ -22,7 +22,7 @@ demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on th
 
 test: .venv/.ready-dev  ## Run the tests: of slow ones with many cases, a sample. No GPU is needed.
 	-@$(BIN) -m tests.driver
-	@$(PYTEST) --every 20
+	@$(PYTEST) --every 24
 
 test-all: .venv/.ready-dev  ## Run all tests with all their cases.
 	-@$(BIN) -m tests.driver
