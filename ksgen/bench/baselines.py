@@ -157,8 +157,8 @@ def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) 
         raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
     for each in (name, *NEEDED.get(name, ())):
         if find_spec(each) is None:
-            needs = "" if each == name else f"{name} needs {each}, which "
-            raise UnsupportedError(f"{needs or f'{name} '}is not installed: pip install {each}")
+            lacking = name if each == name else f"{name} needs {each}, which"
+            raise UnsupportedError(f"{lacking} is not installed: pip install {each}")
 
 
 def library_version(name: str) -> str:

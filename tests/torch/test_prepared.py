@@ -41,6 +41,18 @@ def x_of(layer: KSLinear, *shape: int, dtype: Any = torch.float32) -> Any:
     return torch.randn(*((*shape, layer.in_features) if layer.layout == "bsf" else (layer.in_features, *shape)), dtype=dtype)
 
 
+def both_ways(layer: KSLinear, usual: KSLinear, x: Any, served: list[Any]) -> list[tuple[Any, Any]]:
+    """What a prepared call gives and the usual way: without a residual and with one."""
+    found, residual = [], torch.randn_like(usual(x))
+    for more in ((), (residual,)):
+        warmed(layer, x, *more)
+        with torch.no_grad():
+            y, wanted = layer(x, *more), usual(x, *more)
+        assert served[-2] is y
+        found.append((y, wanted))
+    return found
+
+
 def warmed(layer: KSLinear, x: Any, *more: Any) -> Any:
     with torch.no_grad():
         for _ in range(2):
@@ -62,13 +74,7 @@ def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backe
     for activation, bias, batch in (("none", False, (1,)), ("gelu", True, (3,)), ("relu", True, (2, 40)), ("none", True, (1, 1))):
         layer = layer_of(patterns, layout=layout, dtype=dtype, backend=backend, activation=activation, bias=bias)
         usual = layer_of(patterns, layout=layout, dtype=dtype, backend="einsum", activation=activation, bias=bias)
-        x = x_of(layer, *batch, dtype=dtype)
-        residual = torch.randn_like(usual(x))
-        for more in ((), (residual,)):
-            warmed(layer, x, *more)
-            with torch.no_grad():
-                y, wanted = layer(x, *more), usual(x, *more)
-            assert served[-2] is y
+        for y, wanted in both_ways(layer, usual, x_of(layer, *batch, dtype=dtype), served):
             assert y.shape == wanted.shape
             assert y.dtype == wanted.dtype
             assert y.is_contiguous()
@@ -99,13 +105,7 @@ def test_y_in_another_layout_than_x(patterns: Any, fuse: str, layout: str, other
     options: dict[str, Any] = {"layout": layout, "activation": "gelu", "bias": True, "out_layout": other}
     for batch in ((1,), (2, 40)):
         layer, usual = layer_of(patterns, fuse=fuse, **options), layer_of(patterns, backend="einsum", **options)
-        x = x_of(layer, *batch)
-        residual = torch.randn_like(usual(x))
-        for more in ((), (residual,)):
-            warmed(layer, x, *more)
-            with torch.no_grad():
-                y, wanted = layer(x, *more), usual(x, *more)
-            assert served[-2] is y
+        for y, wanted in both_ways(layer, usual, x_of(layer, *batch), served):
             assert (y.shape, y.is_contiguous()) == (wanted.shape, True)
             assert torch.allclose(y, wanted, atol=1e-5, rtol=1e-5)
 
