@@ -13,7 +13,7 @@ from ksgen.families.signature import weights_of
 from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.checks import check_arrays, check_memory, check_precision, check_words, type_of_call, y_shape
-from ksgen.launch.fused import Verdict, fused_plan, verdict
+from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, Verdict, copied_to, fused_plan, verdict
 from ksgen.launch.launcher import Launcher, bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
@@ -212,11 +212,11 @@ class ChainLauncher:
         if self.fuse == "no":
             return None
         if place == "host" and not all(map(is_whole, every.values())):
-            self._check_asked("an array begins within one of its elements")
+            self._check_asked(WITHIN_AN_ELEMENT)
             return None
         device, stream, every = where_to_work(self, place, arrays | given, every, options.stream)
         if place == "host" and not device.shares_host:
-            self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
+            self._check_asked(copied_to(device))
             return None
         views, own_views = {name: every[name] for name in arrays}, [every.get(name) for name in names]
         epilogue = Epilogue("bias" in views, options.activation, "residual" in views)
@@ -225,8 +225,7 @@ class ChainLauncher:
         fused = fused_plan(device, (self.chain,), *what, batch, stride, stream, self.between, out_layout, self.fuse, stored)
         if fused is None:
             if self.fuse == "yes":  # asked for only then: separate launches would ask at each call
-                apart = "weights of one factor are stored otherwise than another's"
-                self._check_asked(apart if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
+                self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, out_layout, *stored).why)
             return None
         packed = []
         for factor, plan, each, found in zip(self.factors, fused.factors, own, own_views, strict=True):

@@ -25,10 +25,10 @@ from ksgen.words import counted
 _planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
 LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
-SMALL_BYTES = (
-    2**19
-)  # of all weights in batch-size-first, which two cores (more were not asked) read sooner from each one's cache than they meet
+SMALL_BYTES = 2**19  # of all weights in batch-size-first, which one core reads sooner than two meet; more cores were not asked
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
+WITHIN_AN_ELEMENT = "an array begins within one of its elements"
+STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
 REMEMBERED = 1024  # plans: one for each layer and batch
 
 
@@ -46,6 +46,11 @@ class Verdict:
 
     is_one: bool
     why: str
+
+
+def copied_to(device: Device) -> str:
+    """Why arrays of the host are not served by one launch there."""
+    return f"arrays of the host are copied to {device.name} for each factor"
 
 
 def fused_plan(

@@ -14,7 +14,7 @@ from ksgen.launch.arrays import ArrayView, common_device, view
 from ksgen.launch.call import Call
 from ksgen.launch.chain import layer_of, with_precision
 from ksgen.launch.checks import check_memory, group_shape
-from ksgen.launch.fused import FusedPlan, Verdict, fused_plan, verdict
+from ksgen.launch.fused import STORED_OTHERWISE, WITHIN_AN_ELEMENT, FusedPlan, Verdict, copied_to, fused_plan, verdict
 from ksgen.launch.launcher import bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import new_outs, on_device_group, on_shared_group
@@ -220,11 +220,11 @@ class GroupLauncher:
             return None
         place = common_device(every)
         if place == "host" and not all(map(is_whole, every.values())):
-            self._check_asked("an array begins within one of its elements")
+            self._check_asked(WITHIN_AN_ELEMENT)
             return None
         device, stream, every = where_to_work(self, place, given, every, options.stream)
         if place == "host" and not device.shares_host:
-            self._check_asked(f"arrays of the host are copied to {device.name} for each factor")
+            self._check_asked(copied_to(device))
             return None
         has_bytes_in = views["x"].dtype in BYTE_TYPES
         dtype = PRECISIONS[options.precision].dtype if has_bytes_in and options.precision else views["x"].dtype
@@ -239,8 +239,7 @@ class GroupLauncher:
         stored = stored_alike(own)
         fused = fused_plan(device, self.chains, *what, batch, stride, stream, self._between, fuse=self._fuse, stored=stored)
         if fused is None and self._fuse == "yes":  # asked for only then: separate launches would ask at each call
-            apart = "weights of one factor are stored otherwise than another's"
-            self._check_asked(apart if stored is None else self.verdict(device, *what, batch, *stored).why)
+            self._check_asked(STORED_OTHERWISE if stored is None else self.verdict(device, *what, batch, *stored).why)
         if fused is None:
             return None
         if not outs:
