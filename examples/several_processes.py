@@ -6,16 +6,15 @@ On one machine or several, with a GPU for each process where there are any. The 
 """
 
 import argparse
+import time
 from tempfile import mkdtemp
 
 import torch
 from torch import distributed, nn
 from torch.distributed import checkpoint
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn import functional
 
 from ksgen.torch import KSLinear
 from ksgen.torch.parallel import KSColwise, KSRowwise
@@ -41,7 +40,7 @@ def train(model: nn.Module, own: slice) -> list[float]:
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
     for step in range(steps):
         x = torch.randn(ROWS, features, generator=torch.Generator().manual_seed(step)).to(kind)[own]
-        loss = functional.mse_loss(model(x), teacher(x))
+        loss = nn.functional.mse_loss(model(x), teacher(x))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -56,7 +55,7 @@ distributed.init_process_group("nccl" if kind == "cuda" else "gloo")  # which re
 rank, count = distributed.get_rank(), distributed.get_world_size()
 if kind == "cuda":
     torch.cuda.set_device(rank % torch.cuda.device_count())
-mesh, teacher = init_device_mesh(kind, (count,)), drawn(1).requires_grad_(False)
+mesh, teacher = distributed.init_device_mesh(kind, (count,)), drawn(1).requires_grad_(False)
 rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
 ways = {
     "DDP": (lambda model: nn.parallel.DistributedDataParallel(model), rows),
@@ -78,3 +77,4 @@ if rank == 0:
     print(*(layer.explain(ROWS).splitlines()[0] for layer in (model[0], model[2])), sep="\n")
     print(f"saved from {count} and loaded whole: outputs differ by {apart:.1e}")
 distributed.destroy_process_group()
+time.sleep(0.2)  # gloo's threads live on and may still hold tensors: whoever lets go of one after the interpreter has ended aborts

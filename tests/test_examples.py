@@ -25,7 +25,7 @@ def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = ()
         [sys.executable, *launcher, EXAMPLES / program, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
