@@ -241,7 +241,10 @@ def test_few_entries_keep_all_cores_busy() -> None:
         ((1, 64, 64, 5), "float32", (2, 10)),
         ((1, 64, 64, 7), "float32", None),  # a shuffle for nearly each multiply-add
         ((1, 384, 384, 3), "float32", None),  # so many multiply-adds that turning costs less
-        ((1, 48, 192, 24), "float32", None),  # rows that leave the first-level cache
+        ((1, 48, 192, 24), "float32", (3, 6)),
+        ((1, 48, 192, 24), "bfloat16", None),  # rows that leave the first-level cache, and are copied
+        ((1, 64, 512, 12), "float32", (3, 6)),
+        ((1, 64, 544, 12), "float32", None),  # longer rows, where they lie
         ((1, 48, 48, 12), "float64", None),
         ((1, 64, 64, 6), "complex64", None),
     ],
@@ -253,6 +256,31 @@ def test_vectors_that_take_other_inputs_until_they_repeat(shape: tuple[int, ...]
     narrow = FAMILY.default(kernel_of(shape, precision), replace(CPU, vector_bytes=32), 6272)
     assert narrow.along == "batch" or Shape(kernel_of(shape, precision), narrow).period == 1
     assert FAMILY.default(kernel_of(shape, precision, layout="bsl"), CPU, 6272).along == "batch"
+
+
+def test_which_inputs_are_read_where_they_lie() -> None:
+    able = replace(CPU, dots=("bf16",))  # of AMD's: those with tiles are not
+
+    def copied(shape: tuple[int, ...], limits: Limits = CPU, batch: int = 6272, precision: str = "float32") -> tuple[int, int]:
+        found = FAMILY.default(kernel_of(shape, precision), limits, batch)
+        return found.panel, found.block
+
+    assert [copied((1, 64, 64, d))[0] for d in (1, 3, 6, 12, 16, 24, 33)] == [0, 0, 0, 0, 0, 1, 1]  # 6 KB rows meet; 33 j straddle lines
+    assert [copied((1, 64, 60, 24), batch=batch)[0] for batch in (1, 16, 6272)] == [0, 0, 0]  # a vector holds no more than there are
+    assert [copied((1, 64, 64, 6), batch=batch)[0] for batch in (1, 8, 6272)] == [1, 1, 0]  # few: their only block is the last
+    assert [copied((1, 64, 64, 48), limits) for limits in (CPU, able, replace(able, tiles=("bf16",)))] == [(1, 24), (0, 12), (1, 24)]
+    assert copied((1, 64, 64, 48), able, precision="bfloat16") == (1, 24)
+
+
+def test_columns_share_a_copy_while_their_weights_stay_near() -> None:
+    def at_once(shape: tuple[int, ...], precision: str) -> tuple[int, int]:
+        kernel = kernel_of(shape, precision)
+        found = Shape(kernel, FAMILY.default(kernel, replace(CPU, dots=("bf16",)), 6272))
+        return found.at_once, found.tiles
+
+    assert at_once((1, 64, 64, 48), "bfloat16") == (16, 16)
+    assert at_once((1, 1024, 1024, 48), "bfloat16") == (1, 256)  # 4 MB a plane
+    assert at_once((1, 64, 64, 8), "float32") == (1, 8)  # read where they lie
 
 
 def test_inputs_that_are_copied_as_pairs_are_spread_where_runs_are_longer() -> None:
@@ -608,7 +636,8 @@ def test_rules_of_the_job_of_d_and_of_panels() -> None:
     with pytest.raises(ConstantsError, match="along=outputs needs a d that divides a tile"):
         check(FAMILY, kernel_of((2, 20, 7, 3)), replace(GOOD, panel=1))
     check(FAMILY, kernel_of((2, 20, 7, 3)), replace(GOOD, width=3, panel=1))
-    for kernel in (kernel_of((2, 20, 7, 9)), kernel_of((2, 20, 7, 2), "float16"), kernel_of((2, 20, 7, 2), layout="bsl")):
+    check(FAMILY, kernel_of((2, 20, 7, 9)), GOOD)
+    for kernel in (kernel_of((2, 20, 7, 2), "float16"), kernel_of((2, 20, 7, 2), layout="bsl")):
         check(FAMILY, kernel, replace(GOOD, panel=1))
         with pytest.raises(ConstantsError, match=r"panel=0 must be 1 .* where inputs are not reals in rows; try 1"):
             check(FAMILY, kernel, GOOD)

@@ -134,6 +134,7 @@ VECTOR = [
     Case((2, 5, 3, 6), "bfloat16", batches=(5,), family="vector", constants=tiles("outputs", 8, 2, 3, 6, 2, 1) | {"pairs": 1}),
     Case((2, 5, 3, 2), "float32", "bsf", (True, "relu", True), (14,), "vector", tiles("outputs", 8, 3, 2, 6, 2, 0), gaps=(3, 5, 1)),
     Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1), gaps=(5, 2, 0)),
+    Case((2, 5, 3, 3), batches=(9,), family="vector", constants=tiles("outputs", 8, 2, 3, 4, 1, 0)),  # the last entry is copied
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
 ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "past": 0}
@@ -160,6 +161,13 @@ CHAIN = [
         FIRST,
         (((2, 5, 4, 3),),),
         gaps=(1, 2, 3),
+    ),
+    Case(  # vectors of inputs that reach beyond a row's last ones: of X, and of what lies between
+        LAST,
+        batches=(31,),
+        family="vector_chain",
+        constants={"block": 12, "tiles": "outputs 8 2 3 0, outputs 8 2 3 0", "past": 0},
+        before=((2, 5, 5, 3),),
     ),
 ]
 VECTOR_GRADIENT = [

@@ -249,6 +249,7 @@ class VectorChain(Shaped[ChainConstants]):
             "kept": "outputs" if is_last else is_kept,
             "as_kept": "as_outputs" if is_last or shape.constants.pairs else "",
             "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
+            "is_last_block": "block + 1 == blocks" if is_first else "false",  # behind what lies between there is room
             "from_there": f"{x_of_block(shape.kernel)}, x_pitch" if is_first else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, at.chain) if is_last else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
         }

@@ -21,7 +21,9 @@ WAYS = 8  # of a first-level cache
 FEW, MANY = 16, 1 << 20  # batch entries
 PAST_BYTES = 1 << 20  # of outputs, from which on they are stored past the caches: more than a second-level one holds
 SPLIT_WEIGHTS = 1 << 16  # from which on planes are split where they are fewer than cores: less is over before another core has begun
-SPREAD_WORTH, SPREAD_ROW_BYTES = 96, 12 * 1024  # multiply-adds for each input or output, and a row's inputs, up to which spreading pays
+FAR_ROWS = 12  # a block whose rows meet in few sets of a cache, where they are read as they lie
+SPREAD_WORTH = 96  # multiply-adds for each input or output up to which spreading pays
+SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024  # a row's inputs up to which it does, where they lie and where they are copied
 SPREAD_RUN = 6  # j from which on it does where inputs are copied as pairs
 FEW_LANES = 0.8  # of a tile's lanes that must be outputs, for lanes along the outputs
 
@@ -104,7 +106,8 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
         return False
     is_short = d < lanes or kernel.real_bytes == 4
     is_long_enough = d >= SPREAD_RUN or not multiplies_pairs(kernel, limits)
-    return is_short and is_long_enough and b * c < SPREAD_WORTH * (b + c) and c * d * kernel.real_bytes <= SPREAD_ROW_BYTES
+    most_bytes = SPREAD_ROW_BYTES if kernel.x_item_bytes == kernel.real_bytes else COPIED_ROW_BYTES
+    return is_short and is_long_enough and b * c < SPREAD_WORTH * (b + c) and c * d * kernel.real_bytes <= most_bytes
 
 
 def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
@@ -152,12 +155,24 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     else:
         most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
         height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
-    rows = max(LEAST_ROWS, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
+    meets = d > lanes and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
+    are_far = meets and reads_far_rows(limits) and not needs_panel(kernel, VectorConstants("outputs", lanes, height, width, 1, 1, 0, 0))
+    least = FAR_ROWS if are_far and not is_spread else LEAST_ROWS
+    rows = max(least, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
-    meets = d > lanes and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
-    return _with_parts(kernel, replace(found, panel=int(meets or needs_panel(kernel, found))), limits, batch)
+    shape = Shape(kernel, found)
+    straddles = shape.reaches and (few or not shape.is_short)  # lines; or the only block is the array's last, which is copied anyway
+    is_copied = needs_panel(kernel, found) or straddles or (meets and not are_far)
+    return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
+
+
+def reads_far_rows(limits: Limits) -> bool:
+    """Whether rows that meet in few sets of a cache are read where they lie: measured on AVX-512 of AMD's from Zen 4 on, where copying
+    them costs more. Others copy them.
+    """
+    return bool(limits.dots) and not limits.tiles
 
 
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:

@@ -10,6 +10,7 @@ from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 
 LINE_BYTES = 64  # of a cache
 MOST_LANES = 16  # of a vector, in float32
+PLANE_BYTES = 512 * 1024  # of a plane's weights that stay in a second-level cache while all rows of a block go by
 CONFLICTING_BYTES = 1024  # rows a multiple of this apart meet in few sets of a first-level cache
 
 
@@ -110,6 +111,13 @@ class Shape(Planes):
         return self.scope * self.kernel.pattern.d * self.tiles if self.turns else self.tiles
 
     @property
+    def at_once(self) -> int:
+        """Columns that a tile's rows are multiplied with before the next rows, where lanes lie along the outputs: all of a plane where rows
+        are copied and the plane's weights stay in a second-level cache meanwhile, so that the copy need not; else one after the other."""
+        held = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
+        return self.tiles if self.constants.panel and held else 1
+
+    @property
     def turns(self) -> bool:
         """Whether inputs of whole planes are turned, or their outputs."""
         return not self.is_along_outputs and "bsf" in (self.x_layout, self.kernel.layout)
@@ -157,6 +165,12 @@ class Shape(Planes):
         return period_of(self.run, self.constants.lanes) if self.is_along_outputs else 1
 
     # ---- how inputs lie
+
+    @property
+    def reaches(self) -> bool:
+        """Whether the vectors that the inputs of one l are read as reach beyond them, so that the last ones of an array are copied."""
+        d, lanes = self.kernel.pattern.d, self.constants.lanes
+        return self.is_along_outputs and (lanes % d > 0 if self.is_short else d % lanes > 0) and not (self.is_short and d > lanes)
 
     @property
     def x_row(self) -> int:
@@ -242,7 +256,8 @@ class Shape(Planes):
         """Where a tile's outputs wait: behind all else. With an epilogue, their raw sums lie right before them."""
         _, b, _, d = self.kernel.pattern.shape
         if self.is_along_outputs:
-            rows = max(self.constants.block, self.constants.height) if self.constants.panel else self.constants.height
+            is_kept = (self.constants.panel or self.reaches) and self.at_once == 1
+            rows = max(self.constants.block, self.constants.height) if is_kept else self.constants.height
             used = rows * self.x_row + self.constants.lanes
         elif self.turns:
             outputs = round_up(self.scope * b * d, self.constants.lanes) if self.kernel.layout == "bsf" else 0
@@ -272,9 +287,8 @@ def lie_in_pairs(kernel: KernelSpec) -> bool:
 
 
 def needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
-    """Where inputs are neither reals nor pairs as they lie, do not lie in rows, or a vector would reach beyond the last of them."""
-    d, lanes = kernel.pattern.d, constants.lanes
-    if kernel.layout == "bsl" or (lanes % d and d % lanes):
+    """Where inputs are neither reals nor pairs as they lie, or do not lie in rows."""
+    if kernel.layout == "bsl":
         return True
     return kernel.x_item_bytes < 4 and not (constants.pairs and lie_in_pairs(kernel))
 

@@ -12,7 +12,7 @@ def period_of(d: int, lanes: int) -> int:
 
 def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
     """Statements that make `each` of a period's first vectors of the inputs `at`. Where d neither divides the lanes nor is more, they read
-    up to as many inputs as there are lanes: `at` points into a panel then. A complex number is two neighbours."""
+    up to as many inputs as there are lanes, which must be there. A complex number is two neighbours."""
     halves, at = precision.halves, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
     d, lanes, firsts = d * halves, lanes * halves, [each * lanes % d * halves for each in range(vectors)]
     if d == lanes:
