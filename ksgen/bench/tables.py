@@ -8,6 +8,7 @@ from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, gains, group_by
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
+from ksgen.measure.trust import marked
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted, spanned
 
@@ -211,7 +212,15 @@ def doubted(rows: Sequence[Row]) -> Table:
     """Times in doubt: they are in the file, and nothing is concluded from them."""
     some = [row for row in rows if row.doubt]
     lines = [
-        (row.pattern, row.precision, row.layout, row.implementation, f"{number(row.median_us)}?", number(row.fastest_us), row.doubt)
+        (
+            row.pattern,
+            row.precision,
+            row.layout,
+            row.implementation,
+            marked(number(row.median_us), row.doubt),
+            number(row.fastest_us),
+            row.doubt,
+        )
         for row in some
     ]
     columns = ("pattern", "precision", "layout", "contender", "median, us", "fastest, us", "why")
