@@ -30,6 +30,27 @@ def test_a_note_about_the_winners_time_is_said() -> None:
     assert "Of its time: clocks moved." in sections_of(noted)[0].said
 
 
+@pytest.mark.parametrize(
+    ("notes", "marks"), [(("", ""), (False, False)), (("clocks moved", ""), (True, False)), (("", "hot"), (False, True))]
+)
+def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
+    notes: tuple[str, str], marks: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = some_trials()[:2]
+    best = replace(first, median_us=200.0, floor_us=100.0, note=notes[0])
+    default = replace(second, median_us=300.0, note=notes[1])
+    found = Tuned(Job(best.kernel, best.batch), best, default, 2, 2, 1.0, True)
+    tune_table.print_results([found])
+    said = capsys.readouterr().out
+    assert ("200.0?" in said, "300.0?" in said) == marks
+    assert ("1.50x" in said) == (not any(notes))
+    assert ("50%" in said) == (not notes[0])
+    first_note = next(filter(None, notes), "")
+    assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
+    assert tune_table.figures(found)["doubt"] == first_note
+    assert tune_table.summary(best).startswith("200.0? us, in doubt: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
+
+
 def test_the_table_lists_what_was_measured_first() -> None:
     trials = some_trials()[12:24]
     space = replace(trials[1], state="wrong", median_us=None, reason="off\n by 1")
