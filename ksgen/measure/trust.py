@@ -46,6 +46,11 @@ def marked(figure: str, why: str) -> str:
     return f"{figure}{MARK}" if why else figure
 
 
+def said(figure: str, why: str) -> str:
+    """The same of a figure that stands alone: with its doubt."""
+    return f"{marked(figure, why)} ({why})" if why else figure
+
+
 def told(doubts: Sequence[str], thing: str = "time") -> str:
     """What stands under figures, each with its doubt or none; empty if none is in doubt."""
     some = list(filter(None, doubts))
