@@ -259,4 +259,4 @@ def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pyt
     assert known["constants"] == asdict(guess.constants)
     assert known["chosen_by"] == "wisdom of another template version, a first guess: tune again; measured at batch 64"
     (portable,) = json.loads(CliRunner().invoke(cli, arguments).stdout)["patterns"]
-    assert portable["chosen_by"] == "the family's default for every GPU since sm_80"
+    assert portable["chosen_by"] == "the family's default for sm_80"
