@@ -139,6 +139,7 @@ def command(
 def _print(figures: dict[str, object], chosen: str) -> None:
     from rich.table import Table
 
+    from ksgen.measure.roofline import ABOVE
     from ksgen.measure.trust import marked
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -166,7 +167,8 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
         said = _untrusted(why or of_each) if why or of_each else ratio
         rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for a launch of each factor{copied}: {said}"))
-    share = _untrusted(why) if why else f"{figures['share_of_floor']:.0%} of the floor"
+    share_of_floor = cast("float | None", figures["share_of_floor"]) or 0.0
+    share = _untrusted(why) if why else f"{share_of_floor:.0%} of the floor{f'. {ABOVE}' if share_of_floor > 1 else ''}"
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
     for name, text in rows:
         table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, chosen=chosen, **figures))

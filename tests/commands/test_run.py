@@ -5,6 +5,7 @@ import json
 import pytest
 
 from ksgen.commands import run
+from ksgen.measure.roofline import ABOVE
 from tests.support.program import ksgen, needs_device
 
 
@@ -89,5 +90,7 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")
     assert lines["apart"] == f"80.0{'' if why else '?'} us for a launch of each factor: {untrusted}"
-    run._print({**figures, "doubt": "", "share_of_floor": 0.5, "each_factor_doubt": ["", ""]}, "tile=1")
-    assert "80.0 us for a launch of each factor: 2.00 of the time of one launch" in " ".join(capsys.readouterr().out.split())
+    run._print({**figures, "doubt": "", "share_of_floor": 1.2, "each_factor_doubt": ["", ""]}, "tile=1")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "80.0 us for a launch of each factor: 2.00 of the time of one launch" in said
+    assert f"120% of the floor. {ABOVE}" in said
