@@ -226,16 +226,21 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, kind: str) -> Tensor:
         """By PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
-        *first, last = zip(self.values, self.scales, self._x_scales, strict=True)
-        for values, scale, x_scale in first:
-            activation = "none" if is_apart else self.between
-            x = _operator(x, values, scale, None, None, self.layout, activation, self.storage, self.per, x_scale, kind)
-            x = finish(x, None, self.between, None, self.layout) if is_apart else x
-        values, scale, x_scale = last
+        last = len(self.chain) - 1
+        for factor in range(last):
+            if is_apart:
+                x = finish(self._by_operator(factor, x, kind), None, self.between, None, self.layout)
+            else:
+                x = self._by_operator(factor, x, kind, activation=self.between)
         if is_apart:
-            y = _operator(x, values, scale, None, None, self.layout, "none", self.storage, self.per, x_scale, kind)
-            return finish(y, bias, self.activation, residual, self.layout)
-        return _operator(x, values, scale, bias, residual, self.layout, self.activation, self.storage, self.per, x_scale, kind)
+            return finish(self._by_operator(last, x, kind), bias, self.activation, residual, self.layout)
+        return self._by_operator(last, x, kind, bias, residual, self.activation)
+
+    def _by_operator(
+        self, factor: int, x: Tensor, kind: str, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none"
+    ) -> Tensor:
+        values, scale, x_scale = self.values[factor], self.scales[factor], self._x_scales[factor]
+        return _operator(x, values, scale, bias, residual, self.layout, activation, self.storage, self.per, x_scale, kind)
 
     @property
     def _x_scales(self) -> list[float | None]:
