@@ -75,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(verify, "measure", fake_measure)
         patch.setattr(trust, "look", lambda: "")  # whatever else this machine does
         patch.setattr(verify, "make_problem", lambda *_: None)
-        patch.setattr(demo, "_beside_numpy", lambda device, problem, seconds: (seconds, 1e-5))
+        patch.setattr(demo, "_beside_numpy", lambda device, problem, seconds: (seconds, [1e-5]))
         patch.setattr(roofline, "measure_ceilings", lambda *_: roofline.Ceilings(1e9, 1e9))
         (around / "home").mkdir()
         yield around
