@@ -1,10 +1,14 @@
 """The table of a search: its winner, its order, its reasons and its digits."""
 
+import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ksgen.commands import tune_table
+from ksgen.commands import tune, tune_table
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import chain_kernel
@@ -49,6 +53,20 @@ def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
     assert tune_table.figures(found)["doubt"] == first_note
     assert tune_table.summary(best).startswith("200.0? us, in doubt: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
+
+
+def test_what_is_not_kept_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
+    first = some_trials()[0]
+    job = Job(first.kernel, first.batch)
+    kept = Tuned(job, first, None, 1, 1, 1.0, True)
+    facts = SimpleNamespace(name="Abacus")
+    for results, counts in (([kept, kept], (2, 0)), ([kept, replace(kept, is_kept=False)], (1, 1))):
+        tuner: Any = SimpleNamespace(engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event())
+        tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
+        said = capsys.readouterr().out
+        assert f"{counts[0]} of 2 kernels on Abacus, batch {first.batch}: launchers take them from now on." in said
+        assert ("1 kernel: what was known before stays, as its time is sound or shorter." in said) == bool(counts[1])
 
 
 def test_the_table_lists_what_was_measured_first() -> None:
