@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ksgen.bench.report import machine_of
 from ksgen.bench.rows import Row, read_rows
 from ksgen.bench.tables import markdown, overview, processors
 from ksgen.devices.base import PROCESSOR_RUNTIMES
@@ -36,9 +37,8 @@ def figures(folder: Path) -> str:
         made = f"{latest.device}, {_when(rows)}"
         picture = path.with_suffix(".png")
         shown = f"\n![speed-ups and shares of the floor, sorted]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
-        table, machine = (overview if on_gpu else processors)(rows), path.with_name("machine.txt")
-        if machine.exists():
-            table = replace(table, title=machine.read_text(encoding="utf-8").strip())
+        table = (overview if on_gpu else processors)(rows)
+        table = replace(table, title=machine_of(path) or table.title)
         parts.append(f"{markdown(table)}\n{made}; all of it: `ksgen bench report {path.relative_to(ROOT)}`.\n{shown}")
     return "\n".join(parts if is_gpu else [NOTHING, *parts])
 

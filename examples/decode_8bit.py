@@ -10,11 +10,13 @@ tokens says how far the models are apart.
 import argparse
 from copy import deepcopy
 from dataclasses import replace
+from statistics import median
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
+from ksgen.measure.trust import Watch, doubt, said
 from ksgen.torch import convert, freeze, quantize
 from ksgen.torch.models import GPT2_MEDIUM, Language, LanguageModel
 
@@ -26,15 +28,16 @@ def chains(count: int, size: int) -> dict[str, list[tuple[int, int, int, int]]]:
     return found | {"down": [(count, size, 4 * size, 1), (1, size, size, count)]}
 
 
-def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, float]:
-    """The likeliest next tokens, each by the last one alone, and seconds a token."""
-    begin = 0.0
+def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
+    """The likeliest next tokens, each by the last one alone, and how long one takes."""
+    taken_us, watch = [], Watch()
     with torch.no_grad():
-        for step in range(count + 2):
-            if step == 2:  # the first ones build, pack and choose
-                begin = perf_counter()
+        for _ in range(count + 2):
+            begin = perf_counter()
             tokens = torch.cat([tokens, model(tokens[:, -1:]).argmax(-1)], 1)
-    return tokens, (perf_counter() - begin) / count
+            taken_us.append(1e6 * (perf_counter() - begin))
+    own = taken_us[2:]  # the first ones build, pack and choose
+    return tokens, said(f"{median(own) / 1e3:.2f} ms a token", doubt(own, watch.others_share()))
 
 
 def equal(model: nn.Module, tokens: Tensor) -> float:
@@ -63,10 +66,10 @@ def main() -> None:
     print(quantize(quantized, given.storage))
     freeze(model)  # packs once, as nobody writes to the weights
     first = torch.zeros(1, 1, dtype=torch.long)
-    wanted, seconds = decode(model, first, 4 if given.short else given.tokens)
-    _, others_seconds = decode(quantized, first, 4 if given.short else given.tokens)
-    print(f"float32: {1e3 * seconds:.2f} ms a token, {megabytes(model.blocks):.2f} MB of blocks")
-    print(f"{given.storage}: {1e3 * others_seconds:.2f} ms a token, {megabytes(quantized.blocks):.2f} MB of blocks")
+    wanted, took = decode(model, first, 4 if given.short else given.tokens)
+    _, others_took = decode(quantized, first, 4 if given.short else given.tokens)
+    print(f"float32: {took}, {megabytes(model.blocks):.2f} MB of blocks")
+    print(f"{given.storage}: {others_took}, {megabytes(quantized.blocks):.2f} MB of blocks")
     print(f"after the same tokens, {equal(quantized, wanted):.0%} of the next ones are equal")
 
 

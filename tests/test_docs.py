@@ -50,6 +50,13 @@ def test_every_page_of_docs_can_be_reached_from_readme() -> None:
     assert [page for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in reached] == []
 
 
+def test_pages_say_that_what_is_not_installed_runs_in_a_checkout() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES if page.is_relative_to(ROOT / "docs") and page.name != "setup.md"}
+    named = {page: text for page, text in pages.items() if re.search(r"`python (-m (benchmarks|tests)\b|benchmarks/)", text)}
+    assert len(named) > 10
+    assert [page.name for page, text in named.items() if "in a [checkout](" not in text] == []
+
+
 def test_make_help_says_one_line_of_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
     said = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -387,3 +387,20 @@ def test_what_float32_has_not_is_rounded_to_bfloat16_as_ever() -> None:
         near = wide.astype(np.float32)
     got, wanted = rounded(wide, STORED["bfloat16"]), near.astype(rounded(wide, STORED["bfloat16"]).dtype)
     np.testing.assert_array_equal(got.view(np.uint16), wanted.view(np.uint16))
+
+
+@pytest.mark.parametrize(("batch", "layout"), [(1, "bsf"), (3, "bsl"), (70, "bsf"), (70, "bsl")])
+def test_weights_in_bfloat16_that_are_not_finite_stay_so_and_reach_their_outputs_alone(batch: int, layout: str) -> None:
+    """As PyTorch rounds them: what is finite and beyond bfloat16 becomes Inf."""
+    bad = WEIGHTS.copy()
+    bad[0, 1, 2, 0], bad[0, 2, 3, 1], bad[1, 3, 0, 2], bad[1, 4, 5, 0] = np.nan, np.inf, -np.inf, 3.4e38
+    made = quantize(bad, "bfloat16")
+    wide = torch.tensor(bad).bfloat16().float().numpy()
+    np.testing.assert_array_equal(made.dequantized(), wide)
+    assert (made.saturated, np.isinf(wide).sum(), np.isnan(wide).sum()) == (0, 3, 1)
+    x = np.abs(RANDOM.standard_normal((batch, 48) if layout == "bsf" else (48, batch))).astype(np.float32) + 1
+    y = Launcher(2, 6, 8, 3)(x, made, layout=layout)
+    wanted = reference.multiply(Launcher(2, 6, 8, 3).pattern, x, wide, layout)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(wanted))
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)

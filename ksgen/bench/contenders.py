@@ -111,7 +111,7 @@ def ours(job: Job, device: Device) -> Iterator[Contender]:
 
 
 def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
-    """Search for constants of our kernels that wisdom lacks at this batch, or has only for another template version.
+    """Search for constants of our kernels that wisdom lacks at this batch, or has only stale or with a time in doubt.
 
     The result is "tuned" from then on. A search that finds nothing says so, and costs only itself. A budget of seconds ends at
     the deadline, on the clock of `monotonic`.
@@ -122,7 +122,7 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     selector = f"{device.runtime}:{device.index}"
     for arithmetic in arithmetics(job, device):
         known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
-        if known and known.batch == job.batch and not known.is_stale:
+        if known and known.batch == job.batch and not any(known.rank):
             continue
         left = deadline - monotonic()
         if left <= 0:

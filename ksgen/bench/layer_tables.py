@@ -30,7 +30,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerTimes:
     """One layer's best rows that can be trusted, by contender."""
 
     name: str
@@ -44,7 +44,7 @@ class Layer:
         return other / one if one and other else None
 
 
-def layers_by_kind(rows: Sequence[Row]) -> dict[Kind, list[Layer]]:
+def layers_by_kind(rows: Sequence[Row]) -> dict[Kind, list[LayerTimes]]:
     """All layers of the rows, those without a time that counts too."""
     found: dict[Kind, dict[str, dict[str, Row]]] = {}
     for row in rows:
@@ -54,7 +54,7 @@ def layers_by_kind(rows: Sequence[Row]) -> dict[Kind, list[Layer]]:
             known = best.get(row.implementation)
             if known is None or (row.median_us or 0) < (known.median_us or 0):
                 best[row.implementation] = row
-    return {kind: [Layer(name, best) for name, best in layers.items()] for kind, layers in found.items()}
+    return {kind: [LayerTimes(name, best) for name, best in layers.items()] for kind, layers in found.items()}
 
 
 def in_short(rows: Sequence[Row]) -> Table:
@@ -82,11 +82,11 @@ def each_layer(rows: Sequence[Row]) -> Iterator[Table]:
         yield Table(f"Layers, {kind.words}", columns, tuple(lines), _NOTE)
 
 
-def _ratios(layers: Sequence[Layer], name: str) -> list[float]:
+def _ratios(layers: Sequence[LayerTimes], name: str) -> list[float]:
     return [ratio for layer in layers if (ratio := layer.ratio(name)) is not None]
 
 
-def _line(layer: Layer) -> tuple[str, ...]:
+def _line(layer: LayerTimes) -> tuple[str, ...]:
     one = layer.best.get(ONE_LAUNCH)
     by = ("-", "-", "-") if one is None else (number(one.median_us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}")
     return (layer.name, *by, *(_times(layer.ratio(name)) for name in OTHER_WAYS))

@@ -23,11 +23,14 @@ from ksgen.bench.tables import Table
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
+from ksgen.files import read
+from ksgen.measure.roofline import ABOVE
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted
 
 RATIO = "(b+c)/(bc)"
+MOST_BYTES_OF_LINE = 1000
 FASTER = "times as fast"
 
 
@@ -58,7 +61,7 @@ class Section:
         return self.title.lower().replace(" ", "-")
 
 
-def page(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
+def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
     """`wholes`: tables of whole models."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=True,
@@ -66,7 +69,8 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
     )  # fmt: skip
     environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
     return environment.get_template("page.html.j2").render(
-        title=f"Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}",
+        title=f"Kronecker-sparse products on {machine or _devices(rows)}",
+        above=ABOVE,
         sections=_sections(rows, wholes, _precision),
         dark_style=Markup(svg.dark_style()),
         source=published()["source"],
@@ -74,21 +78,34 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
     )
 
 
-def markdown(rows: Sequence[Row], wholes: Sequence[Table] = ()) -> str:
+def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
     """Every table of the page."""
     sections = _sections(rows, wholes, _tables, with_figures=False)
-    parts = [f"# Kronecker-sparse products on {', '.join(_once(row.device for row in rows))}\n"]
+    parts = [f"# Kronecker-sparse products on {machine or _devices(rows)}\n"]
     for section in sections:
         parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
         parts += map(tables.markdown, section.tables + section.folded_tables)
     return "\n".join(parts)
 
 
-def picture(rows: Sequence[Row]) -> bytes:
+def picture(rows: Sequence[Row], machine: str = "") -> bytes:
     """A processor's results as a PNG."""
     if not (found := gains([row for row in rows if not row.layer])):
         raise KsgenError("the file holds no speed-up on a processor that can be trusted: there is nothing to draw")
-    return figures.sorted_gains(found, ", ".join(_once(row.device for row in rows)))
+    return figures.sorted_gains(found, machine or _devices(rows))
+
+
+def machine_of(file: Path) -> str:
+    """What a line in machine.txt beside a file of results says of the machine; empty where there is none."""
+    path = file.with_name("machine.txt")
+    try:
+        return read(path, MOST_BYTES_OF_LINE).decode().strip() if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); accepted: a line of text") from error
+
+
+def _devices(rows: Sequence[Row]) -> str:
+    return ", ".join(_once(row.device for row in rows))
 
 
 def _sections(

@@ -8,6 +8,8 @@ from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, gains, group_by
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
+from ksgen.measure.roofline import ABOVE
+from ksgen.measure.trust import marked
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted, spanned
 
@@ -44,7 +46,13 @@ def overview(rows: Sequence[Row]) -> Table:
     columns = ("precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
     note += f" {said}" if (said := in_doubt(rows)) else ""
+    note += _above(rows)
     return Table("Ours beside the others", columns, tuple(lines), note)
+
+
+def _above(rows: Sequence[Row]) -> str:
+    """Why a share of the floor is above one; empty where none of ours is."""
+    return f" {ABOVE}" if any(row.counts and row.implementation == OURS and (row.share_of_floor or 0) > 1 for row in rows) else ""
 
 
 def processors(rows: Sequence[Row]) -> Table:
@@ -58,6 +66,7 @@ def processors(rows: Sequence[Row]) -> Table:
         lines.append((str(found.batch), found.precision, found.layout, str(len(ratios)), *map(_times, speeds), wins, *floor))
     columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
     note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
+    note += _above(rows)
     return Table("On a processor: ours beside the best of PyTorch", columns, tuple(lines), note)
 
 
@@ -211,7 +220,15 @@ def doubted(rows: Sequence[Row]) -> Table:
     """Times in doubt: they are in the file, and nothing is concluded from them."""
     some = [row for row in rows if row.doubt]
     lines = [
-        (row.pattern, row.precision, row.layout, row.implementation, f"{number(row.median_us)}?", number(row.fastest_us), row.doubt)
+        (
+            row.pattern,
+            row.precision,
+            row.layout,
+            row.implementation,
+            marked(number(row.median_us), row.doubt),
+            number(row.fastest_us),
+            row.doubt,
+        )
         for row in some
     ]
     columns = ("pattern", "precision", "layout", "contender", "median, us", "fastest, us", "why")

@@ -11,6 +11,7 @@ from ksgen.bench.roster import LAYERS
 from ksgen.bench.tables import Table, percent
 from ksgen.errors import KsgenError
 from ksgen.files import read
+from ksgen.measure.trust import MARK, marked
 
 ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
 
@@ -50,7 +51,7 @@ def shares(content: Mapping[str, Any]) -> Table:
             row["model"],
             row["precision"],
             f"{row['whole_us'] / 1e3:.3g}",
-            percent(row["share"]) + "?" * bool(row["doubt"]),
+            marked(percent(row["share"]), row["doubt"]),
             percent(row["paper"]),
         )
         for row in rows
@@ -61,13 +62,11 @@ def shares(content: Mapping[str, Any]) -> Table:
 
 
 def _module_line(module: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    ratios = (
-        f"{row['ratio']['median']:.2f}{'?' * bool(row['doubt'])} ({row['ratio']['low']:.2f}-{row['ratio']['high']:.2f})" for row in rows
-    )
+    ratios = ((marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})").format(**row["ratio"]) for row in rows)
     paper = rows[0]["paper_ratio"]
     return module, f"{rows[0]['dense_us']['median'] / 1e3:.3f}", *ratios, f"{paper:.2f}" if paper else ""
 
 
 def _doubted(rows: Sequence[Mapping[str, Any]]) -> str:
     first = next((row["doubt"] for row in rows if row["doubt"]), "")
-    return f" ?: it cannot be trusted ({first})." if first else ""
+    return f" {MARK}: it cannot be trusted ({first})." if first else ""

@@ -41,7 +41,7 @@ _warned: set[tuple[Path, ...]] = set()  # the folders that this process has spok
 _guard = threading.Lock()
 
 
-class Layer(Protocol):
+class CacheLayer(Protocol):
     """A source of binaries: a `Cache`, or a bundle."""
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
@@ -50,7 +50,7 @@ class Layer(Protocol):
 class Layers:
     """Several layers as one. The first answer counts, and a new binary goes to the first folder that takes it."""
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[CacheLayer]) -> None:
         self.layers = tuple(layers)
         self.writable = tuple(each for each in self.layers if isinstance(each, Cache) and not each.read_only)
 
@@ -71,7 +71,7 @@ class Layers:
             )
 
 
-def default_caches(*bundles: Layer) -> Layers:
+def default_caches(*bundles: CacheLayer) -> Layers:
     listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
     project = tuple(place.absolute() for place in listed if place.exists())
     return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles_in_use(), *bundles))
@@ -276,7 +276,7 @@ def _lock_folder() -> Path:
 
 
 @functools.lru_cache
-def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[Layer, ...]:
+def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[CacheLayer, ...]:
     """The same objects as long as the environment stays the same: a bundle is opened once."""
     own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
     return (*own, Cache(user, max_bytes=max_bytes))

@@ -146,6 +146,8 @@ def _measured(job: "Job") -> Iterator["Row"]:
 def _print(job: "Job", rows: list["Row"]) -> None:
     from rich.table import Table
 
+    from ksgen.measure.trust import marked, told
+
     only = "" if set(job.layers) == set(LAYERS) else f" with sparse {', '.join(job.layers)} alone"
     click.echo(
         f"{job.model}{only} on {_facts(job)['device']}, batch {job.batch}: "
@@ -159,12 +161,12 @@ def _print(job: "Job", rows: list["Row"]) -> None:
         shown = (row for row in rows if (row.precision, row.step) == (precision, step))
         for module, alike in groupby(shown, lambda row: row.module):
             found = list(alike)
-            ratios = (f"{row.ratio.median:.2f}{'?' * bool(row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
+            ratios = (f"{marked(f'{row.ratio.median:.2f}', row.doubt)} ({row.ratio.low:.2f}-{row.ratio.high:.2f})" for row in found)
             paper = [f"{found[0].paper_ratio:.2f}"] if found[0].paper_ratio else []
             table.add_row(module, f"{found[0].dense_s.median * 1e3:.3f}", *ratios, *paper)
         console().print(table)
-    if doubted := [row for row in rows if row.doubt]:
-        click.echo(f"? {len(doubted)} of {counted(len(rows), 'ratio')} cannot be trusted; the first: {doubted[0].doubt}.")
+    if said := told([row.doubt for row in rows], "ratio"):
+        click.echo(said)
     if is_papers:
         click.echo("N: the features; a linear layer is named as its matrix, outputs x inputs. paper: its own kernel, float32, on an A100.")
 

@@ -40,13 +40,14 @@ def command(file: Path, output: Path | None, markdown: Path | None, png: Path | 
     from ksgen.bench.wholes import tables_of
 
     rows, tables = read_rows(file), [table for path in wholes for table in tables_of(path)]
+    machine = report.machine_of(file)
     if markdown:
-        _write(markdown, report.markdown(rows, tables))
+        _write(markdown, report.markdown(rows, tables, machine))
     if png:
-        write(png, report.picture(rows))
+        write(png, report.picture(rows, machine))
         click.echo(f"{png}: {png.stat().st_size / 1e3:.0f} kB")
     if output or not (markdown or png):
-        _write(output or file.with_suffix(".html"), report.page(rows, tables))
+        _write(output or file.with_suffix(".html"), report.page(rows, tables, machine))
 
 
 def _write(path: Path, text: str) -> None:

@@ -84,9 +84,9 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
             bar.update(task, now=kernel.name)
             batch = kernel.batch or default_batch
             measured = measure(device, kernel, batch, runs=RUNS)
-            others_share = watch.others_share()
             problem = make_problem(kernel, batch)
-            seconds, numpy_s = _beside_numpy(device, problem, measured.seconds)
+            seconds, numpy_seconds = _beside_numpy(device, problem, measured.seconds)
+            others_share = watch.others_share()
             rows.append(
                 {
                     **kernel_figures(kernel, batch),
@@ -97,14 +97,15 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
                     "median_us": median(seconds) * 1e6,
                     "others_share": others_share,
                     "doubt": doubt([each * 1e6 for each in seconds], others_share if device.limits.is_cpu else None),
-                    "numpy_us": numpy_s * 1e6,
+                    "numpy_us": median(numpy_seconds) * 1e6,
+                    "numpy_doubt": doubt([each * 1e6 for each in numpy_seconds], others_share),
                 }
             )
             bar.advance(task)
     return rows
 
 
-def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]) -> tuple[Sequence[float], float]:
+def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]) -> tuple[Sequence[float], list[float]]:
     """Our times and NumPy's. If kernels use host memory, both are calls on the same arrays, taking turns; else ours is device time."""
     from ksgen.measure.pause import rest
     from ksgen.measure.verify import host_call, numpy_way
@@ -121,11 +122,13 @@ def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]
         theirs.append(numpy_way(problem)[0])
         if turn == 0:  # a warm-up
             ours, theirs = [], []
-    return ours or seconds, median(theirs)
+    return ours or seconds, theirs
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
+
+    from ksgen.measure.trust import marked, told
 
     table = Table()
     for title in ("pattern", "precision", "layout"):
@@ -134,12 +137,12 @@ def _print(rows: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         verdict = "[green]ok[/]" if row["passed"] else f"[red]over {row['tolerance']:.1e}[/]"
-        figures = (f"{row['error']:.1e}", verdict, f"{row['median_us']:.0f}{'?' * bool(row['doubt'])}", f"{row['numpy_us']:.0f}")
+        times = [marked(f"{row[us]:.0f}", row[why]) for us, why in (("median_us", "doubt"), ("numpy_us", "numpy_doubt"))]
         job = "" if row["job"] == "multiply" else f", {row['job']}"
-        table.add_row(f"{','.join(map(str, row['pattern']))}{job}", row["precision"], row["layout"], *figures)
+        table.add_row(f"{','.join(map(str, row['pattern']))}{job}", row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *times)
     console().print(table)
     passed = sum(row["passed"] for row in rows)
     numpy = "NumPy: permute, batched matrix product, permute back, on this processor"
     click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64. {numpy}.")
-    if doubted := [row for row in rows if row["doubt"]]:
-        click.echo(f"? {len(doubted)} of {counted(len(rows), 'time')} cannot be trusted; the first: {doubted[0]['doubt']}.")
+    if said := told([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
+        click.echo(said)

@@ -92,14 +92,15 @@ def command(
     check_memory(kernel, batch, limits_of(where))
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if whole else []
     others_share = watch.others_share()
     say_if_busy()  # only now: a mistake must be reported in one line
-    why = doubt([second * 1e6 for second in measured.seconds], others_share if where.limits.is_cpu else None)
+    own_share = others_share if where.limits.is_cpu else None
+    why, *each_why = (doubt([second * 1e6 for second in each.seconds], own_share) for each in (measured, *apart))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if whole else []
     turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
@@ -119,7 +120,7 @@ def command(
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
         "floor_us": floor * 1e6,
         "share_of_floor": None if why else floor / seconds,
-        **({"each_factor_us": [each.median_s * 1e6 for each in apart]} if apart else {}),
+        **({"each_factor_us": [each.median_s * 1e6 for each in apart], "each_factor_doubt": each_why} if apart else {}),
         **({"turn_us": turn_s * 1e6} if turn_s else {}),
         "others_share": others_share,
         "doubt": why,
@@ -138,15 +139,19 @@ def command(
 def _print(figures: dict[str, object], chosen: str) -> None:
     from rich.table import Table
 
+    from ksgen.measure.roofline import ABOVE
+    from ksgen.measure.trust import marked
+
     table = Table(show_header=False, box=None, pad_edge=False)
+    why = cast("str", figures["doubt"])
     rows = [
         ("kernel", "{entry}, batch {batch}"),
         ("device", "{device} ({runtime})"),
         ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
         ("error", "{error:.2e} against float64 over {checked_batch_entries} batch entries; {verdict} (at most {tolerance:.1e})"),
-        ("time", "{median_us:.1f} us median, {fastest_us:.1f} to {slowest_us:.1f}"),
-        ("rate", "{gflop_per_s:.1f} GFLOP/s, {gbyte_per_s:.1f} GB/s"),
+        ("time", f"{marked('{median_us:.1f}', why)} us median, {{fastest_us:.1f}} to {{slowest_us:.1f}}"),
+        ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
             "floor",
             "{floor_us:.1f} us: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
@@ -158,12 +163,18 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         turn = cast("float", figures.get("turn_us", 0.0))
         apart = sum(cast("list[float]", each)) + turn
         copied = f", with {turn:.1f} us at least for the copy that turns what lies between" if turn else ""
-        share_of_one = apart / cast("float", figures["median_us"])
-        took = f"{apart:.1f} us for a launch of each factor{copied}: {share_of_one:.2f} of the time of one launch"
-        rows.append(("apart", took))
-    doubted = f"not said, as the time cannot be trusted: {figures['doubt']}"
-    share = doubted if figures["doubt"] else f"{figures['share_of_floor']:.0%} of the floor"
+        of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
+        ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
+        said = _untrusted(why or of_each) if why or of_each else ratio
+        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for a launch of each factor{copied}: {said}"))
+    share_of_floor = cast("float | None", figures["share_of_floor"]) or 0.0
+    share = _untrusted(why) if why else f"{share_of_floor:.0%} of the floor{f'. {ABOVE}' if share_of_floor > 1 else ''}"
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
     for name, text in rows:
         table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, chosen=chosen, **figures))
     console().print(table)
+
+
+def _untrusted(why: str) -> str:
+    """What stands in a ratio's place."""
+    return f"not said, as the time cannot be trusted: {why}"

@@ -1,6 +1,6 @@
 """`ksgen show`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 _CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)  # of a processor of no name
+_CORES_TOLD = f"a processor of {_CORES.multiprocessors} cores"
+_USUAL = "sm_80"  # whose kernel is shown without a device
 
 
 _OF_SPEC = "With --spec: the first kernel of each pattern"
@@ -55,8 +57,8 @@ def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, precision: str | None, layout: str | None,
     weights: str | None, inputs: str | None, device: str | None, png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Describe a pattern, a chain of patterns or a spec: sizes, costs, the kernel that is chosen, and a picture. In a chain, the pattern
-    applied to X first comes first. Of a layer, and of a group of them on one X (--beside), also whether it is one launch, and why.
+    """Describe a pattern: its size, which kernel serves it where, its costs, and a picture. Of a chain, whose pattern applied to X first
+    comes first, of a group of chains on one X (--beside) and of a spec's layers: whether each is one launch, and its patterns in short.
 
     \b
     Examples:
@@ -83,10 +85,13 @@ def command(
     if as_json:
         print_json({"patterns": described, "layers": of_layers})
         return
-    for pattern, facts in zip(patterns, described, strict=True):
-        _print(pattern, facts, with_picture=not spec)
     for name, each in layers.items():
         _print_layer(name, each, of_layers[name])
+    is_alone = len(described) == 1 and not layers and not spec
+    for pattern, facts in zip(patterns, described, strict=True):
+        _print(pattern, facts, is_alone)
+    if not device:
+        console().print(f"Kernels are those for {_USUAL}; --device names one of this machine, such as native or cuda.")
 
 
 def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
@@ -132,7 +137,7 @@ def _of_patterns(patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted) ->
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
     from ksgen.families import family_for, family_named
 
-    choice = _choice(kernel, batch, device)
+    choice, is_processor = _choice(kernel, batch, device)
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
@@ -152,6 +157,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "why": family.why,
         "by_device": {name: family_for(kernel, limits, batch).name for name, limits in _device_limits().items()},
         "chosen_by": choice.why,
+        "is_processor": is_processor,
         "blocks_of_threads": geometry.grid,
         "threads": geometry.block,
         "shared_bytes": geometry.shared_bytes,
@@ -162,18 +168,19 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
     }
 
 
-def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "Choice":
-    """The choice on a device, by its wisdom; without a device, constants that run on every GPU since sm_80."""
-    from ksgen.emit.render import PORTABLE
+def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
+    """The choice on a device, by its wisdom, and whether that is a processor; without one, the default for a target."""
+    from ksgen.families import cuda_limits
     from ksgen.launch.choice import choose
     from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
 
     if device is None:
-        return replace(choose(kernel, batch, PORTABLE["cuda"], Wisdom()), why="the family's default for every GPU since sm_80")
+        return replace(choose(kernel, batch, cuda_limits(_USUAL), Wisdom()), why=f"the family's default for {_USUAL}"), False
     from ksgen.devices import find_device
 
-    return PLANNER.choice(find_device(device), kernel, batch)
+    where = find_device(device)
+    return PLANNER.choice(where, kernel, batch), where.limits.is_cpu
 
 
 def _device_limits() -> dict[str, Any]:
@@ -181,7 +188,7 @@ def _device_limits() -> dict[str, Any]:
     from ksgen.families import cuda_limits
     from ksgen.families.gpus import TYPICAL
 
-    return {target: cuda_limits(target) for target in TYPICAL} | {"opencl": PORTABLE["opencl"]}
+    return {target: cuda_limits(target) for target in TYPICAL} | {"opencl": PORTABLE["opencl"], "processor": _CORES}
 
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:
@@ -210,16 +217,20 @@ def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, 
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
-    """Which family serves it in one launch on devices of each kind, where that is expected to be faster; not told of processors where
-    each factor is shared out. Of a device that is named: whether it is one launch there, by its wisdom, and why."""
+    """Which family serves it in one launch on devices of each kind, where that is expected to be faster. Of a device that is named: whether
+    it is one launch there, by its wisdom, and why."""
     from ksgen.families import family_for
     from ksgen.launch.fused import shared_out, verdict, verdict_for
 
-    kinds = {name: (limits, "cuda") for name, limits in _device_limits().items() if name != "opencl"} | {"processor": (_CORES, "processor")}
+    def is_one(limits: Limits) -> bool:
+        if limits.is_cpu and fuse == "auto" and shared_out(kernel, limits.multiprocessors, batch):
+            return False
+        return verdict_for(kernel, limits, "processor" if limits.is_cpu else "cuda", batch, fuse).is_one
+
     by_device = {
-        name: family_for(kernel, limits, batch).name if verdict_for(kernel, limits, kind, batch, fuse).is_one else None
-        for name, (limits, kind) in kinds.items()
-        if kind == "cuda" or fuse != "auto" or not shared_out(kernel, limits.multiprocessors, batch)
+        name: family_for(kernel, limits, batch).name if is_one(limits) else None
+        for name, limits in _device_limits().items()
+        if name != "opencl"  # which has no chains but on processors
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:
@@ -227,7 +238,7 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
     from ksgen.devices import find_device
 
     found = verdict(find_device(device), kernel, batch, fuse)
-    choice = _choice(kernel, batch, device) if found.is_one else None
+    choice = _choice(kernel, batch, device)[0] if found.is_one else None
     chosen = choice_figures(choice.family, choice.constants) | {"chosen_by": choice.why} if choice else {}
     return facts | {"one_launch": found.is_one, "why": found.why, **chosen}
 
@@ -245,14 +256,20 @@ def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
         told = f"one launch, {launch['family']}: {chosen}; {launch['chosen_by']}" if launch["one_launch"] else others
         click.echo(f"  {launch['kernel']}: {told}; {launch['why']}")
         return
-    ways: dict[str | None, list[str]] = {}
-    for device, family in launch["by_device"].items():
-        ways.setdefault(family, []).append(device)
-    each = (f"{f'one launch, {family}' if family else others} on {', '.join(devices)}" for family, devices in ways.items())
-    click.echo(f"  {launch['kernel']}: {'; '.join(each)}")
+    words = {family: f"one launch, {family}" if family else others for family in launch["by_device"].values()}
+    click.echo(f"  {launch['kernel']}, batch {launch['batch']}: {_by_family(launch['by_device'], words)}")
 
 
-def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
+def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, str]) -> str:
+    """Devices that are served alike, together."""
+    devices: dict[str | None, list[str]] = {}
+    for device, family in by_device.items():
+        devices.setdefault(family, []).append(_CORES_TOLD if device == "processor" else device)
+    return "; ".join(f"{words[family]} on {', '.join(names)}" for family, names in devices.items())
+
+
+def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
+    """In short; with all there is, and a picture, of a pattern alone."""
     from rich.table import Table
     from rich.text import Text
 
@@ -261,23 +278,33 @@ def _print(pattern: Pattern, facts: dict[str, Any], with_picture: bool) -> None:
     facts = facts | {
         "pattern": pattern,
         "constants": chosen,
-        "devices": ", ".join(f"{device}: {family}" for device, family in facts["by_device"].items()),
+        "devices": _by_family(facts["by_device"], {family: family for family in facts["by_device"].values()}),
     }
     rows = [
         ("pattern", "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense"),
-        ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
-        ("batch {batch}", "{gflop:.2f} GFLOP (dense {dense_gflop:.2f}), {mbyte:.1f} MB, {flop_per_byte:.1f} FLOP per byte"),
-        ("kernel", "{kernel}, {family}: {constants}"),
-        ("chosen by", "{chosen_by}"),
-        ("family", "{why}; {devices}"),
-        ("traffic", "{cache_mbyte:.0f} MB between cache and blocks, {shared_mbyte:.0f} MB of shared memory"),
-        ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
-        ("resources", "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers per thread"),
+        ("batch {batch}", "{gflop:.3g} GFLOP (dense {dense_gflop:.3g}), {mbyte:.3g} MB, {flop_per_byte:.1f} FLOP per byte"),
+        ("by default", "{devices}"),
+        ("kernel", "{kernel}, {family}: {constants}; {chosen_by}"),
     ]
+    if is_alone:
+        on_processor = [
+            ("traffic", "{cache_mbyte:.3g} MB that cores read and write"),
+            ("resources", "{blocks_of_threads} parts, which the cores share, and about {registers} vector registers"),
+        ]
+        on_gpu = [
+            ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB of shared memory"),
+            ("resources", "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers per thread"),
+        ]
+        rows += [
+            ("{family}", "{why}"),
+            ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
+            ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
+            *(on_processor if facts["is_processor"] else on_gpu),
+        ]
     for name, text in rows:
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
     console().print(table)
-    if with_picture:
+    if is_alone:
         from ksgen.figures.picture import can_show
         from ksgen.figures.picture import text as draw
 

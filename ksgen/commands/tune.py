@@ -203,7 +203,10 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         print_results(results)
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
-            click.echo(f"{len(found)} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
+            kept = sum(tuned.is_kept for tuned in found)
+            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
+            if others := len(found) - kept:
+                click.echo(f"{counted(others, 'kernel')}: what was known before stays, as its time is sound or shorter.")
             click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):

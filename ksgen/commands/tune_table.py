@@ -80,7 +80,7 @@ class Watch:
 
 def _row(progress: "Progress") -> list[str]:
     best = progress.best
-    figures = [f"{best.median_us:.1f}", share(best)] if best and best.median_us else ["", ""]
+    figures = [time_us(best), share(best)] if best and best.median_us else ["", ""]
     left = {"finals": "finals", "done": "", "searching": clock(progress.left_s)}[progress.phase]
     return [name_of(progress.job), *figures, str(progress.looked), str(progress.left or ""), left]
 
@@ -100,13 +100,20 @@ def clock(seconds: float | None) -> str:
     return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def time_us(trial: "Trial") -> str:
+    from ksgen.measure.trust import marked
+
+    return marked(f"{trial.median_us:.1f}", trial.note)
+
+
 def share(trial: "Trial") -> str:
-    return f"{trial.floor_us / trial.median_us:.0%}" if trial.floor_us and trial.median_us else ""
+    """Of the floor; empty where the time is in doubt."""
+    return f"{trial.floor_us / trial.median_us:.0%}" if trial.floor_us and trial.median_us and not trial.note else ""
 
 
 def summary(trial: "Trial") -> str:
-    marked = f" ({trial.note})" if trial.note else ""
-    return f"{trial.median_us:.1f} us, {share(trial)} of the floor{marked}, {trial.family}: {trial.constants}"
+    said = f"in doubt: {trial.note}" if trial.note else f"{share(trial)} of the floor"
+    return f"{time_us(trial)} us, {said}, {trial.family}: {trial.constants}"
 
 
 def figures(tuned: "Tuned") -> dict[str, object]:
@@ -123,36 +130,32 @@ def figures(tuned: "Tuned") -> dict[str, object]:
     }
 
 
-def in_doubt(tuned: "Tuned") -> bool:
-    """Whether something moved while the best or the default was measured, so that their ratio says nothing."""
-    return bool(tuned.best.note or (tuned.default and tuned.default.note))
-
-
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+
+    from ksgen.measure.trust import told
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("kernel", overflow="fold")  # which gives way where the terminal is narrow
     for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
         table.add_column(name, justify="right", no_wrap=True)
-    marked = False
+    doubts = []
     for tuned in results:
         if isinstance(tuned, KsgenError):
             continue
-        best, default = tuned.best, tuned.default
-        marked = marked or in_doubt(tuned)
-        before = default.median_us if default and default.median_us else None
-        time_us = f"{best.median_us:.1f}{'*' if in_doubt(tuned) else ''}"
+        best, default = tuned.best, tuned.default if tuned.default and tuned.default.median_us else None
+        own = [each.note for each in (best, default) if each]
+        doubts += own
+        gain = f"{default.median_us / best.median_us:.2f}x" if default and default.median_us and best.median_us and not any(own) else ""
         table.add_row(
-            name_of(tuned.job), f"{before:.1f}" if before else "", time_us,
-            f"{before / best.median_us:.2f}x" if before and best.median_us and not in_doubt(tuned) else "",
-            f"{best.spread or 0:.1%}", share(best), str(tuned.looked),
+            name_of(tuned.job), time_us(default) if default else "", time_us(best), gain, f"{best.spread or 0:.1%}", share(best),
+            str(tuned.looked),
         )  # fmt: skip
     screen = console()
     if not screen.is_terminal:
         screen.width = PIPED_COLUMNS
     if table.row_count:
         screen.print(table)
-    if marked:
-        click.echo("* clocks, temperature or the machine's load moved while this or the default was measured: nothing follows from it.")
+    if said := told(doubts):
+        click.echo(said)

@@ -168,6 +168,8 @@ def _difference_facts(each: "Difference") -> dict[str, Any]:
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
+    from ksgen.measure.trust import MARK
+
     by_version: dict[str, list[Entry]] = {}
     for entry in entries:
         version = str(entry.measured.get("ksgen", "of no version"))
@@ -179,17 +181,25 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
         width = max(len(entry.kernel.name) for entry in found)
         for entry in found:
             click.echo(f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} {_time(entry)}{'  stale' if entry.is_stale else ''}")
+            if entry.doubt:
+                click.echo(f"    {MARK} its time cannot be trusted: {entry.doubt}")
             click.echo(f"    {entry.family}: {entry.constants}")
 
 
 def _time(entry: "Entry") -> str:
+    from ksgen.measure.trust import marked
+
     time, floor = entry.median_us, entry.measured.get("floor_us")
-    share = f", {floor / time:4.0%} of the floor" if time and floor else ""
-    return f"{time:9.1f} us{share}" if time else "of unknown time"
+    share = f", {floor / time:4.0%} of the floor" if time and floor and not entry.doubt else ""
+    return marked(f"{time:9.1f} us", entry.doubt) + share if time else "of unknown time"
 
 
 def _print_difference(each: "Difference") -> None:
-    times = [f"{entry.median_us:.1f} us" if entry.median_us else "unknown" for entry in (each.first, each.second) if entry]
+    from ksgen.measure.trust import marked
+
+    times = [
+        marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown" for entry in (each.first, each.second) if entry
+    ]
     ratio = f", {each.ratio:.3f} times" if each.ratio else ""
     click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {each.what}, {' and '.join(times)}{ratio}")
     for name, entry in (("first", each.first), ("second", each.second)):

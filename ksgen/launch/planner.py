@@ -76,9 +76,10 @@ class Planner:
         return choose(kernel, batch, limits_of(device), self._wisdom_of(device), aligned)
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
-        """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now."""
+        """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now,
+        where that can be trusted."""
         found = self._wisdom_of(device).lookup(kernel, batch)
-        if found is None or found.is_stale or not is_near(found.batch, batch) or not found.median_us:
+        if found is None or any(found.rank) or not is_near(found.batch, batch) or not found.median_us:
             return None
         try:
             check_fit(found.family, found.constants, kernel, limits_of(device))

@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from time import monotonic, sleep
 
+from ksgen.words import counted
+
+MARK = "?"  # after each figure in doubt, wherever it is printed
 MOST_SPREAD = 0.2  # between the quartiles, of the median
 MOST_OVER_FASTEST = 1.5  # the median's, of the fastest measurement
 JITTER_US = 5.0  # that any time may spread, however short
@@ -36,6 +39,22 @@ def doubt(measured_us: Sequence[float], others_share: float | None = None) -> st
 def doubt_of_ratio(ratios: Sequence[float], others_share: float | None = None) -> str:
     """The same for ratios that were measured round by round."""
     return doubt([1e6 * ratio for ratio in ratios], others_share)  # so large that no jitter is let pass
+
+
+def marked(figure: str, why: str) -> str:
+    """A figure as it is printed: with the mark where there is a doubt of it."""
+    return f"{figure}{MARK}" if why else figure
+
+
+def said(figure: str, why: str) -> str:
+    """The same of a figure that stands alone: with its doubt."""
+    return f"{marked(figure, why)} ({why})" if why else figure
+
+
+def told(doubts: Sequence[str], thing: str = "time") -> str:
+    """What stands under figures, each with its doubt or none; empty if none is in doubt."""
+    some = list(filter(None, doubts))
+    return f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
 
 
 @dataclass(frozen=True)

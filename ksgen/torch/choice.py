@@ -21,6 +21,7 @@ from ksgen.launch.choice import limits_of
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.measure.trust import Watch, doubt
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.storage import SAME
@@ -47,6 +48,7 @@ WAYS_OF_LAYERS = {  # of several factors, in words
 
 Way = Callable[[], Tensor]
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds of each way, by job and threads
+_doubts: dict[Hashable, str] = {}  # of the same: why the times cannot be trusted; empty where they can
 _unbuilt: dict[KernelSpec, str] = {}  # what no compiler here could build, and why; not tried again
 
 
@@ -107,12 +109,14 @@ def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
 
 
 def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
-    """The fastest way on this processor. The ways are timed in turns when a job is first met."""
+    """The fastest way on this processor. The ways are timed in turns when a job is first met; the shortest time of each counts."""
     key = job, torch.get_num_threads()
     if key not in _measured:
         if len(_measured) >= REMEMBERED:
             _measured.clear()
-        seconds = dict.fromkeys(ways, inf)
+            _doubts.clear()
+        seconds, watch = dict.fromkeys(ways, inf), Watch()
+        taken_us: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(MOST_TURNS):
             if turn >= TURNS and turn * sum(seconds.values()) > LONG_S:
                 break
@@ -123,8 +127,11 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
                 except (DeviceError, ToolchainError) as error:
                     _tell_once(str(error))
                 else:
-                    seconds[name] = min(seconds[name], perf_counter() - start)
+                    taken_us[name].append((perf_counter() - start) * 1e6)
+                    seconds[name] = min(taken_us[name]) / 1e6
+        share = watch.others_share()
         _measured[key] = seconds
+        _doubts[key] = next(filter(None, (doubt(each[1:], share) for each in taken_us.values())), "")  # the first turn also builds
     return min(_measured[key], key=_measured[key].__getitem__)
 
 
@@ -136,6 +143,11 @@ def _tell_once(error: str) -> None:
 def measured(job: Hashable) -> Mapping[str, float]:
     """Seconds of each way; empty if the job was not met yet."""
     return _measured.get((job, torch.get_num_threads()), {})
+
+
+def _told_doubt(key: Hashable) -> str:
+    """What is said after the times of a key."""
+    return f"; these times cannot be trusted: {why}" if (why := _doubts.get(key, "")) else ""
 
 
 def job_of(
@@ -154,12 +166,12 @@ def told_of(
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
-        for seconds in [each for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
+        for key, seconds in [(key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
             times = [
                 f"{WAYS_OF_LAYERS.get(way, way) if count > 1 else way} {seconds[way] * 1e6:.0f} us"
                 for way in sorted(seconds, key=seconds.__getitem__)
             ]
-            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}")
+            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_told_doubt(key)}")
     return found
 
 
@@ -181,12 +193,13 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> Choice:
     On a processor, whichever was faster once both were timed.
     """
     if is_measured_here(kernel, device):
-        found = [measured((kernel, size_of(batch), *ways)) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
-        if not (seconds := found[0] or found[1]):
+        jobs = [(kernel, size_of(batch), *ways) for ways in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
+        if (job := next(filter(measured, jobs), None)) is None:
             return Choice("ksgen", "it is timed beside PyTorch's products when it is met first, and the fastest is taken")
+        seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
         told = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
-        return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {told}")
+        return Choice(first, f"{seconds[first] * 1e6:.0f} us here, {told}{_told_doubt((job, torch.get_num_threads()))}")
     if kernel in _unbuilt:
         return Choice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from ksgen.errors import LaunchError
+from ksgen.measure.trust import Watch, doubt, said
 from ksgen.pattern import Chain
 from ksgen.torch.checks import check_flags, check_tensors
 from ksgen.torch.layer import Patterns, as_chain
@@ -35,9 +36,11 @@ class Factorization:
     method: str  # support, projection, hierarchical or refinement
     guarantee: str  # in words
     seconds: float
+    doubt: str = ""  # why they cannot be trusted; empty if they can
 
     def __str__(self) -> str:
-        return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {self.seconds:.3g} s; {self.guarantee}"
+        took = said(f"{self.seconds:.3g} s", self.doubt)
+        return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {took}; {self.guarantee}"
 
 
 def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
@@ -55,19 +58,19 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     starts = STARTS if method == "refinement" else 1
     with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
-        begin = perf_counter()
+        begin, watch = perf_counter(), Watch()
         exponent = frexp(float(vector_norm(matrix, inf)))[1]
         scaled = _times_power(matrix, -exponent)  # so that no square is beyond its type
         begun, squares = _begin(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
-        seconds = perf_counter() - begin
+        seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
         error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]])
         least = error if len(chain) <= 2 else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
-    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds)
+    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([1e6 * seconds], share))
 
 
 def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:

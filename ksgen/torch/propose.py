@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, SpecError
+from ksgen.measure.trust import marked, told
 from ksgen.pattern import Chain, dense
 from ksgen.spec import PRECISIONS
 from ksgen.spec.kernel import check_word, checked_batch
@@ -34,6 +35,7 @@ class Proposal:
     expected_us: float | None  # by the cost model; of the dense layer, the least it could take. None where nobody can say
     measured_us: float | None = None
     factorization: Factorization | None = None
+    doubt: str = ""  # why the measured time cannot be trusted; empty if it can
 
     @property
     def parameters(self) -> int:
@@ -97,12 +99,13 @@ class Proposals:
                 f"{each.flops:,}",
             ]
             cells += [_us(each.expected_us, "at least " if each is self.dense else "")]
-            cells += [_us(each.measured_us)] if is_measured else []
+            cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             table.add_row(*cells)
         text = StringIO()
         Console(file=text, width=140, highlight=False).print(table)
-        return f"{text.getvalue()}Times at batch {self.batch}, expected by {self.by}."
+        doubts = told([each.doubt for each in (self.dense, *self)], "measured time")
+        return f"{text.getvalue()}Times at batch {self.batch}, expected by {self.by}.{' ' * bool(doubts)}{doubts}"
 
 
 def _us(us: float | None, before: str = "") -> str:
@@ -175,5 +178,5 @@ def _measured(rows: list[Proposal], batch: int, precision: str, where: torch.dev
     whole = rows[0].chain
     layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
     layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in rows[1:]]
-    us = measured_us(layers, torch.randn(batch, whole.in_features, **options))
-    return [replace(each, measured_us=took) for each, took in zip(rows, us, strict=True)]
+    times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
+    return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(rows, times, strict=True)]

@@ -21,6 +21,7 @@ from ksgen.launch.weights import writes_to
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs, scales_told
 from ksgen.spec import STORAGES, Epilogue
+from ksgen.spec.kernel import is_word
 from ksgen.spec.storage import SAME, STORED, refused_beside, taken_beside
 from ksgen.torch.checks import check_tensors, dtype_name
 from ksgen.torch.choice import chain_launcher, has_kernels, is_one_launch, launcher, never_one_launch
@@ -150,9 +151,10 @@ class QuantizedKSLinear(Folding, nn.Module):
         check_tensors(self._name(), x=x, residual=residual)
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        if not STORED[self.storage].is_scaled and _is_cast(rows):
-            return self._cast_multiply(rows, added).reshape(y_shape)
-        rows, bias, added, _ = autocast(rows, self.bias, added, None)
+        given = rows, added
+        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))  # own_kind: None where it took x
+        if not STORED[self.storage].is_scaled and own_kind is None and rows.dtype != torch.float32:
+            return self._cast_multiply(*given).reshape(y_shape)
         self._check_kinds(rows, bias, added)
         kind = dtype_name(rows.dtype)
         if self._x_scale is not None:
@@ -171,7 +173,8 @@ class QuantizedKSLinear(Folding, nn.Module):
         return self._in_bytes(x, None).float() * self._x_scale
 
     def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """x as the weights are. What is beyond the largest value becomes it, and is counted."""
+        """x as the weights are. What is beyond the largest value becomes it, and is counted; so is NaN, which floats keep, and which
+        becomes 0 in whole numbers. x over the scale is rounded to float32 first: one more pass over x would be needed to round it once."""
         if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
             raise LaunchError(f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without x_too")
         if not torch.compiler.is_compiling():
@@ -182,7 +185,7 @@ class QuantizedKSLinear(Folding, nn.Module):
             wide = x.float() / self._x_scale
             self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # NaN too, which whole numbers cannot hold
             kept = wide.clamp(-how.largest, how.largest)
-            return (kept.round() if how.mantissa is None else kept).to(getattr(torch, how.dtype))
+            return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
         if accepted := refused_beside(self.storage, kind := dtype_name(x.dtype)):
@@ -223,16 +226,21 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _by_operators(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, is_apart: bool, kind: str) -> Tensor:
         """By PyTorch operators, which compilers and autograd see. `is_apart`: each factor's epilogue is PyTorch's."""
-        *first, last = zip(self.values, self.scales, self._x_scales, strict=True)
-        for values, scale, x_scale in first:
-            activation = "none" if is_apart else self.between
-            x = _operator(x, values, scale, None, None, self.layout, activation, self.storage, self.per, x_scale, kind)
-            x = finish(x, None, self.between, None, self.layout) if is_apart else x
-        values, scale, x_scale = last
+        last = len(self.chain) - 1
+        for factor in range(last):
+            if is_apart:
+                x = finish(self._by_operator(factor, x, kind), None, self.between, None, self.layout)
+            else:
+                x = self._by_operator(factor, x, kind, activation=self.between)
         if is_apart:
-            y = _operator(x, values, scale, None, None, self.layout, "none", self.storage, self.per, x_scale, kind)
-            return finish(y, bias, self.activation, residual, self.layout)
-        return _operator(x, values, scale, bias, residual, self.layout, self.activation, self.storage, self.per, x_scale, kind)
+            return finish(self._by_operator(last, x, kind), bias, self.activation, residual, self.layout)
+        return self._by_operator(last, x, kind, bias, residual, self.activation)
+
+    def _by_operator(
+        self, factor: int, x: Tensor, kind: str, bias: Tensor | None = None, residual: Tensor | None = None, activation: str = "none"
+    ) -> Tensor:
+        values, scale, x_scale = self.values[factor], self.scales[factor], self._x_scales[factor]
+        return _operator(x, values, scale, bias, residual, self.layout, activation, self.storage, self.per, x_scale, kind)
 
     @property
     def _x_scales(self) -> list[float | None]:
@@ -357,14 +365,6 @@ class _Served:
     x_rows: tuple[int, ...]
     y_rows: tuple[int, ...]
     y_shape: tuple[int, ...]
-
-
-def _is_cast(x: Tensor) -> bool:
-    """Whether autocast gives x another type."""
-    kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return False
-    return x.dtype != torch.float64 and torch.get_autocast_dtype(kind) is not torch.float32
 
 
 def _is_plain_here(tensor: Tensor) -> bool:
@@ -595,8 +595,10 @@ def quantize_model(
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
     if x_too and inputs is None:
         raise SpecError("x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found")
+    if inputs is not None and is_word(storage, STORED) and not STORED[storage].is_scaled:
+        raise SpecError(f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs")
     met = {} if inputs is None else _met(model, found, inputs)
-    new = {name: quantized(layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
+    new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
     told = tuple(_told(name, layer, new[name], met.get(name)) for name, layer in found.items())
     made = {layer: new[name] for name, layer in found.items()}
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # one that has several names stays one
@@ -604,6 +606,14 @@ def quantize_model(
             put(model, name, made[layer])
     write_stored(model, found, storage)
     return QuantizedReport(storage, per, bool(met), told)
+
+
+def _quantized_of(name: str, layer: KSLinear, storage: str, per: str, x: Tensor | None, x_too: bool) -> QuantizedKSLinear:
+    """Of a layer of a model, which its errors name: x is what it meets, as the user gave inputs of the model."""
+    try:
+        return quantized(layer, storage, per, x, x_too)
+    except LaunchError as error:
+        raise LaunchError(f"layer {name}: {error}") from error
 
 
 def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:

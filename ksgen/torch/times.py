@@ -19,6 +19,7 @@ from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.pause import rest
 from ksgen.measure.roofline import Ceilings, measure_ceilings
+from ksgen.measure.trust import Watch, doubt
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.torch.checks import check_device
@@ -79,9 +80,9 @@ def clock_of(device: Any, precision: str) -> Clock:
         return Clock(where, f"nobody: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
 
 
-def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[float]:
-    """Medians of forward passes without gradients. Layers take turns."""
-    on_gpu = x.device.type == "cuda"
+def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
+    """Medians of forward passes without gradients, each with why it cannot be trusted, or nothing. Layers take turns."""
+    on_gpu, watch = x.device.type == "cuda", Watch()
     seconds: list[list[float]] = [[] for _ in layers]
     with torch.no_grad():
         for turn in range(WARMUP + TURNS):
@@ -89,7 +90,9 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[float]:
                 took = _on_gpu(layer, x) if on_gpu else _on_processor(layer, x)
                 if turn >= WARMUP:
                     own.append(took)
-    return [1e6 * median(own) for own in seconds]
+    share = None if on_gpu else watch.others_share()
+    us = [[1e6 * each for each in own] for own in seconds]
+    return [(median(own), doubt(own, share)) for own in us]
 
 
 def _on_gpu(layer: nn.Module, x: Tensor) -> float:

@@ -33,6 +33,7 @@ FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
 FINAL_TURNS = 3
 FINAL_SECONDS = 0.25  # of each round, for all finalists together
+AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
 
@@ -72,6 +73,7 @@ class Tuned:
     measured_now: int  # of them, those not known from an earlier search
     seconds: float
     is_complete: bool  # false where the search was stopped
+    is_kept: bool = True  # as wisdom; false where what was known before is better
 
     def entry(self) -> Entry:
         """The best trial as wisdom."""
@@ -213,16 +215,20 @@ class Search:
         finalists = [] if self.stop.is_set() else self._finalists()
         self._build(finalists)
         finalists = [index for index in finalists if index in self._binaries]
-        runs: dict[int, list[float]] = {index: [] for index in finalists}
+        rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
+        again = AGAIN
         while finalists and not self.stop.is_set():
             self._tell("finals")
             plan = Runs(2 * FINAL_TURNS, 300, FINAL_SECONDS / len(finalists), FINAL_TURNS)
-            for index, outcome in zip(finalists, self._measured(finalists, plan).result(), strict=True):
+            outcomes = self._measured(finalists, plan).result()
+            if again and any(each.note for each in outcomes):
+                again -= 1
+                continue
+            for index, outcome in zip(finalists, outcomes, strict=True):
                 if self.stop.is_set():
                     return
-                runs[index] += outcome.microseconds
-                everything = replace(outcome, microseconds=tuple(runs[index])) if outcome.state == "measured" else outcome
-                self.trials[index] = self._trial_of(index, everything)
+                rounds[index].append(outcome)
+                self.trials[index] = self._trial_of(index, _together(rounds[index]))
                 self.store.add(self.trials[index])
             finalists = sorted(
                 (each for each in finalists if self.trials[each].median_us), key=lambda each: self.trials[each].median_us or 0
@@ -298,6 +304,15 @@ class Search:
         if not states:
             return "no family has a candidate for it on this device"
         return "no candidate could be measured; " + "; ".join(f"{state}: {reason}" for state, reason in states.items())
+
+
+def _together(rounds: Sequence[Outcome]) -> Outcome:
+    """All runs of a finalist, and all doubts of them; its last round, if that failed."""
+    last = rounds[-1]
+    if last.state != "measured":
+        return last
+    notes = dict.fromkeys(each.note for each in rounds if each.note)
+    return replace(last, microseconds=tuple(us for each in rounds for us in each.microseconds), note=", ".join(notes))
 
 
 def _candidate(trial: Trial) -> Candidate:

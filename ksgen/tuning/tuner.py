@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
@@ -126,8 +126,9 @@ class Tuner:
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say)
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = search.run()
-        if _is_better(tuned, incumbent):
-            self._save(tuned.entry())
+        if not _is_better(tuned, incumbent):
+            return replace(tuned, is_kept=False)
+        self._save(tuned.entry())
         return tuned
 
     def _budget(self) -> Budget:
@@ -150,14 +151,15 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials by this template and driver. Failed ones are tried again: disk or memory may have been full."""
+        """The job's trials by this template and driver. Failed ones are tried again: disk or memory may have been full. So are those whose
+        times are in doubt."""
         if self.options.fresh:
             return {}
         trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
         return {
             Candidate(each.family, each.constants): each
             for each in trials
-            if _is_current(each) and each.driver == self.engine.facts.driver_version and each.state != "failed"
+            if _is_current(each) and each.driver == self.engine.facts.driver_version and each.state != "failed" and not each.note
         }
 
     def _trials_of_others(self) -> list[Trial]:
@@ -169,10 +171,13 @@ def _is_current(trial: Trial) -> bool:
 
 
 def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
-    """Whether the winner replaces the incumbent. A complete search measured both; after a stopped one their times are compared."""
-    if tuned.is_complete or incumbent is None or incumbent.is_stale or incumbent.batch != tuned.job.batch:
+    """Whether the winner replaces the incumbent: by rank. A complete search measured both; after a stopped one their times are compared."""
+    entry = tuned.entry()
+    if incumbent is None or (incumbent.kernel, incumbent.batch) != (entry.kernel, entry.batch):
         return True
-    return incumbent.median_us is None or (tuned.best.median_us or 0) <= incumbent.median_us
+    if incumbent.rank != entry.rank:
+        return entry.rank < incumbent.rank
+    return tuned.is_complete or incumbent.median_us is None or (tuned.best.median_us or 0) <= incumbent.median_us
 
 
 def _result(search: "Future[Tuned]") -> Tuned | KsgenError:

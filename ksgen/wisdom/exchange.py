@@ -36,7 +36,9 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """The second's time over the first's."""
+        """The second's time over the first's; None where one is not known, or in doubt."""
+        if any(entry.doubt for entry in (self.first, self.second) if entry):
+            return None
         times = [entry.median_us if entry else None for entry in (self.first, self.second)]
         return times[1] / times[0] if times[0] and times[1] else None
 
@@ -76,9 +78,9 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 
 
 def better(first: Entry, second: Entry) -> Entry:
-    """Fresh before stale, then the faster one if times compare (of stale ones: only of one template), else the later one."""
-    if first.is_stale != second.is_stale:
-        return second if first.is_stale else first
+    """By rank, then the faster one if times compare (of stale ones: only of one template), else the later one."""
+    if first.rank != second.rank:
+        return min(first, second, key=lambda entry: entry.rank)
     if first.is_stale and _template(first) != _template(second):
         return max(first, second, key=lambda entry: str(entry.measured.get("date", "")))
     return min(first, second, key=lambda entry: entry.median_us or inf)

@@ -2,8 +2,8 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes precedence
 over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins over a fresh
-one. An entry that cannot be read costs only itself: launchers go on without it, with a warning; commands that write wisdom,
-or were asked for it, refuse. Renders and measures nothing.
+one; nor does one whose time is in doubt win over a sound one. An entry that cannot be read costs only itself: launchers go on
+without it, with a warning; commands that write wisdom, or were asked for it, refuse. Renders and measures nothing.
 """
 
 import fcntl
@@ -48,12 +48,22 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date
+    measured: Mapping[str, Any]  # median_us, floor_us, driver, compiler, ksgen, template, date; note: why the time is in doubt, if it is
 
     @property
     def is_stale(self) -> bool:
         """Whether the template has changed since: the time is another text's, and the constants are a first guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
+
+    @property
+    def doubt(self) -> str:
+        """Why its time cannot be trusted; empty if it can."""
+        return str(self.measured.get("note", ""))
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """What counts before times are compared; the least wins: fresh before stale, then sound before doubtful."""
+        return self.is_stale, bool(self.doubt)
 
     @property
     def median_us(self) -> float | None:
@@ -106,17 +116,20 @@ class Entry:
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:
                 raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
+        note = measured.get("note", "")
+        if not isinstance(note, str) or not note.isprintable():
+            raise ValueError(f"note={excerpt(note)} is no text in one line")
         return cls(kernel, batch, family.name, constants, measured)
 
 
 class Wisdom:
-    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, but no stale one replaces a fresh one."""
+    """Entries of one device. Later ones replace earlier ones of the same kernel and batch, unless those have a better rank."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
         for entry in entries:
             known = self._by_kernel.setdefault(entry.kernel, {})
-            if entry.batch not in known or known[entry.batch].is_stale or not entry.is_stale:
+            if entry.batch not in known or entry.rank <= known[entry.batch].rank:
                 known[entry.batch] = entry
 
     def __repr__(self) -> str:

@@ -1,13 +1,19 @@
 """What is said of results: duels, tables beside the paper's numbers, rules that predict the gain, the page and the Markdown."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ksgen.bench import report, tables
 from ksgen.bench.roster import OTHERS, OURS
-from ksgen.bench.rows import Row
+from ksgen.bench.rows import Row, write_csv
+from ksgen.commands import bench
+from ksgen.errors import KsgenError
+from ksgen.measure.roofline import ABOVE
 from tests.support.bench_report import FOUR, processor_rows
 from tests.support.bench_rows import row
 
@@ -114,6 +120,31 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
     table = tables.processors([*first, *second, *wrong, *FOUR])
     assert table.rows == (("25088", "float32", "bsl", "2", "x1.20", "x0.90", "x1.60", "50 %", "60 %", "50 %"),)
     assert tables.processors(FOUR).rows == ()
+    assert ABOVE not in table.note
+    assert tables.processors([*first, replace(second[0], share_of_floor=1.01), second[1]]).note.endswith(
+        f" The share is the median. {ABOVE}"
+    )
+    assert ABOVE not in tables.processors([*first, replace(second[1], share_of_floor=1.01)]).note  # another's
     whole = processor_rows()
     assert tables.processors(whole).title in report.markdown(whole)
     assert tables.processors(whole).title in report.page(whole)
+
+
+def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, titles = tmp_path / "paper.csv", []
+    write_csv(processor_rows(), file)
+    monkeypatch.setattr(report.figures, "sorted_gains", lambda found, device: titles.append(device) or b"")
+    for line, device in ((None, "Abacus"), ("An abacus with ten rods\n", "An abacus with ten rods")):
+        if line:
+            file.with_name("machine.txt").write_text(line)
+        wanted = ["--png", str(tmp_path / "a.png"), "--markdown", "-", "-o", str(tmp_path / "a.html")]
+        done = CliRunner().invoke(bench.command, ["report", str(file), *wanted])
+        assert done.exit_code == 0, done.exception
+        assert titles.pop() == device
+        assert f"# Kronecker-sparse products on {device}\n" in done.stdout
+        assert f"Kronecker-sparse products on {device}</h1>" in (tmp_path / "a.html").read_text()
+    file.with_name("machine.txt").write_bytes(b"\xff")
+    caught = CliRunner().invoke(bench.command, ["report", str(file)]).exception
+    assert isinstance(caught, KsgenError)
+    assert str(caught).startswith(f"{file.with_name('machine.txt')}: cannot be read (")
+    assert str(caught).endswith("; accepted: a line of text")

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from ksgen.commands import run
+from ksgen.measure.roofline import ABOVE
 from tests.support.program import ksgen, needs_device
 
 
@@ -68,3 +70,27 @@ def test_x_in_eight_bits() -> None:
     figures = json.loads(layer.stdout)
     assert figures["passed"]
     assert figures["kernel"] == "ks_2x9x5x3_1x4x54x1_float32_e4m3_inputs_bsf"
+
+
+@pytest.mark.parametrize("doubts", [("others took 50% of the processors", "", ""), ("", "", "others took 50% of the processors")])
+def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    why, *of_each = doubts
+    figures = {
+        "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector_chain", "why": "a test",
+        "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_batch_entries": 70,
+        "median_us": 40.0, "fastest_us": 39.0, "slowest_us": 41.0, "gflop_per_s": 3.0, "gbyte_per_s": 4.0,
+        "floor_us": 20.0, "share_of_floor": None if why else 0.5, "doubt": why,
+        "each_factor_us": [30.0, 50.0], "each_factor_doubt": of_each,
+        "measured_gbyte_per_s": 9.0, "measured_gflop_per_s": 90.0, "multiply_adds": "plain multiply-adds",
+    }  # fmt: skip
+    run._print(figures, "tile=1")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.replace("\n  ", " ").splitlines() if line}
+    assert lines["time"] == f"40.0{'?' if why else ''} us median, 39.0 to 41.0"
+    assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
+    untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
+    assert lines["share"] == (untrusted if why else "50% of the floor")
+    assert lines["apart"] == f"80.0{'' if why else '?'} us for a launch of each factor: {untrusted}"
+    run._print({**figures, "doubt": "", "share_of_floor": 1.2, "each_factor_doubt": ["", ""]}, "tile=1")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "80.0 us for a launch of each factor: 2.00 of the time of one launch" in said
+    assert f"120% of the floor. {ABOVE}" in said

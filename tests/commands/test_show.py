@@ -53,12 +53,13 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "turned: " in told
-    assert "a launch for each factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a; one launch, vector_chain on processor" in told
-    for size, on_processors in ((64, {"processor": "vector_chain"}), (256, {})):  # where large weights are shared out factor by factor
+    on_gpus = "a launch for each factor on sm_75; one launch, mma_chain on sm_80, sm_86, sm_90a"
+    assert f"batch 25088: {on_gpus}; one launch, vector_chain on a processor of 16 cores" in told
+    for size, on_processors in ((64, "vector_chain"), (256, None)):  # where large weights are shared out factor by factor
         group = json.loads(run("show", f"6,{size},{size},1", "--beside", f"6,32,{size},1", "--batch", "1", "--json").stdout)
         assert [each["kernel"] for each in group["patterns"]] == [f"ks_6x{b}x{size}x1_float32_bsf" for b in (size, 32)]
         by_device = group["layers"]["group"]["launch"]["by_device"]
-        assert {name: family for name, family in by_device.items() if name == "processor"} == on_processors
+        assert by_device["processor"] == on_processors
 
 
 @needs_device
@@ -66,6 +67,30 @@ def test_show_of_a_layer_on_a_device_says_why() -> None:
     told = run("show", "2,9,5,3", "1,4,18,3", "--device", "native", "--batch", "7000").stdout
     assert "ks_2x9x5x3_1x4x18x3_float32_bsf: one launch, vector_chain: block=" in told
     assert "what lies between factors stays in the cache" in told
+
+
+def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_told_of() -> None:
+    for batch, family in ((1, "few"), (25088, "simt")):
+        (facts,) = json.loads(run("show", "1,192,48,2", "--batch", str(batch), "--json").stdout)["patterns"]
+        assert (facts["family"], facts["by_device"]["sm_80"], facts["by_device"]["processor"]) == (family, family, "vector")
+        assert facts["chosen_by"] == "the family's default for sm_80"
+    assert "Kernels are those for sm_80; --device names one of this machine" in run("show", "1,192,48,2").stdout
+
+
+def test_a_group_is_answered_first_and_in_short() -> None:
+    lines = run("show", "6,64,64,1", "--beside", "6,64,64,1", "--beside", "6,64,64,1", COLUMNS="200").stdout.splitlines()
+    assert lines[3].startswith("  ks_6x64x64x1_and_6x64x64x1_and_6x64x64x1_float32_bsf_strided, batch 25088: layer by layer on sm_75")
+    assert len(lines) == 9
+    assert [line.split()[0] for line in lines[4:8]] == ["pattern", "batch", "by", "kernel"]
+
+
+@needs_device
+def test_a_processors_kernel_is_told_in_its_own_words() -> None:
+    gpu, processor = (run("show", "6,64,64,1", *more, COLUMNS="200").stdout for more in ((), ("--device", "native")))
+    for words in ("threads", "shared memory", "registers per thread"):
+        assert (words in gpu, words in processor) == (True, False)
+    assert "parts, which the cores share, and about " in processor
+    assert "MB that cores read and write" in processor
 
 
 def test_show_of_weights_in_eight_bits() -> None:

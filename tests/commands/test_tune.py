@@ -22,6 +22,7 @@ from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import chain_kernel
 from ksgen.tuning.trials import TrialStore
+from tests.support.tuning_search import without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -53,7 +54,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     assert "4 candidates" in done.stderr
     assert (home / "out.html").read_text().startswith("<!")
     run = CliRunner().invoke(cli, ["run", *SMALL, "--json"])
-    assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
+    assert json.loads(run.stdout)["why"].startswith("wisdom, measured at batch 70")
 
 
 @needs_opencl
@@ -69,6 +70,7 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
         assert each["complete"]
         assert each["doubt"] or each["share_of_floor"] > 0
         assert each["default_us"] > 0
+    without_doubts(find_device("opencl:0").name)
     again = json.loads(tune(*arguments).stdout)
     assert [each["measured_now"] for each in again["kernels"]] == [0, 0]
     assert [each["measured_now"] for each in json.loads(tune(*arguments, "--fresh").stdout)["kernels"]] == [2, 2]
@@ -81,7 +83,7 @@ def test_weights_in_eight_bits_are_tuned_and_taken_by_launchers(home: Path) -> N
     assert done.exit_code == 0, done.output
     assert "[1/1] 2,24,9,3 float32 int8 bsf: " in done.stderr
     found = CliRunner().invoke(cli, ["run", *SMALL, "--weights", "int8", "--json"])
-    assert json.loads(found.stdout)["why"] == "wisdom, measured at batch 70"
+    assert json.loads(found.stdout)["why"].startswith("wisdom, measured at batch 70")
     assert "no search" in json.loads(CliRunner().invoke(cli, ["run", *SMALL, "--json"]).stdout)["why"]
 
 
@@ -94,12 +96,14 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     for name in ("2,24,9,3 float32 bsf:", "2,24,9,3 float32 bsf gradient: ", "2,9,24,3 float32 bsf: "):
         assert f"/3] {name}" in trained.stderr
     assert "2,24,9,3 float32 bsf gradient, batch 70" in (home / "out.html").read_text()
+    without_doubts(find_device("opencl:0").name)
     (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)["kernels"]
+    without_doubts(find_device("opencl:0").name)
     (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
     for each in (again, alone):
         assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "vector_gradient", 0)
     run = CliRunner().invoke(cli, ["run", *SMALL, "--job", "gradient", "--json"])
-    assert json.loads(run.stdout)["why"] == "wisdom, measured at batch 70"
+    assert json.loads(run.stdout)["why"].startswith("wisdom, measured at batch 70")
 
 
 @pytest.mark.slow
@@ -110,6 +114,7 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     assert done.exit_code == 0, done.output
     assert "2,9,5,3 then 1,4,18,3 float32 bsf: " in done.stderr
     assert "3 of 3 kernels on " in done.stdout
+    without_doubts(find_device("opencl:0").name)
     launcher = ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
     said = launcher.explain(70, device="opencl:0")
     assert "searches measured" in said
@@ -140,6 +145,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
         "2,9,5,3 then 1,4,18,3 float32 bsf_to_bsl: ",
     ):
         assert name in done.stderr
+    without_doubts(find_device("opencl:0").name)
     factor, pair = Launcher(2, 9, 5, 3), (Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
     group, turned = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
     assert "us of the layers one by one" in group.explain(70, device="opencl:0")

@@ -1,10 +1,14 @@
 """The table of a search: its winner, its order, its reasons and its digits."""
 
+import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ksgen.commands import tune_table
+from ksgen.commands import tune, tune_table
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import chain_kernel
@@ -28,6 +32,41 @@ def test_a_search_decides_who_won() -> None:
 def test_a_note_about_the_winners_time_is_said() -> None:
     noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
     assert "Of its time: clocks moved." in sections_of(noted)[0].said
+
+
+@pytest.mark.parametrize(
+    ("notes", "marks"), [(("", ""), (False, False)), (("clocks moved", ""), (True, False)), (("", "hot"), (False, True))]
+)
+def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
+    notes: tuple[str, str], marks: tuple[bool, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = some_trials()[:2]
+    best = replace(first, median_us=200.0, floor_us=100.0, note=notes[0])
+    default = replace(second, median_us=300.0, note=notes[1])
+    found = Tuned(Job(best.kernel, best.batch), best, default, 2, 2, 1.0, True)
+    tune_table.print_results([found])
+    said = capsys.readouterr().out
+    assert ("200.0?" in said, "300.0?" in said) == marks
+    assert ("1.50x" in said) == (not any(notes))
+    assert ("50%" in said) == (not notes[0])
+    first_note = next(filter(None, notes), "")
+    assert (f"? 1 of 2 times cannot be trusted; the first: {first_note}." in said) == any(notes)
+    assert tune_table.figures(found)["doubt"] == first_note
+    assert tune_table.summary(best).startswith("200.0? us, in doubt: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
+
+
+def test_what_is_not_kept_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
+    first = some_trials()[0]
+    job = Job(first.kernel, first.batch)
+    kept = Tuned(job, first, None, 1, 1, 1.0, True)
+    facts = SimpleNamespace(name="Abacus")
+    for results, counts in (([kept, kept], (2, 0)), ([kept, replace(kept, is_kept=False)], (1, 1))):
+        tuner: Any = SimpleNamespace(engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event())
+        tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
+        said = capsys.readouterr().out
+        assert f"{counts[0]} of 2 kernels on Abacus, batch {first.batch}: launchers take them from now on." in said
+        assert ("1 kernel: what was known before stays, as its time is sound or shorter." in said) == bool(counts[1])
 
 
 def test_the_table_lists_what_was_measured_first() -> None:

@@ -259,4 +259,18 @@ def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pyt
     assert known["constants"] == asdict(guess.constants)
     assert known["chosen_by"] == "wisdom of another template version, a first guess: tune again; measured at batch 64"
     (portable,) = json.loads(CliRunner().invoke(cli, arguments).stdout)["patterns"]
-    assert portable["chosen_by"] == "the family's default for every GPU since sm_80"
+    assert portable["chosen_by"] == "the family's default for sm_80"
+
+
+def test_a_time_in_doubt_is_marked_and_its_doubt_is_told(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    sound = entry(8.0, 2000)
+    doubtful = replace(sound, measured={**sound.measured, "note": "clocks moved"})
+    first, second = file_of(tmp_path, "first.json", sound), file_of(tmp_path, "second.json", doubtful)
+    run("import", second)
+    lines = said("show", "--device", "H200").splitlines()
+    at = next(number for number, line in enumerate(lines) if "batch 2000" in line)
+    assert lines[at].endswith("      8.0 us?")
+    assert lines[at + 1] == "    ? its time cannot be trusted: clocks moved"
+    assert [row["doubt"] for row in json.loads(said("show", "--json")) if row["batch"] == 2000] == ["clocks moved"]
+    assert said("diff", first, second).splitlines()[0].endswith(": measured, 8.0 us and 8.0 us?")
+    assert said("import", first) == "NVIDIA H200: 0 new, 1 better, 0 not better than what is known here\n"

@@ -8,7 +8,7 @@ from ksgen.bench.log import Contender
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, row_of
 from ksgen.measure import trust
-from ksgen.measure.trust import Counts, doubt, doubt_of_ratio, load_warning, others_between
+from ksgen.measure.trust import Counts, doubt, doubt_of_ratio, load_warning, marked, others_between, said, told
 
 QUIET = [100.0, 101, 102, 103, 104, 105, 106, 107, 108, 130]
 
@@ -52,6 +52,15 @@ def test_a_look_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust.os, "cpu_count", lambda: 2)
     watch = trust.Watch()
     assert [watch.others_share() for _ in range(3)] == [None, 0.5, 0.5]
+
+
+def test_a_figure_in_doubt_is_marked_and_the_first_doubt_is_told() -> None:
+    assert (marked("12 us", ""), marked("12 us", "others took 50% of the processors")) == ("12 us", "12 us?")
+    assert (said("12 us", ""), said("12 us", "others took half")) == ("12 us", "12 us? (others took half)")
+    assert told(["", ""]) == ""
+    doubts = ["", "others took 50% of the processors", "the median is 2 times the fastest"]
+    assert told(doubts) == "? 2 of 3 times cannot be trusted; the first: others took 50% of the processors."
+    assert told(doubts[1:2], "ratio") == "? 1 of 1 ratio cannot be trusted; the first: others took 50% of the processors."
 
 
 def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,33 @@ def test_a_processor_s_ways_are_timed_in_turns_and_the_faster_one_is_remembered(
     assert len(calls) == 2 * choice.TURNS
 
 
+@pytest.mark.parametrize(("share", "slow"), [(None, 1.0), (0.5, 1.0), (None, 3.0)])
+def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, now = KernelSpec(Pattern(2, 9, 5, 3)), [0.0]
+    monkeypatch.setattr(choice, "_measured", {})
+    monkeypatch.setattr(choice, "_doubts", {})
+    monkeypatch.setattr(choice, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(choice, "Watch", lambda: SimpleNamespace(others_share=lambda: share))
+    calls = []
+
+    def way(seconds: float) -> Any:
+        def call() -> Any:
+            calls.append(seconds)
+            now[0] += seconds * (9.0 if len(calls) <= 2 else slow if len(calls) > 4 else 1.0)  # the first turn builds
+
+        return call
+
+    assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": way(2.0), "strided": way(1.0)}) == "strided"
+    said = {(None, 1.0): "", (0.5, 1.0): "others took 50% of the processors", (None, 3.0): "the median is 3 times the fastest"}[share, slow]
+    told = f"; these times cannot be trusted: {said}" if said else ""
+    assert choice.choose(kernel, 8, torch.device("cpu")).why == f"1000000 us here, ksgen 2000000 us{told}"
+    job = choice.job_of("chain", [(2, 9, 5, 3)], torch.float32, "bsf", "none", False, False)
+    key = ((job, 8, "ksgen"), torch.get_num_threads())
+    monkeypatch.setattr(choice, "_measured", {key: {"ksgen": 2.0}})
+    monkeypatch.setattr(choice, "_doubts", {key: said})
+    assert choice.told_of([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [f"all factors: ksgen 2000000 us{told}"]
+
+
 def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> None:
     def refused() -> Any:
         raise ToolchainError("no compiler, says this test")

@@ -1,6 +1,7 @@
 """factorize: the nearest product where there is one, the proven bound where there is that, and what is said otherwise."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf, sqrt
 
 import numpy as np
@@ -253,3 +254,9 @@ def test_mistakes(weight: object, options: dict[str, int], message: str) -> None
     with pytest.raises(KsgenError) as caught:
         factorize(weight, PAIRS[1], **options)
     assert str(caught.value).startswith(message)
+
+
+def test_seconds_that_others_took_are_marked() -> None:
+    found = Factorization(chain_of([(1, 4, 4, 1)]), (), 0.25, 0.25, 1.0, "projection", "none", 0.5)
+    assert str(found) == "1,4,4,1: relative error 0.25 by projection in 0.5 s; none"
+    assert " in 0.5 s? (others took 60% of the processors); " in str(replace(found, doubt="others took 60% of the processors"))

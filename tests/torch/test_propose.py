@@ -50,10 +50,10 @@ def test_with_a_weight_the_nearest_come_first() -> None:
 def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def measured(layers: list[Any], x: torch.Tensor) -> list[float]:
+    def measured(layers: list[Any], x: torch.Tensor) -> list[tuple[float, str]]:
         asked.append((type(layers[0]).__name__, [layer.chain for layer in layers[1:]], tuple(x.shape), x.dtype))
         assert all(layer.is_frozen and layer(x).shape == (3, 80) for layer in layers[1:])
-        return [float(len(layers) - place) for place in range(len(layers))]
+        return [(float(len(layers) - place), "others took 50% of the processors" * (place == 1)) for place in range(len(layers))]
 
     monkeypatch.setattr(import_module("ksgen.torch.propose"), "measured_us", measured)
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # PyTorch's own products
@@ -65,6 +65,10 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.chain for each in found} <= set(chains)
     assert "measured, us" in str(found)
     assert "expected by nobody: device 'no such device'" in str(found)
+    assert [bool(each.doubt) for each in found].count(True) == 1
+    assert str(found).count("?") == 2  # the time, and the sentence
+    of = f"1 of {len(found) + 1} measured times"
+    assert str(found).endswith(f" ? {of} cannot be trusted; the first: others took 50% of the processors.")
 
 
 def test_the_table() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ksgen.errors import LaunchError, SpecError, ToolchainError
+from ksgen.errors import KsgenError, LaunchError, SpecError, ToolchainError
 from ksgen.launch.fused import Verdict
 from ksgen.spec import Epilogue
 from ksgen.torch import KSLinear, quantize, quantized
@@ -354,6 +354,20 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
     assert quantize(model, "int8", names=["met"], inputs=[torch.randn(2, 48)]).layers[0].name == "met"
 
 
+@pytest.mark.parametrize(
+    ("storage", "inputs", "message"),
+    [
+        ("bfloat16", torch.ones(2, 48), "inputs were given with storage=bfloat16, which has no scales; accepted: a model without inputs"),
+        ("int8", torch.full((2, 48), torch.nan), "layer 0: x holds numbers that are not finite; accepted: inputs as the layer meets them"),
+    ],
+)
+def test_what_is_wrong_with_a_models_inputs_is_told_in_the_users_words(storage: str, inputs: Tensor, message: str) -> None:
+    model = nn.Sequential(KSLinear(CHAIN))
+    with pytest.raises(KsgenError, match=f"^{message}$"):
+        quantize(model, storage, inputs=inputs)
+    assert isinstance(model[0], KSLinear)
+
+
 # ---- x in eight bits
 
 
@@ -378,6 +392,14 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     with torch.no_grad():
         made(torch.full_like(x, torch.nan))  # which whole numbers cannot hold
     assert made.saturated_inputs == counted + x.numel()
+    one = x.clone()
+    one.view(-1)[:2] = torch.tensor([torch.nan, torch.inf])
+    met = made.as_met(one)
+    assert met is not None
+    nan, largest = met.view(-1)[:2]
+    assert nan == 0 if storage == "int8" else nan.isnan()  # in the words of docs/quantized.md
+    assert largest == pytest.approx(float(x.abs().max()), rel=1e-6)
+    assert made.saturated_inputs == counted + x.numel() + 2
     assert f"{made.saturated_inputs} of its elements saturated so far" in made.explain(4)
     assert f"x in {storage} times" in repr(made)
     beyond = made.as_met(2 * x)

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import ksgen
+from ksgen.build.request import Binary
+from ksgen.devices import find_device
 from ksgen.emit.render import template_digest
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import FAMILIES
@@ -21,13 +24,13 @@ from ksgen.families.simt import Simt, SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
-from ksgen.tuning.job import Job
+from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.search import Budget, Progress, Tuned
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
-from tests.support.tuning_search import space_of
+from tests.support.tuning_search import space_of, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -85,13 +88,52 @@ def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, sto
 def test_what_is_known_is_not_measured_again(engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
     space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
     assert search(engine, store, budget=Budget(candidates=2)).measured_now == 2
+    without_doubts(engine.facts.name, store)
     again = search(engine, store, strategy="exhaustive")
     assert (again.looked, again.measured_now) == (4, 2)
+    without_doubts(engine.facts.name, store)
     assert search(engine, store, strategy="exhaustive").measured_now == 0
     assert search(engine, store, strategy="exhaustive", fresh=True).measured_now == 4
+    without_doubts(engine.facts.name, store)
+    store.add(replace(store.trials()[0], note="clocks moved"))
+    assert search(engine, store, strategy="exhaustive").measured_now == 1
     for trial in store.trials():
         store.add(replace(trial, driver="an older one"))
     assert search(engine, store, strategy="exhaustive").measured_now == 4
+
+
+@needs_opencl
+def test_a_disturbed_round_is_run_again_and_a_doubt_that_stays_is_wisdom_but_takes_no_sound_ones_place(
+    engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
+    measure, moved = engine.measure, "clocks moved"
+    disturbed, rounds = 0, []  # how many rounds of finals are to be; how many candidates each had
+
+    def measured(job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> Future[list[Outcome]]:
+        is_final = runs.turns > 1
+        rounds.extend([len(entries)] if is_final else [])
+        note = moved if is_final and len(rounds) <= disturbed else ""
+        done: Future[list[Outcome]] = Future()
+        done.set_result([replace(each, note=note) for each in measure(job, entries, runs).result()])
+        return done
+
+    def finals(count: int, **options: object) -> tuple[Tuned, list[int]]:
+        nonlocal disturbed
+        disturbed = count
+        rounds.clear()
+        return search(engine, store, strategy="exhaustive", fresh=True, **options), list(rounds)
+
+    monkeypatch.setattr(engine, "measure", measured)
+    doubtful, ran = finals(99)
+    assert (doubtful.best.note, doubtful.is_kept, ran[0], ran[1], ran[2]) == (moved, True, ran[0], ran[0], ran[0])
+    (entry,) = load_wisdom(engine.facts.name).entries()
+    assert (entry.doubt, entry.median_us) == (moved, pytest.approx(doubtful.best.median_us, abs=1e-3))
+    sound, ran = finals(2)
+    assert (sound.best.note, sound.is_kept, len(ran) > 2, ran[1], ran[2]) == ("", True, True, ran[0], ran[0])
+    assert not finals(99)[0].is_kept
+    (entry,) = load_wisdom(engine.facts.name).entries()
+    assert (entry.doubt, entry.constants) == ("", sound.best.constants)
 
 
 @needs_opencl
@@ -180,6 +222,7 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
+    without_doubts(find_device("opencl:0").name, store)
     kept = store.trials()
     assert len(kept) >= 5
     subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=_environment(tmp_path), check=True)

@@ -29,6 +29,14 @@ def test_fresh_comes_before_stale_and_then_the_faster_one() -> None:
     assert better(stale, faster := entry(0.5, template="old")) is faster
 
 
+def test_sound_comes_before_doubtful_however_fast() -> None:
+    sound, doubtful, stale = entry(9.0), entry(1.0, note="clocks moved"), entry(0.5, template="old")
+    assert better(sound, doubtful) is better(doubtful, sound) is sound
+    assert better(doubtful, stale) is better(stale, doubtful) is doubtful
+    (found,) = differences({"A": Wisdom([sound])}, {"A": Wisdom([doubtful])})
+    assert found.ratio is None
+
+
 def test_times_of_two_old_templates_compare_with_nothing_so_the_later_one_stays() -> None:
     early, late = entry(1.0, template="old", date="2026-01-01"), entry(9.0, template="older", date="2026-01-02")
     assert better(early, late) is better(late, early) is late

@@ -30,8 +30,8 @@ CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 PRESENT = template_digest("simt")
 
 
-def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT) -> Entry:
-    measured = {"median_us": 1.5, "date": "a day", "template": template}
+def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT, **more: str) -> Entry:
+    measured = {"median_us": 1.5, "date": "a day", "template": template, **more}
     return Entry(kernel, batch, "simt", replace(CONSTANTS, stages=stages), measured)
 
 
@@ -84,6 +84,10 @@ def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monk
     assert [each and each.median_us for each in found] == [1.5, 1.5, None, None]
     assert planner.measured(device, replace(KERNEL, layout="bsl"), 1000) is None
     assert planner.measured(device, replace(KERNEL, precision="float64"), 1000) is None
+    doubted = Wisdom([entry(1000, note="clocks moved")])
+    monkeypatch.setattr(planner, "_wisdom_of", lambda _device: doubted)
+    assert planner.measured(device, KERNEL, 1000) is None
+    monkeypatch.setattr(planner, "_wisdom_of", lambda _device: known)
     device = replace(GPU, shared_bytes=1024)
     assert planner.measured(device, KERNEL, 1000) is None
 
@@ -134,6 +138,16 @@ def test_a_stale_entry_wins_over_no_fresh_one() -> None:
     later = entry(64, 2, template="0e0f0001")
     for entries, stages in (([stale, fresh], 3), ([fresh, stale], 3), ([stale, later], 2), ([fresh, entry(64, 2)], 2)):
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
+
+
+def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
+    doubtful, sound, stale = entry(64, 4, note="clocks moved"), entry(64, 3), entry(64, 2, template="0a0b0c0d")
+    assert (doubtful.doubt, sound.doubt) == ("clocks moved", "")
+    for entries, stages in (([doubtful, sound], 3), ([sound, doubtful], 3), ([stale, doubtful], 4), ([doubtful, stale], 4)):
+        assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
+    assert choose(KERNEL, 64, GPU, Wisdom([doubtful])).why == "wisdom, measured at batch 64; its time cannot be trusted: clocks moved"
+    text = dump("NVIDIA H200", Wisdom([doubtful]))
+    assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
 
 
 def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
@@ -197,6 +211,8 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(tmp_path: Path
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
         (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
         (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
+        (lambda text: text.replace('"a day"', '"a day", "note": 5'), "file: entry 1: note=5 is no text in one line; delete"),
+        (lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'), "file: entry 1: note='a\\nb' is no text in one line; delete"),
         (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
         (lambda text: '{"entries": {"a": 1}}', "file: not a wisdom file (entries is {'a': 1}, not a list)"),
     ],
