@@ -21,7 +21,7 @@ from ksgen.emit.render import render
 from ksgen.families.amx import AmxConstants, Shape
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.launch.planner import PLANNER
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
@@ -391,19 +391,6 @@ def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
         assert error <= tolerance(precision, 34)
         assert (got != plain).any()
     assert "by vector" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2]).plan)
-
-
-@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
-def test_factors_of_a_chain_go_one_by_one_where_tiles_are_asked_for(precision: str, with_tiles: Device) -> None:
-    launchers = [Launcher(1, 20, 34, 3), Launcher(3, 18, 20, 1)]
-    problems = [make_problem(kernel_of(each.pattern.shape), 200) for each in launchers]
-    x, weights = problems[0].x, [each.weights for each in problems]
-    chain = ChainLauncher(*launchers)
-    assert chain.prepare(x, weights) is not None
-    assert chain.prepare(x, weights, precision=precision) is None
-    one_by_one = launchers[1](launchers[0](x, weights[0], precision=precision), weights[1], precision=precision)
-    np.testing.assert_array_equal(chain(x, weights, precision=precision), one_by_one)
-    np.testing.assert_allclose(one_by_one, chain(x, weights), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])

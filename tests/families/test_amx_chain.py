@@ -16,23 +16,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ksgen.devices.base import Device
-from ksgen.emit.render import render
-from ksgen.errors import ConstantsError
-from ksgen.families import FAMILIES, check, families_for, family_for
 from ksgen.families.amx import AmxConstants, ChainConstants, Shape
-from ksgen.families.amx.chain import ChainShape, chain_cycles
-from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, SECOND_LEVEL_BYTES, dots
+from ksgen.families.amx.chain import ChainShape
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.chains import factor_kernels
-from ksgen.launch.choice import choice_by_name
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families import test_vector as alone
 from tests.families.test_vector import EPILOGUES
 from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
-from tests.support.amx_kernels import CHAIN_FAMILY as FAMILY
-from tests.support.amx_kernels import CHAINS, CPU, PRECISIONS
+from tests.support.amx_kernels import CHAINS, PRECISIONS
 from tests.support.host_memory import Array, Fenced, processor
 from tests.support.native import chosen_native, saying_it_has_tiles
 from tests.support.played_tiles import needs_play
@@ -228,3 +222,57 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- who takes it
+
+
+@pytest.fixture
+def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A processor that says it has tiles, with nothing found by a search."""
+    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
+        yield device
+
+
+LAYER = (Pattern(2, 33, 40, 1), Pattern(1, 20, 33, 2))  # 80 -> 66 -> 40
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
+def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
+    """One launch by order, with the bits of a launch for each."""
+    kernel = chain_of(LAYER, "float32", epilogue=ALL, between="gelu")
+    arrays = arrays_of(kernel, 200)
+    weights, added = [arrays["weights 0"], arrays["weights 1"]], {name: arrays[name] for name in ("bias", "residual")}
+    what = {"activation": "gelu", "precision": precision, **added}
+    launchers = [Launcher(*each.shape) for each in LAYER]
+    one, each = (ChainLauncher(*launchers, between="gelu", fuse=fuse) for fuse in ("yes", "no"))
+    call = one.prepare(arrays["x"], weights, **what)
+    assert call is not None
+    assert "by amx_chain" in str(call.plan)
+    found = one(arrays["x"], weights, **what)
+    np.testing.assert_array_equal(found, each(arrays["x"], weights, **what))
+    assert is_right(kernel, np.asarray(found), truth_of(kernel, arrays))
+    told = one.explain(200, precision=precision)
+    assert ": one launch, by amx_chain, block=" in told
+    assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector_chain"
+
+
+def test_by_the_cost_model_unless_a_layer_says_it(with_tiles: Device) -> None:
+    told = ChainLauncher(*(Launcher(*each.shape) for each in LAYER)).explain(5000, precision="bf16x6")
+    assert "; the cost model, which no time has checked, expects " in told
+
+
+def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
+    """Slices and groups, by launches of tiles or of vectors."""
+    kernel = chain_of(LAYER)
+    arrays = arrays_of(kernel, 200)
+    weights = [arrays["weights 0"], arrays["weights 1"]]
+    layer = ChainLauncher(*(Launcher(*each.shape) for each in LAYER))
+    wide = np.zeros((200, 100), np.float32)
+    wide[:, :80] = arrays["x"]
+    assert layer.prepare(wide[:, :80], weights, precision="bf16x6") is None
+    assert is_right(kernel, np.asarray(layer(wide[:, :80], weights, precision="bf16x6")), truth_of(kernel, arrays))
+    group = GroupLauncher(layer, layer)
+    assert "layer by layer; amx serves each factor, and amx_chain is for" in group.explain(200, precision="bf16x6")
+    for y in group(arrays["x"], [weights, weights], precision="bf16x6"):
+        assert is_right(kernel, np.asarray(y), truth_of(kernel, arrays))
