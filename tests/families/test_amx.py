@@ -401,6 +401,19 @@ def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monke
     PLANNER.forget()
 
 
+def test_packed_weights_do_not_depend_on_constants(device: Device) -> None:
+    """So a chain's launch takes those of products alone."""
+    kernel = kernel_of((2, 17, 70, 3), "bfloat16")
+    problem, found = make_problem(kernel, 5), []
+    for constants in (constants_of(kernel), replace(constants_of(kernel, 96, 64, 1), depth=1)):
+        plan = planned(device, kernel, constants, 5)
+        place = np.zeros(plan.packed_bytes, np.uint8)
+        plan.pack(device.shared(problem.weights.ctypes.data), None, into=device.shared(place.ctypes.data))
+        device.synchronize(None)
+        found.append((plan.packing, place.tobytes()))
+    assert found[0] == found[1]
+
+
 def test_pack_writes_every_tile(device: Device) -> None:
     """Zeros beyond the edges, whatever lay there."""
     kernel = kernel_of((2, 17, 33, 3), "bfloat16")

@@ -86,6 +86,9 @@ class Amx(Shaped[AmxConstants]):
             cycles=multiply_cycles(shape, batch),
         )  # fmt: skip
 
+    def packed_for(self, kernel: KernelSpec, constants: AmxConstants) -> object:
+        return None  # tiles of all outputs, whoever multiplies them: one copy of the weights serves every batch, and chains
+
     def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
         return Geometry(Shape(kernel, constants).packed_tiles, 1, 0)
 
