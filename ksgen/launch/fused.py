@@ -21,6 +21,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, chain_kernel, is_layer
+from ksgen.spec.precision import BY_TILES
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
@@ -135,8 +136,9 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
 
 @lru_cache(REMEMBERED)
 def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None:
-    """Of a launch that no machine has timed: whether the cost model expects fewer cycles of it than of others."""
-    if not _may_be_by_tiles(kernel, limits) or (family := family_for(kernel, limits)).measured:
+    """Of a launch by a processor's matrix tiles: whether the cost model expects fewer cycles of it than of one for each factor, as the
+    weights of all factors pass for each block. None of other launches."""
+    if not _may_be_by_tiles(kernel, limits) or (family := family_for(kernel, limits)).name not in BY_TILES:
         return None
 
     def cycles(own: Family[Any], each: KernelSpec) -> float:

@@ -108,15 +108,16 @@ def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one:
     assert fused.verdict(of_tiles, kernel, 6272, "no") == fused.Verdict(False, "fuse='no'")
 
 
-def test_once_tiles_are_timed_one_launch_is_the_rule(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, vectors serve; where products alone were timed, they do."""
+def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16; where products alone were timed, they do."""
     kernel, rule = chain_kernel((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "measured", True)
     assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
     monkeypatch.setattr(type(FAMILIES["amx_chain"]), "measured", True)
     fused._by_cycles.cache_clear()
-    assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
+    assert re.fullmatch(CYCLES, fused.verdict(of_tiles, kernel, 6272).why)
+    fused._by_cycles.cache_clear()
 
 
 def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
