@@ -119,8 +119,8 @@ class ChainShape:
 
     @property
     def held(self) -> Held:
-        """What a block goes through: all that a work group keeps, and the weights of all factors."""
-        return Held(self.slot * 4, self.packed_bytes)
+        """What a block goes through: all that a work group keeps, inputs and outputs, and the weights of all factors."""
+        return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.past), self.packed_bytes)
 
 
 def pitch_of(kernel: KernelSpec, block: int) -> int:
@@ -131,6 +131,11 @@ def between_of(kernel: KernelSpec, block: int) -> int:
     rows = block if kernel.layout == "bsf" else pitch_of(kernel, block)
     features = max((each.pattern.out_features for each in places(kernel) if not each.is_last), default=0)
     return round_up(divide_up(features * rows * kernel.item_bytes, 4), LINE_BYTES)
+
+
+def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:
+    """Of a block's inputs and of the next one's, which are fetched, and of outputs that are not stored past the caches."""
+    return block * kernel.item_bytes * (2 * kernel.in_features + (0 if past else kernel.pattern.out_features))
 
 
 def chain_cycles(shape: ChainShape, batch: int) -> float:
@@ -261,13 +266,14 @@ def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
-    kept, weights = shape.places * shape.between * 4, shape.packed_bytes
+    past, weights = past_of(factors[-1], batch), shape.packed_bytes
+    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
     best = []
     for factor in factors:
         options = [Shape(factor, AmxConstants(block, outputs, 1, 1, 0, depth)) for outputs, depth in outputs_and_depths(factor)]
         found = min(options, key=lambda own: dot_cycles(own, Held(kept + own.slot * 4, weights)))
         best.append(in_place(factor, found.constants))
-    return ChainConstants(block, _tiles(kernel, best), past_of(factors[-1], batch))
+    return ChainConstants(block, _tiles(kernel, best), past)
 
 
 def _at_most(kernel: KernelSpec, own: AmxConstants, outputs: int, depth: int) -> AmxConstants:
