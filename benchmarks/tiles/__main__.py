@@ -22,7 +22,7 @@ from ksgen.bench.chains import transformers
 from ksgen.build.host import find_host_compiler, options_of, source_of
 from ksgen.emit.render import render
 from ksgen.families import Limits, family_of
-from ksgen.families.amx import Amx, AmxChain, AmxConstants, ChainConstants
+from ksgen.families.amx import Amx, AmxChain, AmxConstants, ChainConstants, Shape
 from ksgen.families.amx.chain import ChainShape
 from ksgen.families.chains import factor_kernels
 from ksgen.pattern import Pattern
@@ -47,7 +47,8 @@ class Memory:
 
 def counted(kernel: KernelSpec, constants: AmxConstants | ChainConstants, batch: int, tasks: int = TASKS) -> Counts:
     """Of one task, in the middle of a launch: a work group's, after another that warmed the caches. Of a chain: one block."""
-    family, shape = family_of(constants), family_of(constants).shape(kernel, constants)
+    family = family_of(constants)
+    shape = ChainShape(kernel, constants) if isinstance(constants, ChainConstants) else Shape(kernel, constants)
     with tempfile.TemporaryDirectory(prefix="ksgen-tiles-") as name:
         source = render(kernel, constants, dialect="opencl")
         path = Path(name, "kernel.cpp")

@@ -154,7 +154,10 @@ def test_layers_in_one_launch_of_tiles_stand_beside_all_others() -> None:
 
 def test_the_day_reads_what_it_measured_of_layers(tmp_path: Path) -> None:
     day = pytest.importorskip("benchmarks.tiles.day")
-    assert "| layers, bfloat16, bsf: one launch of tiles over the best of PyTorch, geometric mean | 1.00 or more | not measured | |" in day.table(tmp_path)
+    assert (
+        "| layers, bfloat16, bsf: one launch of tiles over the best of PyTorch, geometric mean | 1.00 or more | not measured | |"
+        in day.table(tmp_path)
+    )
     assert [day.log_of_layers(way) for way in day.WAYS] == ["layers-vectors.jsonl", "layers-tiles.jsonl"]
     assert day.PYTORCH_LAYERS == ("bmm", "views", "dense")
 

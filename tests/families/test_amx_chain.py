@@ -5,7 +5,6 @@ its arrays; which constants it accepts, and who takes it.
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any

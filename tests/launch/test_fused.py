@@ -81,7 +81,10 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
 
 
 WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))
-CYCLES = r"the cost model, which no time has checked, expects ([\d.e+]+) cycles of one launch at batch 8192, and ([\d.e+]+) of one for each factor"
+CYCLES = (
+    r"the cost model, which no time has checked, expects ([\d.e+]+) cycles of one launch at batch 8192, "
+    r"and ([\d.e+]+) of one for each factor"
+)
 
 
 @pytest.fixture

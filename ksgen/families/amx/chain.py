@@ -195,7 +195,7 @@ class AmxChain(PackedElsewhere[ChainConstants]):
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
         """Blocks and ways to store, and the most outputs and the greatest depth of each factor's."""
         batch = kernel.batch or MANY
-        found = {}
+        found: dict[ChainConstants, None] = {}
         for block in BLOCKS:
             best = _of_block(kernel, block, batch)
             for most_outputs in (64, 128, 256):
@@ -232,7 +232,7 @@ class AmxChain(PackedElsewhere[ChainConstants]):
 
     def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
         """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
-        own, kernel, is_last = shape.factors[number], shape.kernel, number + 1 == len(shape.factors)
+        own, is_last = shape.factors[number], number + 1 == len(shape.factors)
         words, activation = factor_words(own), own.kernel.epilogue.activation
         pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
         places = [f"(GLOBAL stored*)(own + {shape.work_space + each * shape.between})" for each in range(2)]
