@@ -2,8 +2,8 @@
 
 Bfloat16 and float32 in the precision of its users beside PyTorch's ways, for the stratified patterns, with errors and shares of the floor
 (the copy, or the tiles' peak by a loop of their products); whole layers, all factors in one launch beside a launch for each, by vectors and
-by tiles; ViT-S/16 and GPT-2 medium in bfloat16 by vectors and by tiles. Then a table of what was wanted and what was found. `--played` tries
-all of it on a processor without tiles: what it times says nothing.
+by tiles; ViT-S/16 and GPT-2 medium in bfloat16 by vectors and by tiles. Then a table of what was wanted and what was found. `--played`
+tries all of it on a processor without tiles: what it times says nothing.
 """
 
 import json

@@ -129,6 +129,11 @@ def test_a_block_stays_in_the_second_level_cache_where_that_can_be(precision: st
         shape = ChainShape(kernel, FAMILY.default(kernel, CPU, 6272))
         if shape.packed_bytes < SECOND_LEVEL_BYTES * 3 // 4:
             assert shape.held.kept + shape.held.weights <= SECOND_LEVEL_BYTES
+    square = chain_of((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32)), precision, layout)
+    found = FAMILY.default(square, CPU, 6272)
+    shape, of_block = ChainShape(square, found), found.block * 1024 * square.item_bytes
+    passing = 2 * of_block + (0 if found.past else of_block)  # a block's inputs, the next one's, and outputs that go through the cache
+    assert shape.slot * 4 + passing + shape.packed_bytes <= SECOND_LEVEL_BYTES
     large = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), precision, layout)
     best = FAMILY.default(large, CPU, 6272)
     others = [replace(best, block=block) for block in (32, 64, 128)]
@@ -203,6 +208,9 @@ def test_each_factor_has_constants_and_activations_of_its_own() -> None:
     text = render(kernel, GOOD, family="amx_chain", dialect="opencl").text
     one, other = text[text.index("// ==== factor 1") :].split("// ==== factor 2")
     assert [("select(value, (lanes)0" in part, "erf_of" in part) for part in (one, other)] == [(True, False), (False, True)]
+    plain = render(replace(kernel, between="none"), GOOD, family="amx_chain", dialect="opencl").text
+    parts = plain[plain.index("// ==== factor 1") :].split("// ==== factor 2")
+    assert ["lanes activate(lanes value) { return value; }" in part for part in parts] == [True, False]
     for part, b in ((one, 20), (other, 17)):
         assert part.count(f"#define B  {b:>21}") == part.count("#undef B\n") == 1
     assert [f"HAS_BIAS        {has:>8}" in part for part, has in ((one, 0), (other, 1))] == [True, True]
