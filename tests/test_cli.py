@@ -32,7 +32,7 @@ MISTAKES = [
     (["run", "--pattern", "1,2,3,1", "--precision", "float8"], "ksgen: Invalid value for '--precision': 'float8' is not one of"),
     (
         ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "cuda"],
-        "ksgen: unknown kernel family 'cuda'; known: amx, vector, vec",
+        "ksgen: unknown kernel family 'cuda'; known: amx, amx_chain, ve",
     ),
     (
         ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "mma"],

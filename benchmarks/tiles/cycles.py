@@ -172,11 +172,11 @@ def _phases(counted: Counted) -> list[str]:
         if access.kind in ("tile_load", "tile_store", "fetch", "fetch_near"):
             mine["multiply"] += 1000 * sum(gone) + executions[access.piece]
         elif access.kind == "load":
-            mine["copy"] += went.get("x", 0)
+            mine["copy"] += went.get("x", 0) + went.get("between", 0)
             mine["store"] += went.get("sums", 0) + went.get("y", 0)
         else:
             mine["copy"] += went.get("panel", 0)
-            mine["store"] += went.get("y", 0)
+            mine["store"] += went.get("y", 0) + went.get("between", 0)
     found, before, function = [], "else", ""
     for piece, mine in zip(counted.code.pieces, votes, strict=True):
         if piece.function != function:

@@ -1,8 +1,9 @@
 """What a machine with matrix tiles is to show, by one command: `python -m benchmarks.tiles.day -o FOLDER`. Run again, it goes on.
 
 Bfloat16 and float32 in the precision of its users beside PyTorch's ways, for the stratified patterns, with errors and shares of the floor
-(the copy, or the tiles' peak by a loop of their products); ViT-S/16 and GPT-2 medium in bfloat16 by vectors and by tiles. Then a table of
-what was wanted and what was found. `--played` tries all of it on a processor without tiles: what it times says nothing.
+(the copy, or the tiles' peak by a loop of their products); whole layers, all factors in one launch beside a launch for each, by vectors and
+by tiles; ViT-S/16 and GPT-2 medium in bfloat16 by vectors and by tiles. Then a table of what was wanted and what was found. `--played`
+tries all of it on a processor without tiles: what it times says nothing.
 """
 
 import json
@@ -17,13 +18,17 @@ from statistics import geometric_mean, median
 
 import click
 
-from ksgen.bench.roster import OURS, PYTORCH
+from ksgen.bench import roster
+from ksgen.bench.roster import EACH_FACTOR, ONE_LAUNCH, OUR_WAYS, OURS, PYTORCH
 from ksgen.bench.rows import Row, read_rows
 from ksgen.families import FAMILIES
 from ksgen.spec import LAYOUTS, KernelSpec
 
 ROOT = Path(__file__).parents[2]
-TILES, SIX = ("amx", "amx_gradient"), "bf16x6"
+TILES, SIX = ("amx", "amx_chain", "amx_gradient"), "bf16x6"
+WAYS = ("vectors", "tiles")
+LAYER = "layer"  # which chooses by itself: not asked here
+PYTORCH_LAYERS = tuple(name for name in roster.WAYS if name not in (*OUR_WAYS, LAYER))
 COMPUTE_BOUND = "where compute bounds"
 MODELS = {"vit-s16": ("whole", 0.55), "gpt2-medium": ("block", 0.35)}  # what counts of each, and its time over dense at most
 
@@ -99,8 +104,31 @@ def lines_of_products(rows: Sequence[Row]) -> Iterator[Line]:
             yield at_least(f"{name}, {layout}: share of the floor, median", 0.6, shares, median)
 
 
+def lines_of_layers(rows: Sequence[Row]) -> Iterator[Line]:
+    """All factors in one launch of tiles, beside a launch of tiles for each, our vectors either way, and PyTorch's ways."""
+
+    def are(implementations: Sequence[str], arithmetic: str, is_by_tiles: bool) -> Callable[[Row], bool]:
+        def wanted(row: Row) -> bool:
+            known = row.implementation in implementations and row.arithmetic == arithmetic
+            return known and is_by_tiles == (row.family in TILES)
+
+        return wanted
+
+    for precision, arithmetic in (("bfloat16", "bfloat16"), ("float32", SIX)):
+        own, one = [row for row in rows if row.precision == precision], are((ONE_LAUNCH,), arithmetic, True)
+        others = {
+            "a launch of tiles for each factor": are((EACH_FACTOR,), arithmetic, True),
+            "our vectors, one launch or several": are((ONE_LAUNCH, EACH_FACTOR), precision, False),
+            "the best of PyTorch": lambda row: row.implementation in PYTORCH_LAYERS,
+        }
+        for layout, (name, other) in ((layout, each) for layout in LAYOUTS for each in others.items()):
+            found = [*ratios(own, one, other, layout).values()]
+            yield at_least(f"layers, {arithmetic}, {layout}: one launch of tiles over {name}, geometric mean", 1.0, found, geometric_mean)
+            yield at_least(f"layers, {arithmetic}, {layout}: the same, least", 1.0, found, min)
+
+
 def lines_of_models(folder: Path) -> Iterator[Line]:
-    for (model, (module, most)), way in ((each, way) for each in MODELS.items() for way in ("vectors", "tiles")):
+    for (model, (module, most)), way in ((each, way) for each in MODELS.items() for way in WAYS):
         path = folder / f"{model}-{way}.json"
         told = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
         found = next((row["ratio"]["median"] for row in told if row["module"] == module), None)
@@ -109,12 +137,18 @@ def lines_of_models(folder: Path) -> Iterator[Line]:
         )
 
 
-def table(folder: Path, is_played: bool = False) -> str:
-    log = folder / "paper.jsonl"
+def log_of_layers(way: str) -> str:
+    return f"layers-{way}.jsonl"
+
+
+def _rows(log: Path, is_played: bool) -> list[Row]:
     rows = read_rows(log) if log.exists() else []
-    if is_played:  # nothing is believed anyway
-        rows = [replace(row, doubt="") for row in rows]
-    lines = [*lines_of_products(rows), *lines_of_models(folder)]
+    return [replace(row, doubt="") for row in rows] if is_played else rows  # nothing that is played is believed anyway
+
+
+def table(folder: Path, is_played: bool = False) -> str:
+    products, *layers = (_rows(folder / name, is_played) for name in ("paper.jsonl", *map(log_of_layers, WAYS)))
+    lines = [*lines_of_products(products), *lines_of_layers([row for each in layers for row in each]), *lines_of_models(folder)]
     return "\n".join(("| what | wanted | found | met |", "| --- | --- | --- | --- |", *map(str, lines), ""))
 
 
@@ -148,9 +182,10 @@ def run(is_played: bool, tiles_first: bool, *words: str) -> None:
 @click.option("--patterns", help="These patterns instead, such as '1,192,48,2 2,48,192,1'.")
 @click.option("--batch", default=6272, show_default=True)
 @click.option("--most-seconds", default=2.0, show_default=True, help="Per contender and pattern.")
+@click.option("--layers", type=click.IntRange(min=0), default=24, show_default=True, help="How many layers.")
 @click.option("--models", default=",".join(MODELS), show_default=True, help="Or none.")
 @click.option("--played", is_flag=True, help="Play tiles, slowly: to try this command.")
-def main(output: Path, subset: int, patterns: str | None, batch: int, most_seconds: float, models: str, played: bool) -> None:
+def main(output: Path, subset: int, patterns: str | None, batch: int, most_seconds: float, layers: int, models: str, played: bool) -> None:
     """Measure all that is wanted of matrix tiles, and print it."""
     output.mkdir(parents=True, exist_ok=True)
     which = ("--patterns", patterns) if patterns else ("--subset", str(subset), "--most-gflop", "8")
@@ -159,8 +194,11 @@ def main(output: Path, subset: int, patterns: str | None, batch: int, most_secon
         played, False, "bench", "paper", *which, "--batch", str(batch), *ways, "--most-seconds", str(most_seconds),
         "-o", str(output / "paper.jsonl"),
     )  # fmt: skip
+    for way in WAYS if layers else ():
+        what = ("--subset", str(layers), "--batch", str(batch), "--precision", "bfloat16,float32", "--without", LAYER, "--device", "native")
+        run(played, way == "tiles", "bench", "layers", *what, "--most-seconds", str(most_seconds), "-o", str(output / log_of_layers(way)))
     for model in () if models == "none" else models.split(","):
-        for way in ("vectors", "tiles"):
+        for way in WAYS:
             path = output / f"{model}-{way}.json"
             if not path.exists():
                 how = ("--device", "cpu", "--precision", "bfloat16", "--backend", OURS)

@@ -26,6 +26,8 @@ WORDS = {  # the dictionaries of a dialect, in the order in which they use each 
 }
 VECTOR_WORDS = ("opencl", "vector", "epilogue", "vector_outputs")  # of texts for processors
 PART_WORDS = ("tile", "chunks", "operands")  # of a part of a text with constants of its own
+TILE_WORDS = (*VECTOR_WORDS, "amx")  # of texts for processors' matrix tiles
+TILE_PART_WORDS = TILE_WORDS[2:]  # the same of a part of theirs
 VARIANT = "__"  # between a word and what it is for: `widen__float16`, where `float16` is among the variants of a text
 
 _LATE = "\0"  # stands in a first rendering where later words will
@@ -144,13 +146,14 @@ def _with_constants(text: str, constexprs: list[Any]) -> str:
 
 @jinja2.pass_context
 def _with_words(context: jinja2.runtime.Context, text: str, part: Mapping[str, Any]) -> str:
-    """A part of a CUDA text that is a namespace of its own, such as one factor of a chain: behind those of its `constexprs` and of the
-    words that they change which it uses."""
+    """A part of a text that is a namespace of its own, such as one factor of a chain: behind those of its `constexprs` and of the
+    words that they change which it uses. OpenCL's constants end with it."""
     words = {**context.get_all(), **part}
+    dialect = words["dialect"]
     variants = (*part["variants"], *words["every_variant"])
     entries, used = _linked(identifiers(text), list(words["part_words"]), variants, words)
-    constants = constant_lines("cuda", part["constexprs"], used)
-    return f"{constants}\n{_lines(entries, words)}\n{text}"
+    constants, ends = (constant_lines(dialect, part["constexprs"], used, block) for block in ("_constants", "_no_constants"))
+    return f"{constants}\n{_lines(entries, words)}\n{text}{ends}"
 
 
 @cache
@@ -171,6 +174,8 @@ def template_of(family: str) -> str:
 
 def part_words(family: str) -> tuple[str, ...]:
     """The dictionaries of each part of the family's texts, where they have parts."""
+    if template_of(family).endswith(".cl.j2"):
+        return TILE_PART_WORDS
     return tuple(each for each in PART_WORDS if each != "operands" or family_named(family).on_tensor_cores)
 
 
@@ -191,7 +196,8 @@ def _has_parts(template: str) -> bool:
 def dictionaries(family: str, dialect: str) -> tuple[str, ...]:
     """Those that the family's texts in a dialect may use, in order."""
     if template_of(family).endswith(".cl.j2"):
-        return (*VECTOR_WORDS, "amx") if family.startswith("amx") else VECTOR_WORDS
+        own = TILE_WORDS if family.startswith("amx") else VECTOR_WORDS
+        return tuple(each for each in own if each not in part_words(family)) if _has_parts(template_of(family)) else own
     if _has_parts(template_of(family)):
         return tuple(each for each in WORDS[dialect] if each not in (*PART_WORDS, "parts", "warpgroups"))
     others = {"tile" if family.startswith("gradient") else "parts"} | (set() if family.startswith("wgmma") else {"warpgroups"})

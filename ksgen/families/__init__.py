@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ksgen.errors import ConstantsError
-from ksgen.families.amx import Amx
+from ksgen.families.amx import Amx, AmxChain
 from ksgen.families.amx_gradient import AmxGradient
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Family, Geometry, Limits, Pass, TensorMap, Work, check, cuda_limits
 from ksgen.families.expected import FEW, WORTH, batch_like, default_us, plain_pays
@@ -26,6 +26,7 @@ FAMILIES: dict[str, Family[Any]] = {
     family.name: family
     for family in (
         Amx(),
+        AmxChain(),
         Vector(),
         VectorChain(),
         AmxGradient(),

@@ -9,16 +9,19 @@ from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device
 from ksgen.devices.capture import refuse_capture
 from ksgen.errors import ToolchainError
-from ksgen.families import FAMILIES, Family, Limits, family_for, family_named, meant_for
+from ksgen.families import Family, Limits, family_for, family_named, meant_for
+from ksgen.families.amx.cycles import launch_cycles
 from ksgen.families.chains import factor_kernels, layer_kernels, turned_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
+from ksgen.families.vector.defaults import alike
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, chain_kernel, is_layer
+from ksgen.spec.precision import BY_TILES
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
@@ -106,20 +109,45 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
         lacks = _lacks(kernel, limits, kind, batch_like(kernel, batch))
         return Verdict(not lacks, lacks or "fuse='yes'")
     if kind == "processor":
-        has_none = _has_no_chains(kernel, limits)
-        return Verdict(not has_none, has_none or "what lies between factors stays in the cache")
+        if has_none := _has_no_chains(kernel, limits):
+            return Verdict(False, has_none)
+        expected = _by_cycles(kernel, limits, kernel.batch or alike(batch))
+        return expected or Verdict(True, "what lies between factors stays in the cache")
     if kind != "cuda":
         return Verdict(False, NO_FAMILY)
     return _expected(kernel, limits, batch_like(kernel, batch))
 
 
+def _may_be_by_tiles(kernel: KernelSpec, limits: Limits) -> bool:
+    return bool(kernel.arithmetic.tiles and limits.tiles)
+
+
 def _has_no_chains(kernel: KernelSpec, limits: Limits) -> str:
-    """Which family serves its factors on a processor, and has no chains; empty where it has."""
-    if not kernel.arithmetic.tiles or not limits.tiles:
+    """Which family serves its factors on a processor, and has no launch for all of them; empty where it has."""
+    if not _may_be_by_tiles(kernel, limits):
         return ""
     alone = replace(kernel, before=(), beside=(), between="none", out_layout=None, job="multiply", stride="dense")
     name = family_for(alone, limits).name
-    return "" if f"{name}_chain" in FAMILIES else f"{name} has no chains"
+    whole = f"{name}_chain"
+    if family_for(kernel, limits).name == whole:
+        return ""
+    return f"{name} serves each factor, and {whole} is for {family_named(whole).why}"
+
+
+@lru_cache(REMEMBERED)
+def _by_cycles(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict | None:
+    """Of a launch by a processor's matrix tiles: whether the cost model expects fewer cycles of it than of one for each factor, as the
+    weights of all factors pass for each block. None of other launches."""
+    if not _may_be_by_tiles(kernel, limits) or (family := family_for(kernel, limits)).name not in BY_TILES:
+        return None
+
+    def cycles(own: Family[Any], each: KernelSpec) -> float:
+        return launch_cycles(own.work(each, own.default(each, limits, batch), batch), limits.multiprocessors)
+
+    one = cycles(family, kernel)
+    apart = sum(cycles(family_for(each, limits), each) for each in factor_kernels(kernel))
+    told = f"the cost model, which no time has checked, expects {one:.3g} cycles of one launch at batch {batch}"
+    return Verdict(one < apart, f"{told}, and {apart:.3g} of one for each factor")
 
 
 @lru_cache(REMEMBERED)

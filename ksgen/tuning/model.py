@@ -13,13 +13,13 @@ from ksgen.build.request import Resources
 from ksgen.families import Family, Limits
 from ksgen.families.expected import LAUNCH_US, MOST_GRID, Speed, cache_rate, prediction, resident_blocks, shared_rate, unevenness
 from ksgen.families.gpus import gpu_of
+from ksgen.families.vector.cycles import EXPOSED
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 
 __all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
 
 FLOPS_A_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
-EXPOSED = 0.3  # of the shorter of memory's and the cores' time, which the longer one does not hide
 CPU_REGISTERS = 160  # by a family's estimate: what more a thread wants is kept in memory, and takes long to compile
 
 

@@ -1,13 +1,15 @@
 """What is counted of kernels by matrix tiles: all their products, each line of the arrays once, and nothing that they do not do."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from benchmarks.tiles.__main__ import CPU, FAMILY, MARCH, counted
+from benchmarks.tiles.__main__ import CHAIN_FAMILY, CPU, FAMILY, MARCH, counted, main
 from benchmarks.tiles.counted import taken_apart
 from benchmarks.tiles.cycles import SCHEDULER, Counts, Phase
 from ksgen.bench.rows import Row
@@ -72,6 +74,28 @@ def test_all_products_are_counted_and_each_line_of_the_arrays(precision: str, la
     assert found.beside == (("store",) if precision == "bfloat16" else ())
 
 
+@pytest.mark.parametrize(("precision", "layout"), [("bfloat16", "bsf"), ("bf16x6", "bsl")])
+def test_a_chains_launch_is_counted_too(precision: str, layout: str, tmp_path: Path) -> None:
+    """All products of both factors; of X and Y each line once, and none of what lies between."""
+    needs_counting(tmp_path)
+    kernel, batch = KernelSpec(Pattern(1, 64, 64, 2), precision, layout, job="chain", before=(Pattern(2, 64, 64, 1),)), 64 * 64
+    constants = CHAIN_FAMILY.default(kernel, CPU, batch)
+    found, grid = counted(kernel, constants, batch), CHAIN_FAMILY.geometry(kernel, constants, batch).grid
+    assert found.total("dots") * grid == sum(dots(each, batch) for each in CHAIN_FAMILY.shape(kernel, constants).factors)
+    arrays = batch * (kernel.in_features + kernel.pattern.out_features) * kernel.item_bytes / 64
+    assert found.total("memory_lines") * grid == pytest.approx(arrays, rel=0.1)
+    assert found.total("far_lines") == 0
+
+
+def test_a_layer_that_is_one_launch_is_counted_beside_a_launch_for_each(tmp_path: Path) -> None:
+    needs_counting(tmp_path)
+    done = CliRunner().invoke(main, ["--layers", "1", "--precision", "bfloat16", "--layout", "bsl", "--batch", "2048"])
+    told = re.fullmatch(r"vit attention bfloat16 bsl: [\d.]+; (.*) \| (.*)\n", done.output)
+    assert told, done.output
+    one, each = (float(re.search(r"memory_lines (\d+)", side)[1]) for side in told.groups())  # type: ignore[index]
+    assert one < 0.9 * each
+
+
 def test_what_was_wanted_stands_beside_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of rows: two patterns, of which memory bounds one; and of models."""
     day = pytest.importorskip("benchmarks.tiles.day")
@@ -99,6 +123,43 @@ def test_what_was_wanted_stands_beside_what_was_found(monkeypatch: pytest.Monkey
     assert str(found["bfloat16, bsf: the same, least"]).endswith("| not measured | |")
     (tmp_path / "vit-s16-tiles.json").write_text('{"rows": [{"module": "whole", "ratio": {"median": 0.5}}]}')
     assert "| vit-s16 in bfloat16 by tiles, whole: time over dense | 0.55 or less | 0.50 | yes |" in day.table(tmp_path)
+
+
+def test_layers_in_one_launch_of_tiles_stand_beside_all_others() -> None:
+    """In bfloat16 and in float32's grade; vectors' rows and tiles' are of two files."""
+    day = pytest.importorskip("benchmarks.tiles.day")
+
+    def rows(pattern: str, one: float, precision: str, arithmetic: str) -> list[Row]:
+        own = {"precision": precision, "arithmetic": arithmetic}
+        plain = {"precision": precision, "arithmetic": precision}
+        return [
+            row(pattern, "one_launch", median_us=one, family="amx_chain", **own),
+            row(pattern, "each_factor", median_us=150.0, family="amx", **own),
+            row(pattern, "one_launch", median_us=300.0, family="vector_chain", **plain),
+            row(pattern, "each_factor", median_us=200.0, family="vector", **plain),
+            row(pattern, "views", median_us=400.0, **plain),
+        ]
+
+    written = [*rows("1,4,4,2 then 1,4,4,2", 100.0, "bfloat16", "bfloat16"), *rows("1,8,8,2 then 1,8,8,2", 400.0, "bfloat16", "bfloat16")]
+    written += rows("1,4,4,2 then 1,4,4,2", 100.0, "float32", "bf16x6")
+    found = {line.what: line for line in day.lines_of_layers(written)}
+    apart = "one launch of tiles over a launch of tiles for each factor, geometric mean"
+    assert str(found[f"layers, bf16x6, bsl: {apart}"]).endswith("| 1.00 or more | 1.50 | yes |")
+    assert str(found[f"layers, bfloat16, bsl: {apart}"]).endswith("| 1.00 or more | 0.75 | no |")
+    vectors = found["layers, bf16x6, bsl: one launch of tiles over our vectors, one launch or several, geometric mean"]
+    assert (vectors.found, vectors.is_met) == (2.0, True)
+    assert found["layers, bf16x6, bsl: one launch of tiles over the best of PyTorch, geometric mean"].found == 4.0
+    assert str(found[f"layers, bfloat16, bsf: {apart}"]).endswith("| not measured | |")
+
+
+def test_the_day_reads_what_it_measured_of_layers(tmp_path: Path) -> None:
+    day = pytest.importorskip("benchmarks.tiles.day")
+    assert (
+        "| layers, bfloat16, bsf: one launch of tiles over the best of PyTorch, geometric mean | 1.00 or more | not measured | |"
+        in day.table(tmp_path)
+    )
+    assert [day.log_of_layers(way) for way in day.WAYS] == ["layers-vectors.jsonl", "layers-tiles.jsonl"]
+    assert day.PYTORCH_LAYERS == ("bmm", "views", "dense")
 
 
 def test_unmeasured_tiles_are_contenders_beside_what_launchers_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
 from ksgen.devices.native import NativeDevice
 from ksgen.emit.render import render
-from ksgen.families.amx import Amx, AmxConstants
+from ksgen.families.amx import Amx, AmxConstants, ChainConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.played_tiles import library, needs_play, product, rounded
@@ -214,7 +214,8 @@ def disassembled(kernel: KernelSpec, panel: int, folder: Path, more: tuple[str, 
     needs_play()
     compiler: HostCompiler = find_host_compiler()
     constants = AmxConstants(64, 32, 1, panel, 0, (kernel.pattern.c + 31) // 32)
-    source = render(kernel, constants, family="amx", dialect="opencl")
+    of_chain = ChainConstants(64, f"32 {panel} {constants.depth}, 32 1 2", 0)
+    source = render(kernel, of_chain if kernel.job == "chain" else constants, dialect="opencl")
     (folder / "k.cpp").write_text(source_of(source.text, source.entries))
     options = [each for each in compiler.options(host_target()) if not each.startswith("-m")]
     made = subprocess.run(
@@ -267,6 +268,17 @@ def test_each_tile_that_is_loaded_is_multiplied_twice(
     assert {"sttilecfg", "ldtilecfg", "tilerelease", "tilezero", "tilestored"} <= set(every)
     assert any(re.search(r"vcvtneps2bf16\s+%zmm\d+,%ymm\d+", line) for line in lines)  # by the instruction for it
     assert not any("EMULATED" in line or "multiply_played" in line for line in lines)
+
+
+@pytest.mark.parametrize(("precision", "layout", "loads", "products"), [("bfloat16", "bsf", 4, 4), ("bf16x6", "bsl", 14, 24)])
+def test_so_it_is_in_a_chain(precision: str, layout: str, loads: int, products: int, tmp_path: Path) -> None:
+    """In the loop of a factor that compilers do not unroll; and neither factor is a call of functions."""
+    kernel = KernelSpec(Pattern(1, 64, 64, 2), precision, layout, job="chain", before=(Pattern(2, 64, 2048, 1),))
+    lines = disassembled(kernel, int(layout == "bsl"), tmp_path)
+    whole = [words for loop in loops(lines) if (words := tile_words(loop)).count("tdpbf16ps") == products]
+    assert whole
+    assert {words.count("tileloadd") for words in whole} == {loads}
+    assert {"sttilecfg", "ldtilecfg", "tilerelease"} <= set(tile_words(lines))
 
 
 def test_the_order_of_operands_is_the_manuals(tmp_path: Path) -> None:

@@ -177,6 +177,45 @@ def test_processors_with_tiles_run_a_bundle_for_them(sets: list[str], tmp_path: 
     assert run_without_compiler(bundle, "amx_bf16", has="amx_tile", precision="bf16x6") == [plain]
 
 
+# Runs a layer in one launch on a processor that says it has tiles, as compiled for them elsewhere: prints by what.
+TILES_USER = """
+import sys
+import numpy as np
+import ksgen
+from ksgen import reference
+from ksgen.build import processors
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.pattern import Pattern
+
+told = processors._told()
+processors._told = lambda: " ".join((*told.split(), "amx_tile", "amx_bf16"))
+processors.tiles_are_permitted = lambda: True
+ksgen.use_bundle(sys.argv[1])
+shapes, random = ((2, 5, 5, 3), (1, 4, 10, 3)), np.random.default_rng(1)
+x, *weights = (random.standard_normal(shape).astype(np.float32) for shape in ((64, 30), *shapes))
+call = ChainLauncher(*(Launcher(*shape) for shape in shapes), fuse="yes").prepare(x, weights, precision="bf16x6")
+y = x
+for shape, each in zip(shapes, weights):
+    y = reference.multiply(Pattern(*shape), y, each, "bsf")
+assert np.abs(call() - y).max() < 1e-4
+print(call.plan.binary.target, call.plan.choice.family)
+"""
+
+
+def test_and_a_layer_in_one_launch(sets: list[str], tmp_path: Path) -> None:
+    if "x86-64-v4-bf16" not in sets:
+        pytest.skip("this processor lacks the vectors that such a kernel uses beside tiles")
+    layers = "layers: {up: {chain: [[2,5,5,3], [1,4,10,3]], precision: bf16x6, fuse: yes, batch: 64}}\n"
+    (tmp_path / "up.yaml").write_text(layers)
+    playing = f"{shlex.join(find_host_compiler().command)} -DEMULATED_TILES"
+    done = ksgen("bundle", "up.yaml", "--arch", "x86-64-v4-amx", cwd=tmp_path, KSGEN_CXX=playing)
+    assert "of up for x86-64-v4-amx in up.ksb (" in done.stdout, done.stderr
+    given = {"PATH": "/nowhere", "KSGEN_CACHE_DIR": str(tmp_path / "empty"), "KSGEN_DEVICE": "native", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", TILES_USER, str(tmp_path / "up.ksb")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+    assert ran.stdout == f"{INSTRUCTION_SETS['x86-64-v4-amx'].target} amx_chain\n", ran.stderr
+
+
 def test_a_compiler_that_makes_no_such_code_is_named(tmp_path: Path, spec: Path) -> None:
     old = tmp_path / "old"
     old.write_text("#!/bin/sh\necho 'old 9.1'\n")

@@ -21,7 +21,7 @@ from ksgen.emit.render import render
 from ksgen.families.amx import AmxConstants, Shape
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.launch.planner import PLANNER
-from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
@@ -394,24 +394,24 @@ def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
-def test_factors_of_a_chain_go_one_by_one_where_tiles_are_asked_for(precision: str, with_tiles: Device) -> None:
-    launchers = [Launcher(1, 20, 34, 3), Launcher(3, 18, 20, 1)]
-    problems = [make_problem(kernel_of(each.pattern.shape), 200) for each in launchers]
-    x, weights = problems[0].x, [each.weights for each in problems]
-    chain = ChainLauncher(*launchers)
-    assert chain.prepare(x, weights) is not None
-    assert chain.prepare(x, weights, precision=precision) is None
-    one_by_one = launchers[1](launchers[0](x, weights[0], precision=precision), weights[1], precision=precision)
-    np.testing.assert_array_equal(chain(x, weights, precision=precision), one_by_one)
-    np.testing.assert_allclose(one_by_one, chain(x, weights), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
 def test_without_tiles_it_is_plain_float32(precision: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "limits", replace(device.limits, tiles=()))
     PLANNER.forget()
     np.testing.assert_array_equal(called(precision)[0], called()[0])
     PLANNER.forget()
+
+
+def test_packed_weights_do_not_depend_on_constants(device: Device) -> None:
+    """So a chain's launch takes those of products alone."""
+    kernel = kernel_of((2, 17, 70, 3), "bfloat16")
+    problem, found = make_problem(kernel, 5), []
+    for constants in (constants_of(kernel), replace(constants_of(kernel, 96, 64, 1), depth=1)):
+        plan = planned(device, kernel, constants, 5)
+        place = np.zeros(plan.packed_bytes, np.uint8)
+        plan.pack(device.shared(problem.weights.ctypes.data), None, into=device.shared(place.ctypes.data))
+        device.synchronize(None)
+        found.append((plan.packing, place.tobytes()))
+    assert found[0] == found[1]
 
 
 def test_pack_writes_every_tile(device: Device) -> None:

@@ -157,7 +157,7 @@ def test_families_are_found_by_name() -> None:
 
 def test_what_no_gpu_has_measured_is_no_default_and_what_cannot_take_a_batch_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = {name for name, family in FAMILIES.items() if not family.measured}
-    assert waiting == {"amx", "amx_gradient", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
+    assert waiting == {"amx", "amx_chain", "amx_gradient", "wgmma_shared", "wgmma_registers", "wgmma_permuted"}
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
     assert FAMILIES["wgmma_shared"].serves(kernel, LIMITS)
     assert not FAMILIES["wgmma_shared"].serves(kernel, cuda_limits("sm_100"))

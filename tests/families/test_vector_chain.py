@@ -14,7 +14,7 @@ import pytest
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
-from ksgen.families import Limits, check, cuda_limits, families_for
+from ksgen.families import Limits, check, cuda_limits, families_for, family_of
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains
 from ksgen.families.vector import ChainConstants, Shape, VectorChain, VectorConstants
@@ -92,17 +92,18 @@ def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Ar
     )
 
 
-def is_right(kernel: KernelSpec, got: Array, truth: Array) -> bool:
+def is_right(kernel: KernelSpec, got: Array, truth: Array, roundings: int = 1) -> bool:
+    """`roundings`: to the type of Y; more than one where what lies between is rounded to it."""
     error = np.linalg.norm(got.astype(np.float64) - truth)  # a NaN is not
     terms = max(sum(each.c for each in chain) for chain in kernel.chains)
-    return bool(error <= tolerance(kernel.precision, 2 * terms) * np.linalg.norm(truth))
+    return bool(error <= roundings * tolerance(kernel.precision, 2 * terms) * np.linalg.norm(truth))
 
 
-def plans_of(device: Device, kernel: KernelSpec, constants: ChainConstants, batch: int) -> tuple[Plan, list[Plan]]:
-    check(FAMILY, kernel, constants)
-    whole = PLANNER.plan_of(device, kernel, batch, Choice(FAMILY.name, constants, "a test's"))
+def plans_of(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> tuple[Plan, list[Plan]]:
+    check(family := family_of(constants), kernel, constants)
+    whole = PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
     alone = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    chosen = [Choice("vector", each, "a test's") for each in constants.parsed]
+    chosen = [Choice(family.packed_by, each, "a test's") for each in constants.parsed]
     return whole, [PLANNER.plan_of(device, each, batch, choice) for each, choice in zip(alone, chosen, strict=True)]
 
 
@@ -122,14 +123,14 @@ def launch(device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Arr
     assert (workspace[whole.workspace_bytes :] == NOTHING).all()
 
 
-def agrees(kernel: KernelSpec, constants: ChainConstants, batch: int) -> None:
+def agrees(kernel: KernelSpec, constants: Any, batch: int, roundings: int = 1) -> None:
     device, arrays = processor(), arrays_of(kernel, batch)
     memory, listed = placed(list(arrays.values()), kernel.dtype)
     places = dict(zip(arrays, listed, strict=True))
     places["y"].view(np.uint8)[:] = NOTHING
     before = memory.copy()
     launch(device, plans_of(device, kernel, constants, batch), places)
-    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays)), (kernel, constants, batch)
+    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays), roundings), (kernel, constants, batch)
     places["y"].view(np.uint8)[:] = NOTHING
     np.testing.assert_array_equal(memory, before)
 

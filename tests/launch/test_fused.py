@@ -80,19 +80,59 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
 
 
-def test_who_has_no_chains_has_none_by_order_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
-    limits = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=4, async_copies=False, tiles=("bf16",))
-    device: Any = Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="nobody's")
-    monkeypatch.setattr(fused, "limits_of", lambda _device: limits)
-    for fuse in ("auto", "yes"):
-        found = fused.verdict(device, kernel, 6272, fuse)
-        assert (found.is_one, found.why) == (False, "amx has no chains")
-    assert fused.verdict(device, kernel, 6272, "no").why == "fuse='no'"
-    small = replace(kernel, precision="bfloat16")
-    assert fused.verdict(device, small, 6272).is_one  # by vectors
+WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))
+CYCLES = (
+    r"the cost model, which no time has checked, expects ([\d.e+]+) cycles of one launch at batch 8192, "
+    r"and ([\d.e+]+) of one for each factor"
+)
+
+
+@pytest.fixture
+def of_tiles(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A processor with matrix tiles."""
+    monkeypatch.setattr(fused, "limits_of", lambda _device: WITH_TILES)
+    return Imagined(shares_host=True, limits=SimpleNamespace(multiprocessors=CORES), kind="native", target="", name="nobody's")
+
+
+@pytest.mark.parametrize(
+    ("chain", "is_one"),
+    [
+        (Chain((Pattern(32, 32, 32, 1), Pattern(1, 32, 32, 32))), True),  # what lies between would go through memory
+        (Chain((Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128))), False),  # weights that the second level does not hold beside it
+    ],
+)
+def test_of_tiles_that_nobody_timed_the_cost_model_decides(chain: Chain, is_one: bool, of_tiles: Any) -> None:
+    kernel = chain_kernel((chain.factors,), "bf16x6", "bsf", Epilogue())
+    found = fused.verdict(of_tiles, kernel, 6272)
+    told = re.fullmatch(CYCLES, found.why)
+    assert told, found.why
+    assert (float(told[1]) < float(told[2]), found.is_one) == (is_one, is_one)
+    assert fused.verdict(of_tiles, kernel, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
+    assert fused.verdict(of_tiles, kernel, 6272, "no") == fused.Verdict(False, "fuse='no'")
+
+
+def test_vectors_serve_where_tiles_wait_to_be_timed(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16; where products alone were timed, they do."""
+    kernel, rule = chain_kernel((PAIR.factors,), "bfloat16", "bsf", Epilogue()), "what lies between factors stays in the cache"
+    assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, rule)
     monkeypatch.setattr(type(FAMILIES["amx"]), "measured", True)
-    assert fused.verdict(device, small, 6272).why == "amx has no chains"
+    assert fused.verdict(of_tiles, kernel, 6272).why.startswith("amx serves each factor, and amx_chain is for")
+    monkeypatch.setattr(type(FAMILIES["amx_chain"]), "measured", True)
+    fused._by_cycles.cache_clear()
+    assert re.fullmatch(CYCLES, fused.verdict(of_tiles, kernel, 6272).why)
+    fused._by_cycles.cache_clear()
+
+
+def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By order either."""
+    kernel = chain_kernel((PAIR.factors,), "bf16x6", "bsf", Epilogue())
+    group = chain_kernel((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
+    says = "amx serves each factor, and amx_chain is for all factors of one layer in one launch, of dense arrays in one layout: processors"
+    for other in (group, replace(kernel, stride="any"), replace(kernel, out_layout="bsl")):
+        for fuse in ("auto", "yes"):
+            found = fused.verdict(of_tiles, other, 6272, fuse)
+            assert (found.is_one, found.why) == (False, f"{says} that have matrix tiles")
+    assert fused.verdict(of_tiles, replace(group, precision="bfloat16"), 6272).is_one  # by vectors
 
 
 # ---- on a GPU

@@ -94,8 +94,9 @@ def chain_passes(device: Device, case: Case, batch: int) -> bool:
     at: dict[str, Any] = {name: uploaded(device, array) for name, array in (arrays | rows).items()}
     at |= {pitch: arrays[name].shape[1] + gaps[name] for name, pitch in pitches_of(kernel).items()}
     parsed = [choice.constants] if case.job == "multiply" else choice.constants.parsed
+    packed_by = family_named(case.family).packed_by or case.family
     for name, number, factor, own in zip(weights_of(kernel), count(), factor_kernels(kernel), parsed, strict=False):
-        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice("vector", own, "a test's"))
+        plan = PLANNER.plan_of(device, replace(factor, epilogue=Epilogue()), batch, Choice(packed_by, own, "a test's"))
         at[name] = plan.pack(at[f"weights {number}"], None)
     at["workspace"] = uploaded(device, np.full(whole.workspace_bytes, 0xFF, np.uint8))
     whole.launch(whole.arguments(at), None)
@@ -200,5 +201,24 @@ AMX = [
         batches=(70,),
         family="amx_gradient",
         constants={"block": 32, "outputs": 32, "parts": 2, "pieces": 2},
+    ),
+    Case(
+        (1, 17, 40, 3),
+        "bfloat16",
+        "bsf",
+        (True, "relu", True),
+        (37,),
+        "amx_chain",
+        {"block": 32, "tiles": "32 0 1, 32 1 1", "past": 1},
+        ((2, 60, 33, 1),),
+    ),
+    Case(
+        (1, 17, 40, 3),
+        "bf16x6",
+        "bsl",
+        batches=(70,),
+        family="amx_chain",
+        constants={"block": 64, "tiles": "32 1 1, 32 1 2", "past": 0},
+        before=((2, 30, 33, 2),),
     ),
 ]

@@ -25,6 +25,8 @@ from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, choice  # noqa: E402
 from ksgen.torch.backends import NAMES, to_dense  # noqa: E402
+from tests.support.native import chosen_native, saying_it_has_tiles  # noqa: E402
+from tests.support.played_tiles import needs_play  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # block-sparse rows are in beta, says PyTorch
@@ -195,6 +197,26 @@ def test_fuse_says_how_many_launches(is_frozen: bool, monkeypatch: pytest.Monkey
             for _ in range(3):
                 torch.testing.assert_close(layer(x), expected)
         assert set(launched) == {family}
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_so_it_is_of_matrix_tiles(is_frozen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Played; where a precision asks for them. With the bits of a launch for each factor."""
+    needs_play()
+    with saying_it_has_tiles(chosen_native(monkeypatch), tmp_path / "wisdom", monkeypatch):
+        launched: list[str] = []
+        for name in ("launch", "launches"):
+            own = getattr(Plan, name)
+            monkeypatch.setattr(Plan, name, lambda plan, *given, own=own: launched.append(plan.choice.family) or own(plan, *given))
+        x, found = torch.randn(200, 24), []
+        for fuse, family in (("yes", "amx_chain"), ("no", "amx")):
+            layer = make(fuse=fuse, backend="ksgen", precision="bf16x6")
+            layer = layer.eval().freeze() if is_frozen else layer
+            with torch.no_grad():
+                found.append(layer(x))
+            assert set(launched) == {family}
+            launched.clear()
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_one_launch_that_cannot_be_had_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ksgen.families.amx.cycles import multiply_cycles
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
@@ -27,21 +28,28 @@ def reads_in_place(kernel: KernelSpec) -> bool:
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants:
     batch = kernel.batch or alike(batch or MANY)
     found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(Shape(kernel, constants), batch))
-    if reads_in_place(kernel) and not _rows_meet(kernel, found.block):
-        found = replace(found, panel=0)
-    return _with_parts(Shape(kernel, found), limits, batch)
+    return _with_parts(Shape(kernel, in_place(kernel, found)), limits, batch)
+
+
+def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
+    """The same, with rows that are read where they lie if they can be."""
+    return replace(found, panel=0) if reads_in_place(kernel) and not _rows_meet(kernel, found.block) else found
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
     """With all inputs copied."""
-    past, parts, b = _past(kernel, batch), _planes_apart(kernel), kernel.pattern.b
-    steps = divide_up(kernel.pattern.c, INPUTS)
+    past, parts = past_of(kernel, batch), _planes_apart(kernel)
+    for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
+        for outputs, depth in outputs_and_depths(kernel):
+            yield AmxConstants(block, outputs, parts, 1, past, depth)
+
+
+def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
+    """As equal groups of outputs, and of tiles along the inputs, as there can be."""
+    b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
     outputs = dict.fromkeys(round_up(divide_up(b, groups), PAIR) for groups in range(divide_up(b, MOST_OUTPUTS), divide_up(b, PAIR) + 1))
-    for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
-        for each in outputs:
-            for depth in depths:
-                yield AmxConstants(block, each, parts, 1, past, depth)
+    return product(outputs, depths)
 
 
 def _rows_meet(kernel: KernelSpec, block: int) -> bool:
@@ -51,7 +59,7 @@ def _rows_meet(kernel: KernelSpec, block: int) -> bool:
     return block > WAYS * sets
 
 
-def _past(kernel: KernelSpec, batch: int) -> int:
+def past_of(kernel: KernelSpec, batch: int) -> int:
     """Whether outputs are stored past the caches: many, unless they leave as pieces of lines, each of which memory would merge."""
     run = min(kernel.pattern.d, LANES) if kernel.layout == "bsf" else LANES
     is_whole = run == kernel.pattern.d or kernel.layout == "bsl" or run * kernel.item_bytes % LINE_BYTES == 0

@@ -86,84 +86,107 @@ class Amx(Shaped[AmxConstants]):
             cycles=multiply_cycles(shape, batch),
         )  # fmt: skip
 
+    def packed_for(self, kernel: KernelSpec, constants: AmxConstants) -> object:
+        return None  # tiles of all outputs, whoever multiplies them: one copy of the weights serves every batch, and chains
+
     def pack_geometry(self, kernel: KernelSpec, constants: AmxConstants) -> Geometry:
         return Geometry(Shape(kernel, constants).packed_tiles, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: AmxConstants) -> Mapping[str, Any]:
         shape = Shape(kernel, constants)
-        extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
-        wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
-        is_split = shape.products.parts > 1
-        of_lanes = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(kernel.epilogue.activation, ())
-        lie = "woven" if shape.is_woven else "apart"
-        return {
-            "reals": "lanes",
-            "lanes": LANES,
-            "layout": kernel.layout,
-            "operand": shape.products.operand.name,
-            "variants": (*of_lanes, *(("split",) if is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
-            "feature_step": "1" if shape.is_bsf else "y_pitch",
-            "row_step": "(extent)OUT_FEATURES" if shape.is_bsf else "(D * leaving->y_pitch)",
-            "sums_rows": "count, outputs" if shape.is_bsf else "outputs, count",
-            "inputs_lie": lie,
-            "outputs_lie": lie if shape.is_bsf else "bsl",
-            "mending": kernel.layout if is_split else "none",
-            "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
-            "picture": self._picture(shape),
-        }
-
-    def _picture(self, shape: Shape) -> str:
-        rows, columns = ("batch entries s", "outputs k") if shape.is_bsf else ("outputs k", "batch entries s")
-        heading = "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, in all j of a plane one after the other."
-        return draw(heading, Side(PAIR, rows, 2), Side(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
+        words = factor_words(shape)
+        return words | {"variants": (*of_lanes(shape), *words["variants"]), "picture": tile_picture(shape)}
 
     def constexprs(self, kernel: KernelSpec, constants: AmxConstants) -> list[Constexpr]:
         shape, is_bsf, pattern = Shape(kernel, constants), kernel.layout == "bsf", kernel.pattern
-        in_place = pattern.c // INPUTS if not constants.panel else shape.steps
         return [
-            *pattern_constexprs(kernel),
-            *epilogue_constexprs(kernel),
+            *factor_constexprs(shape),
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
             Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
-            Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
             Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
             Constexpr("UNIT", PAIR, "batch entries of which blocks are made"),
-            Constexpr("OUTPUTS", constants.outputs, "outputs of a j, whose sums wait until those of all j are there"),
-            Constexpr("PARTS", constants.parts, "of a block's groups of outputs, each a work group's"),
-            Constexpr("PLANES", shape.planes, "of inputs, that are copied one after the other"),
-            Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
-            Constexpr("RUN", shape.run, "neighbouring j of a plane"),
-            Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
-            Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
-            Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
-            Constexpr("DEPTH", constants.depth, "of them, whose inputs stay in the first-level cache for all outputs of a group"),
-            Constexpr("CHUNKS", shape.chunks, "of so many of them"),
-            Constexpr("WEIGHT_LINES", shape.weight_lines, "cache lines of the weights that come next, that are fetched with a step"),
-            Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
-            Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
-            Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
-            Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
-            Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
-            Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
-            Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
-            Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
-            Constexpr("VECTORS", shape.vectors, "of sums that leave together"),
-            Constexpr("LINE_VECTORS", shape.line_vectors, "of them, that become a cache line of outputs"),
-            Constexpr("SPAN", shape.span, "elements of a row of sums that they are, for each j"),
-            Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
-            Constexpr("K_SUMS", PAIR * (constants.block if shape.is_bsf else 1), "from 32 elements of a row of sums to the next 32"),
-            Constexpr("ROW_SUMS", shape.sums_row, "from one row to the next"),
-            Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs, for each of them"),
-            Constexpr("UNITS", shape.units, "times 32 elements of a row of sums, that leave with a step of two by two tiles"),
-            Constexpr("ALL_UNITS", 2**31 - 1, "all that there are"),
-            Constexpr("SUMS", round_up(shape.panel, LINE_BYTES), "where sums wait, in what a work group keeps", "long long"),
-            Constexpr("GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "reals from one group's sums to the next one's", "long long"),
-            Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
-            Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),
-            Constexpr("AHEAD_RUN", shape.ahead_run, "of them in a row"),
-            Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one of them to the next"),
-            Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
-            Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
             Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
             Constexpr("Y_ENTRY", pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"),
             Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
         ]
+
+
+def of_lanes(shape: Shape) -> tuple[str, ...]:
+    """How vectors have the activation of their own, if they do."""
+    return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
+
+
+def factor_words(shape: Shape) -> dict[str, Any]:
+    """What the templates of a factor ask for, alone or in a chain."""
+    kernel = shape.kernel
+    extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
+    wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
+    is_split = shape.products.parts > 1
+    lie = "woven" if shape.is_woven else "apart"
+    return {
+        "reals": "lanes",
+        "lanes": LANES,
+        "layout": kernel.layout,
+        "operand": shape.products.operand.name,
+        "variants": (*(("split",) if is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
+        "feature_step": "1" if shape.is_bsf else "y_pitch",
+        "row_step": "(extent)OUT_FEATURES" if shape.is_bsf else "(D * leaving->y_pitch)",
+        "sums_rows": "count, outputs" if shape.is_bsf else "outputs, count",
+        "inputs_lie": lie,
+        "outputs_lie": lie if shape.is_bsf else "bsl",
+        "mending": kernel.layout if is_split else "none",
+        "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
+    }
+
+
+def tile_picture(shape: Shape) -> str:
+    rows, columns = ("batch entries s", "outputs k") if shape.is_bsf else ("outputs k", "batch entries s")
+    heading = "What is multiplied at a time: 2 x 2 tiles of 16 x 16 sums, in all j of a plane one after the other."
+    return draw(heading, Side(PAIR, rows, 2), Side(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}")
+
+
+def factor_constexprs(shape: Shape) -> list[Constexpr]:
+    """The constants of a factor, alone or in a chain."""
+    kernel, constants, pattern = shape.kernel, shape.constants, shape.kernel.pattern
+    in_place = pattern.c // INPUTS if not constants.panel else shape.steps
+    return [
+        *(each for each in pattern_constexprs(kernel) if each.name != "BATCH"),
+        *epilogue_constexprs(kernel),
+        Constexpr("IS_PAST", constants.past, "whether outputs are stored past the caches"),
+        Constexpr("OUTPUTS", constants.outputs, "outputs of a j, whose sums wait until those of all j are there"),
+        Constexpr("PARTS", constants.parts, "of a block's groups of outputs, each a work group's"),
+        Constexpr("PLANES", shape.planes, "of inputs, that are copied one after the other"),
+        Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
+        Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+        Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
+        Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
+        Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
+        Constexpr("DEPTH", constants.depth, "of them, whose inputs stay in the first-level cache for all outputs of a group"),
+        Constexpr("CHUNKS", shape.chunks, "of so many of them"),
+        Constexpr("WEIGHT_LINES", shape.weight_lines, "cache lines of the weights that come next, that are fetched with a step"),
+        Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
+        Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
+        Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
+        Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
+        Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
+        Constexpr("STEP_ITEMS", shape.step_items, "operands from one step's tiles to the next one's"),
+        Constexpr("SQUARE", shape.square, "vectors that are woven into each other"),
+        Constexpr("SQUARES", shape.squares, "two by two tiles of a group"),
+        Constexpr("VECTORS", shape.vectors, "of sums that leave together"),
+        Constexpr("LINE_VECTORS", shape.line_vectors, "of them, that become a cache line of outputs"),
+        Constexpr("SPAN", shape.span, "elements of a row of sums that they are, for each j"),
+        Constexpr("J_SUMS", constants.outputs * constants.block, "sums from one j to the next"),
+        Constexpr("K_SUMS", PAIR * (constants.block if shape.is_bsf else 1), "from 32 elements of a row of sums to the next 32"),
+        Constexpr("ROW_SUMS", shape.sums_row, "from one row to the next"),
+        Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs, for each of them"),
+        Constexpr("UNITS", shape.units, "times 32 elements of a row of sums, that leave with a step of two by two tiles"),
+        Constexpr("ALL_UNITS", 2**31 - 1, "all that there are"),
+        Constexpr("SUMS", round_up(shape.panel, LINE_BYTES), "where sums wait, in what a work group keeps", "long long"),
+        Constexpr("GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "reals from one group's sums to the next one's", "long long"),
+        Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
+        Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),
+        Constexpr("AHEAD_RUN", shape.ahead_run, "of them in a row"),
+        Constexpr("AHEAD_APART", shape.ahead_apart, "elements from one of them to the next"),
+        Constexpr("IN_FEATURES", pattern.in_features, "inputs of a batch entry"),
+        Constexpr("OUT_FEATURES", pattern.out_features, "outputs of a batch entry"),
+    ]

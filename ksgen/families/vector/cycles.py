@@ -20,6 +20,7 @@ TILE, TASK, LAUNCH = 12, 300, 5000  # cycles besides: to begin a tile, a block o
 COPY, TURN = 4, 80  # cycles a vector that is copied in a cache, or turned with its neighbours
 RAGGED = 200  # cycles a vector that is stored element by element, where a block ends within a tile
 ELEMENT = 8  # cycles an element that is moved by itself, to another line than its neighbours
+EXPOSED = 0.3  # of the shorter of memory's and the cores' time, which the longer one does not hide
 HIDDEN = 0.75  # of a multiply-add's time, that loads do not hide
 
 

@@ -1,0 +1,280 @@
+"""The amx family's chains: all factors of a layer applied to a block of the batch while it lies in a core's second-level cache.
+
+Decides the tiles of `amx_chain.cl.j2`; its design is docs/kernels/amx.md. Never renders, compiles or runs. Weights are packed as
+for each factor alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ksgen.families.amx.cycles import (
+    BETWEEN,
+    DOT_MULTIPLY_ADDS,
+    SECOND_LEVEL_BYTES,
+    Held,
+    dot_cycles,
+    dots,
+    moved_cycles,
+)
+from ksgen.families.amx.defaults import in_place, outputs_and_depths, past_of
+from ksgen.families.amx.family import RULES, factor_constexprs, factor_words, of_lanes, tile_picture
+from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, AmxConstants, Shape, has_tiles_for
+from ksgen.families.base import Constexpr, Geometry, Limits, Work
+from ksgen.families.chains import factor_kernels, listed, numbers_of, places, rule_of_tiles, tiles_of
+from ksgen.families.rules import Rule
+from ksgen.families.shaped import PackedElsewhere
+from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
+from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.vector.cycles import LAUNCH, TASK
+from ksgen.families.vector.defaults import MANY, alike
+from ksgen.families.vector.family import GROUPS_AT_ONCE, output_reads
+from ksgen.families.vector.planes import round_up
+from ksgen.spec import KernelSpec
+from ksgen.spec.kernel import CHAIN
+
+BLOCKS = (256, 192, 128, 96, 64, 32)  # batch entries: more than a product alone has, as all weights pass for each block
+_WORDS = ("outputs", "panel", "depth")  # of a factor, in `tiles`
+
+
+@dataclass(frozen=True)
+class ChainConstants(Constants):
+    """The constants that a search may change."""
+
+    block: int  # batch entries that a work group takes at a time
+    tiles: str  # of each factor: `_WORDS`
+    past: int  # 1: the layer's outputs are stored past the caches; 0: into them
+
+    @property
+    def parsed(self) -> list[AmxConstants]:
+        """The constants of each factor by itself. What lies between factors is read at once: it stays in the cache."""
+        each = ((numbers_of(self.tiles, words, _WORDS), is_last) for words, is_last in listed(self.tiles))
+        return [AmxConstants(block=self.block, parts=1, past=self.past if is_last else 0, **numbers) for numbers, is_last in each]
+
+
+def _tiles(kernel: KernelSpec, each: list[AmxConstants]) -> str:
+    return tiles_of(kernel, (f"{own.outputs} {own.panel} {own.depth}" for own in each))
+
+
+@dataclass(frozen=True)
+class Within(Shape):
+    """A factor in a chain. Behind the first, inputs are in the cache: none are fetched ahead."""
+
+    is_first: bool
+
+    @property
+    def ahead_lines(self) -> int:
+        return super().ahead_lines if self.is_first else 0
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """What follows from a chain and its constants; sizes in elements of the sums' type."""
+
+    kernel: KernelSpec
+    constants: ChainConstants
+
+    @cached_property
+    def factors(self) -> list[Within]:
+        own = zip(places(self.kernel), factor_kernels(self.kernel), self.constants.parsed, strict=True)
+        return [Within(kernel, constants, at.at == 0) for at, kernel, constants in own]
+
+    @property
+    def registers(self) -> int:
+        return self.factors[0].registers
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def pitch(self) -> int:
+        """In batch-size-last, elements from one feature to the next of what lies between: an odd number of lines, so that features do not
+        meet in a few sets of a cache."""
+        return pitch_of(self.kernel, self.constants.block)
+
+    @property
+    def between(self) -> int:
+        """What lies between two factors."""
+        return between_of(self.kernel, self.constants.block)
+
+    @property
+    def places(self) -> int:
+        """Of which there are one, or two in turn: a factor reads the one and writes the other."""
+        return min(2, len(self.factors) - 1)
+
+    @property
+    def work_space(self) -> int:
+        """Of the panel and sums of whichever factor is at work."""
+        return max(factor.slot for factor in self.factors)
+
+    @property
+    def slot(self) -> int:
+        return self.work_space + self.places * self.between
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(factor.packed_bytes for factor in self.factors)
+
+    @property
+    def held(self) -> Held:
+        """What a block goes through: all that a work group keeps, inputs and outputs, and the weights of all factors."""
+        return Held(self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.past), self.packed_bytes)
+
+
+def pitch_of(kernel: KernelSpec, block: int) -> int:
+    return (divide_up(block * kernel.item_bytes, LINE_BYTES) | 1) * LINE_BYTES // kernel.item_bytes
+
+
+def between_of(kernel: KernelSpec, block: int) -> int:
+    rows = block if kernel.layout == "bsf" else pitch_of(kernel, block)
+    features = max((each.pattern.out_features for each in places(kernel) if not each.is_last), default=0)
+    return round_up(divide_up(features * rows * kernel.item_bytes, 4), LINE_BYTES)
+
+
+def passing_bytes(kernel: KernelSpec, block: int, past: int) -> int:
+    """Of a block's inputs and of the next one's, which are fetched, and of outputs that are not stored past the caches."""
+    return block * kernel.item_bytes * (2 * kernel.in_features + (0 if past else kernel.pattern.out_features))
+
+
+def chain_cycles(shape: ChainShape, batch: int) -> float:
+    """Of all cores together, for one launch."""
+    found, held = float(LAUNCH), shape.held
+    fits = held.kept + held.weights <= SECOND_LEVEL_BYTES
+    for factor, at in zip(shape.factors, places(shape.kernel), strict=True):
+        found += dot_cycles(factor, held) * dots(factor, batch) + moved_cycles(factor, batch)
+        found += TASK * divide_up(batch, shape.constants.block)
+        if not at.is_last and not fits:
+            found += BETWEEN * batch * at.pattern.out_features * shape.kernel.item_bytes / LINE_BYTES
+    return found
+
+
+def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec, AmxConstants]]:
+    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
+
+
+def _is_one_layer(kernel: KernelSpec) -> bool:
+    return kernel.job == CHAIN and not kernel.beside and kernel.out_layout is None and not kernel.is_strided
+
+
+_RULES: tuple[Rule[ChainConstants], ...] = (
+    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("job is that of one layer, of dense arrays in one layout", lambda k, c: _is_one_layer(k)),
+    rule_of_tiles(RULES, _own),
+)
+
+
+class AmxChain(PackedElsewhere[ChainConstants]):
+    """All factors of a layer in one launch, by products of matrix tiles."""
+
+    name = "amx_chain"
+    signature = PRODUCT_WITH_WORKSPACE
+    constants_type = ChainConstants
+    listed = _RULES
+    packed_by = "amx"
+    why = "all factors of one layer in one launch, of dense arrays in one layout: processors that have matrix tiles"
+    measured = False  # no machine with tiles has shown what it is worth
+
+    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return _is_one_layer(kernel) and not kernel.is_quantized and has_tiles_for(kernel, limits)
+
+    def shape(self, kernel: KernelSpec, constants: ChainConstants) -> ChainShape:
+        return ChainShape(kernel, constants)
+
+    # ---- constants
+
+    def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> ChainConstants:
+        """The block by which the model expects the least of a core, and of each factor what is best in it: a block that is too long drives
+        itself out of the second-level cache, and for a short one all weights pass more often."""
+        batch = kernel.batch or alike(batch or MANY)
+        most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
+        found = [_of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)]
+        return min(found, key=lambda constants: chain_cycles(ChainShape(kernel, constants), batch))
+
+    def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ChainConstants]:
+        """Blocks and ways to store, and the most outputs and the greatest depth of each factor's."""
+        batch = kernel.batch or MANY
+        found: dict[ChainConstants, None] = {}
+        for block in BLOCKS:
+            best = _of_block(kernel, block, batch)
+            for most_outputs in (64, 128, 256):
+                for most_depth in (2, 4, 8):
+                    own = [_at_most(*each, most_outputs, most_depth) for each in _own(kernel, best)]
+                    for past in (0, 1):
+                        found[ChainConstants(block, _tiles(kernel, own), past)] = None
+                        copied = [replace(each, panel=1) for each in own]
+                        found[ChainConstants(block, _tiles(kernel, copied), past)] = None
+        yield from found
+
+    # ---- a launch
+
+    def geometry(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Geometry:
+        slot = ChainShape(kernel, constants).slot
+        return Geometry(divide_up(batch, constants.block), 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=slot * kernel.real_bytes)
+
+    def work(self, kernel: KernelSpec, constants: ChainConstants, batch: int) -> Work:
+        shape = ChainShape(kernel, constants)
+        weights = sum(pattern.weight_count for pattern in kernel.factors) * kernel.item_bytes
+        moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.past, batch)
+        products = sum(dots(factor, batch) for factor in shape.factors)
+        return Work(divide_up(batch, constants.block), moved, moved, 0, products * DOT_MULTIPLY_ADDS, cycles=chain_cycles(shape, batch))
+
+    # ---- the text
+
+    def words(self, kernel: KernelSpec, constants: ChainConstants) -> Mapping[str, Any]:
+        shape = ChainShape(kernel, constants)
+        whole = factor_words(shape.factors[-1])
+        return whole | {
+            "picture": tile_picture(shape.factors[-1]),
+            "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
+        }
+
+    def _factor(self, shape: ChainShape, number: int) -> dict[str, Any]:
+        """What the template spells of one factor: its constants and words, where its inputs come from and its outputs go."""
+        own, is_last = shape.factors[number], number + 1 == len(shape.factors)
+        words, activation = factor_words(own), own.kernel.epilogue.activation
+        pitch = "0" if own.is_bsf else str(shape.pitch)  # of rows of features, constants know it
+        places = [f"(GLOBAL stored*)(own + {shape.work_space + each * shape.between})" for each in range(2)]
+        return words | {
+            "number": number + 1,
+            "kernel": own.kernel,
+            "constexprs": factor_constexprs(own),
+            "variants": (*of_lanes(own), activation, *words["variants"]),
+            "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_ENTRY, batch",
+            "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{places[number % 2]}, {pitch}",
+            "added": words["block_arguments"],
+        }
+
+    def constexprs(self, kernel: KernelSpec, constants: ChainConstants) -> list[Constexpr]:
+        shape, is_bsf = ChainShape(kernel, constants), kernel.layout == "bsf"
+        return [
+            Constexpr("BATCH", kernel.batch or 0, "batch entries, index s; 0: known at the call", "long long"),
+            Constexpr("LANES", LANES, "of a vector, and sums of a tile's row"),
+            Constexpr("BLOCK", constants.block, "batch entries that a work group takes at a time, at most"),
+            Constexpr("UNIT", PAIR, "batch entries of which blocks are made"),
+            Constexpr("X_ENTRY", kernel.in_features if is_bsf else 1, "elements from one batch entry of X to the next", "long long"),
+            Constexpr(
+                "Y_ENTRY", kernel.pattern.out_features if is_bsf else 1, "elements from one batch entry of Y to the next", "long long"
+            ),
+            Constexpr("SLOT", shape.slot, "reals that a work group keeps beside the arrays", "long long"),
+        ]
+
+
+def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
+    """What the model takes for the best of each factor in such a block."""
+    factors = factor_kernels(kernel)
+    least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
+    shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
+    past, weights = past_of(factors[-1], batch), shape.packed_bytes
+    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
+    best = []
+    for factor in factors:
+        options = [Shape(factor, AmxConstants(block, outputs, 1, 1, 0, depth)) for outputs, depth in outputs_and_depths(factor)]
+        found = min(options, key=lambda own: dot_cycles(own, Held(kept + own.slot * 4, weights)))
+        best.append(in_place(factor, found.constants))
+    return ChainConstants(block, _tiles(kernel, best), past)
+
+
+def _at_most(kernel: KernelSpec, own: AmxConstants, outputs: int, depth: int) -> AmxConstants:
+    return replace(own, outputs=min(own.outputs, outputs), depth=min(own.depth, depth))

@@ -1,0 +1,277 @@
+"""All factors of a layer in one launch by matrix tiles, played where the processor has none: right, the bits of a launch for each, within
+its arrays; which constants it accepts, and who takes it.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ksgen.devices.base import Device
+from ksgen.families.amx import AmxConstants, ChainConstants, Shape
+from ksgen.families.amx.chain import ChainShape
+from ksgen.families.amx.defaults import reads_in_place
+from ksgen.families.chains import factor_kernels
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.families import test_vector as alone
+from tests.families.test_vector import EPILOGUES
+from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
+from tests.support.amx_kernels import CHAINS, PRECISIONS
+from tests.support.host_memory import Array, Fenced, processor
+from tests.support.native import chosen_native, saying_it_has_tiles
+from tests.support.played_tiles import needs_play
+
+BATCHES = (1, 33, 97)
+BETWEEN = ("none", "relu", "gelu", "silu", "gelu_tanh")
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    needs_play()
+    return chosen_native(monkeypatch)
+
+
+def tiles_of(kernel: KernelSpec, outputs: int, copied: bool = False) -> str:
+    """Rows where they lie if they can be read there; as many tiles along the inputs as half of them need."""
+    each = []
+    for factor in factor_kernels(kernel):
+        steps = Shape(factor, AmxConstants(32, 32, 1, 1, 0, 1)).steps
+        each.append(f"{outputs} {int(copied or not reads_in_place(factor))} {(steps + 1) // 2}")
+    return ", ".join(each)
+
+
+def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, past: int = 0) -> ChainConstants:
+    return ChainConstants(block, tiles_of(kernel, outputs), past)
+
+
+def roundings_of(kernel: KernelSpec) -> int:
+    """That each factor's outputs are rounded to the type of X counts in 16 bits; in float32 sums err more."""
+    return len(kernel.factors) if kernel.arithmetic.rounds_once else 1
+
+
+# ---- what is right
+
+
+def matrix() -> Iterator[Any]:
+    """Every chain and layout; precisions, epilogues, activations between and constants in turn."""
+    for number, ((name, patterns), layout) in enumerate(product(CHAINS.items(), LAYOUTS)):
+        precision, between = PRECISIONS[number * 3 // 2 % 4], BETWEEN[number % len(BETWEEN)]
+        kernel = chain_of(patterns, precision, layout, EPILOGUES[number % len(EPILOGUES)], between=between)
+        constants = constants_of(kernel, (32, 64, 96)[number % 3], (32, 64)[number // 2 % 2], number // 2 % 2)
+        yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
+
+
+@pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
+def test_agrees_with_float64(kernel: KernelSpec, constants: ChainConstants) -> None:
+    for batch in BATCHES:
+        agrees(kernel, constants, batch, roundings_of(kernel))
+
+
+def test_the_matrix_holds_all_there_is() -> None:
+    rows = [row.values for row in matrix()]
+    assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
+    assert {kernel.between for kernel, _ in rows} == set(BETWEEN)
+    assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
+    assert {constants.past for _, constants in rows} == {0, 1}
+    shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(ChainShape(*row).factors)]
+    assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1)))
+    assert {factor.is_woven for _, factor in shapes} == {factor.planes_j > 1 for _, factor in shapes} == {True, False}
+    assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
+
+
+def one_by_one(device: Device, kernel: KernelSpec, constants: ChainConstants, batch: int, arrays: dict[str, Array]) -> Array:
+    """By a launch of `amx` for each factor."""
+    rows = arrays["x"]
+    for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
+        features = factor.pattern.out_features
+        added = [arrays[name] for name in ("bias", "residual") if getattr(factor.epilogue, name)]
+        y = np.zeros((batch, features) if kernel.layout == "bsf" else (features, batch), rows.dtype)
+        alone.launch(device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added])
+        rows = y
+    return rows
+
+
+SAME_BITS = [
+    ("in place, ragged", "bfloat16", "bsf", "none"),
+    ("d 2 and 3", "bfloat16", "bsf", "relu"),
+    ("d 2 and 3", "bfloat16", "bsl", "silu"),
+    ("d 20 and 1", "float16", "bsf", "none"),
+    ("four of one size", "bf16x6", "bsl", "none"),
+    ("wide, then narrow", "bf16x6", "bsf", "gelu"),
+]
+
+
+@pytest.mark.parametrize(("name", "precision", "layout", "between"), SAME_BITS)
+def test_it_gives_the_bits_of_a_launch_for_each_factor(name: str, precision: str, layout: str, between: str, device: Device) -> None:
+    """What lies between is stored as X is, so it is rounded as a launch rounds it. Whatever the constants."""
+    kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
+    every = constants_of(kernel), ChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
+    for batch in (1, 64, 97):
+        arrays = arrays_of(kernel, batch)
+        truth = one_by_one(device, kernel, every[0], batch, arrays)
+        for constants in every:
+            arrays["y"][:] = np.nan
+            launch(device, plans_of(device, kernel, constants, batch), arrays)
+            np.testing.assert_array_equal(arrays["y"].view(np.uint8), truth.view(np.uint8))
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
+    """Two or three factors, each of which takes what the one before gives."""
+    number = st.integers
+    first = Pattern(draw(number(1, 3)), draw(number(1, 40)), draw(number(1, 40)), draw(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 17])))
+    found = [first]
+    for _ in range(draw(number(1, 2))):
+        features = found[-1].out_features
+        d = draw(st.sampled_from([each for each in (1, 2, 3, 4, 6, 8, 16, 20) if features % each == 0]))
+        a = draw(st.sampled_from([each for each in (1, 2, 3, 5, 7) if features // d % each == 0]))
+        found.append(Pattern(a, draw(number(1, 40)), features // d // a, d))
+    assume(all(each.in_features <= 700 and each.out_features <= 700 for each in found))
+    return tuple(found)
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
+    number = st.integers
+    patterns, precision = data.draw(chains()), data.draw(st.sampled_from(PRECISIONS))
+    more = {"between": data.draw(st.sampled_from(BETWEEN))}
+    kernel = chain_of(patterns, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)), **more)
+    each = []
+    for factor in factor_kernels(kernel):
+        panel = data.draw(number(0, 1)) if reads_in_place(factor) else 1
+        each.append(f"{32 * data.draw(number(1, 3))} {panel} {data.draw(number(1, -(-factor.pattern.c // 32)))}")
+    constants = ChainConstants(32 * data.draw(number(1, 3)), ", ".join(each), data.draw(number(0, 1)))
+    for batch in data.draw(st.lists(number(1, 130), min_size=2, max_size=3)):
+        agrees(kernel, constants, batch, roundings_of(kernel))
+
+
+@pytest.mark.slow
+@settings(
+    parent=settings.default,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+@given(st.data())
+def test_many_chains_batches_and_constants(data: st.DataObject) -> None:
+    test_any_chain_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
+
+
+def test_a_kernel_specialised_to_one_batch() -> None:
+    kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", batch=70)
+    agrees(kernel, constants_of(kernel), 70, roundings_of(kernel))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
+    kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", layout, Epilogue(True, "relu", True))
+    arrays = arrays_of(kernel, 70)
+    truth = truth_of(kernel, arrays)
+    arrays["y"] = arrays["residual"]
+    launch(device, plans_of(device, kernel, constants_of(kernel), 70), arrays)
+    assert is_right(kernel, arrays["y"], truth, roundings_of(kernel))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str, device: Device) -> None:
+    """In the last one above all, behind which rows are empty. In float32's grade sums that are not finite are computed again from what
+    lies between, so these are the ones of a launch for each factor too."""
+    kernel = chain_of(CHAINS["d 2 and 3"], precision, layout)
+    arrays, constants = arrays_of(kernel, 69), constants_of(kernel)
+    entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]
+    entry[3], entry[16] = np.inf, np.nan
+    truth = one_by_one(device, kernel, constants, 69, arrays)
+    launch(device, plans_of(device, kernel, constants, 69), arrays)
+    y = arrays["y"].astype(np.float32) if layout == "bsf" else arrays["y"].astype(np.float32).T
+    assert np.isfinite(y[:-1]).all()
+    assert not np.isfinite(y[-1]).all()
+    np.testing.assert_array_equal(arrays["y"].astype(np.float32), truth.astype(np.float32))
+
+
+# ---- nothing beside the arrays is touched
+
+
+def run_fenced() -> None:
+    device = processor()
+    for name, precision, layout, between in SAME_BITS:  # on the same texts
+        kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
+        for batch, at_end in product((1, 37, 64), (False, True)):
+            arrays = arrays_of(kernel, batch)
+            places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
+            launch(device, plans_of(device, kernel, constants_of(kernel), batch), places)
+            got = places["y"].reshape(arrays["y"].shape)
+            assert is_right(kernel, got, truth_of(kernel, arrays), roundings_of(kernel)), (kernel, batch)
+    print("all within their arrays")
+
+
+def test_no_access_beyond_the_ends_of_arrays() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.families.test_amx_chain import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+
+
+# ---- who takes it
+
+
+@pytest.fixture
+def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A processor that says it has tiles, with nothing found by a search."""
+    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
+        yield device
+
+
+LAYER = (Pattern(2, 33, 40, 1), Pattern(1, 20, 33, 2))  # 80 -> 66 -> 40
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])
+def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Device) -> None:
+    """One launch by order, with the bits of a launch for each."""
+    kernel = chain_of(LAYER, "float32", epilogue=ALL, between="gelu")
+    arrays = arrays_of(kernel, 200)
+    weights, added = [arrays["weights 0"], arrays["weights 1"]], {name: arrays[name] for name in ("bias", "residual")}
+    what = {"activation": "gelu", "precision": precision, **added}
+    launchers = [Launcher(*each.shape) for each in LAYER]
+    one, each = (ChainLauncher(*launchers, between="gelu", fuse=fuse) for fuse in ("yes", "no"))
+    call = one.prepare(arrays["x"], weights, **what)
+    assert call is not None
+    assert "by amx_chain" in str(call.plan)
+    found = one(arrays["x"], weights, **what)
+    np.testing.assert_array_equal(found, each(arrays["x"], weights, **what))
+    assert is_right(kernel, np.asarray(found), truth_of(kernel, arrays))
+    told = one.explain(200, precision=precision)
+    assert ": one launch, by amx_chain, block=" in told
+    assert ChainLauncher(*launchers).prepare(arrays["x"], weights).plan.choice.family == "vector_chain"
+
+
+def test_by_the_cost_model_unless_a_layer_says_it(with_tiles: Device) -> None:
+    told = ChainLauncher(*(Launcher(*each.shape) for each in LAYER)).explain(5000, precision="bf16x6")
+    assert "; the cost model, which no time has checked, expects " in told
+
+
+def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
+    """Slices and groups, by launches of tiles or of vectors."""
+    kernel = chain_of(LAYER)
+    arrays = arrays_of(kernel, 200)
+    weights = [arrays["weights 0"], arrays["weights 1"]]
+    layer = ChainLauncher(*(Launcher(*each.shape) for each in LAYER))
+    wide = np.zeros((200, 100), np.float32)
+    wide[:, :80] = arrays["x"]
+    assert layer.prepare(wide[:, :80], weights, precision="bf16x6") is None
+    assert is_right(kernel, np.asarray(layer(wide[:, :80], weights, precision="bf16x6")), truth_of(kernel, arrays))
+    group = GroupLauncher(layer, layer)
+    assert "layer by layer; amx serves each factor, and amx_chain is for" in group.explain(200, precision="bf16x6")
+    for y in group(arrays["x"], [weights, weights], precision="bf16x6"):
+        assert is_right(kernel, np.asarray(y), truth_of(kernel, arrays))
