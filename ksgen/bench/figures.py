@@ -68,7 +68,7 @@ def sorted_gains(found: Sequence[Gains], device: str) -> bytes:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(svg.LOOK)
         drawing = Figure(figsize=(9, 0.9 + 2.6 * len(kinds)), layout="constrained", dpi=130)
-        drawing.suptitle(f"Kronecker-sparse products on {device}", fontsize=10)
+        drawing.suptitle(f"Kronecker-sparse products: {device}", fontsize=10)
         for (batch, precision), (speeds, shares) in zip(kinds, drawing.subplots(len(kinds), 2, squeeze=False), strict=True):
             some = [each for each in found if (each.batch, each.precision) == (batch, precision)]
             for each, colour in zip(some, (svg.LINE, svg.ACCENT), strict=False):

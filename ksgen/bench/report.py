@@ -69,7 +69,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
     )  # fmt: skip
     environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
     return environment.get_template("page.html.j2").render(
-        title=f"Kronecker-sparse products on {machine or _devices(rows)}",
+        title=f"Kronecker-sparse products: {machine or _devices(rows)}",
         above=ABOVE,
         sections=_sections(rows, wholes, _precision),
         dark_style=Markup(svg.dark_style()),
@@ -81,7 +81,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
 def markdown(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
     """Every table of the page."""
     sections = _sections(rows, wholes, _tables, with_figures=False)
-    parts = [f"# Kronecker-sparse products on {machine or _devices(rows)}\n"]
+    parts = [f"# Kronecker-sparse products: {machine or _devices(rows)}\n"]
     for section in sections:
         parts += [f"## {section.title}\n", *([f"{section.says}\n"] if section.says else [])]
         parts += map(tables.markdown, section.tables + section.folded_tables)

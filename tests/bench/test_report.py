@@ -141,8 +141,8 @@ def test_a_machine_is_named_by_a_line_beside_its_file(tmp_path: Path, monkeypatc
         done = CliRunner().invoke(bench.command, ["report", str(file), *wanted])
         assert done.exit_code == 0, done.exception
         assert titles.pop() == device
-        assert f"# Kronecker-sparse products on {device}\n" in done.stdout
-        assert f"Kronecker-sparse products on {device}</h1>" in (tmp_path / "a.html").read_text()
+        assert f"# Kronecker-sparse products: {device}\n" in done.stdout
+        assert f"Kronecker-sparse products: {device}</h1>" in (tmp_path / "a.html").read_text()
     file.with_name("machine.txt").write_bytes(b"\xff")
     caught = CliRunner().invoke(bench.command, ["report", str(file)]).exception
     assert isinstance(caught, KsgenError)

@@ -28,7 +28,7 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
 
 def test_markdown_tables(rows: list[Row]) -> None:
     text = report.markdown(rows)
-    assert text.startswith("# Kronecker-sparse products on Abacus\n")
+    assert text.startswith("# Kronecker-sparse products: Abacus\n")
     for title in (
         "### Table 3, float16",
         "### Table 5, float16",

@@ -37,7 +37,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.output.startswith("h200.html: ")
     assert Path("h200.html").read_text() == report.page(FOUR)
     done = invoke("h200.csv", "--markdown", "-")
-    assert done.output.startswith("# Kronecker-sparse products on Abacus")
+    assert done.output.startswith("# Kronecker-sparse products: Abacus")
     assert invoke("h200.csv", "--markdown", "tables.md", "-o", "page.html").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"h200.csv", "h200.html", "tables.md", "page.html"}
     done = invoke("h200.csv", "-o", "none/page.html")
