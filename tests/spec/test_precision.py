@@ -81,8 +81,9 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     assert not precision.tiles or (precision.tiles.parts > 1) == (precision.tiles.products > 1) == (
         precision.item_bytes > precision.tiles.operand.item_bytes
     )
-    for family, job in zip(precision.families, ("multiply", "gradient"), strict=False):
-        assert FAMILIES[family].serves(KernelSpec(Pattern(2, 48, 64, 4), precision.name, job=job), ALL_TILES)
+    for family, job in zip(precision.families, ("multiply", "chain", "gradient"), strict=False):
+        before = (Pattern(1, 512, 8, 1),) if job == "chain" else ()
+        assert FAMILIES[family].serves(KernelSpec(Pattern(2, 48, 64, 4), precision.name, job=job, before=before), ALL_TILES)
     for alias in precision.aliases:
         assert alias not in PRECISIONS
         assert named_otherwise(alias) == precision.name
