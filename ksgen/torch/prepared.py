@@ -5,6 +5,7 @@ Whatever is not plain, or not as it was, goes the usual way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from ksgen.torch.operands import operand
 from ksgen.torch.ops import is_transformed, turned_at
 
 BACKENDS = ("auto", "ksgen")  # that prepare
+TRIED_COLUMNS = 64  # of the batch for each thread, from which one launch is timed in batch-size-last, where launchers take none by rule
 MOST_CALLS = 256  # that a layer keeps
 
 Step = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of x as a matrix, bias and residual
@@ -183,11 +185,15 @@ class _Ways:
         fuse: str,
     ) -> Step:
         """All factors: in one launch, or one by one."""
-        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, fuse)
+        is_tried = fuse == "auto" and self._layout == "bsl" and self._batch >= TRIED_COLUMNS * torch.get_num_threads()
+        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, "yes" if is_tried else fuse)
         ways: dict[str, Step] = {}
         is_whole = len(weights) > 1 or self._out_layout is not None  # else it is one product
-        prepare = partial(own.prepare, out_layout=self._out_layout)
-        if is_whole and fuse != "no" and (call := call_of(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)):
+        prepare, call = partial(own.prepare, out_layout=self._out_layout), None
+        if is_whole and fuse != "no":
+            with suppress(*(UnfitError,) * is_tried):  # where one launch cannot be had
+                call = call_of(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)
+        if call:
             ways["ksgen"] = in_kernels([call], [checks.y_shape(own.chain[-1], self._out_layout or self._layout, self._batch)])
         if is_whole and fuse == "yes" and not ways:
             raise UnfitError
