@@ -22,7 +22,7 @@ MISTAKES = [
     (["bundle", "none.yaml"], "ksgen: none.yaml: cannot be read"),
     (["run"], "ksgen: got 0 patterns; accepted: one, such as ksgen run 1,192,48,2"),
     (["run", "1,2,3,1", "--pattern", "1,2,3,1"], "ksgen: 1,2,3,1 gives 2 features and 1,2,3,1, next in the chain, takes 3"),
-    (["run", "1,2,3,1", "1,3,2,1", "--job", "gradient"], "ksgen: got 2 patterns; accepted: one, such as"),
+    (["run", "1,2,3,1", "1,3,2,1", "--job", "gradient"], "ksgen: --job gradient of 2 patterns; accepted: one pattern, such as"),
     (["x" * 5000], "ksgen: no command 'xxx"),
     (["run", "1,2,3,1", "--device", "x" * 5000], "ksgen: device 'xxx"),
     (["wisdom", "merge"], "ksgen: Missing argument 'FIRST'. (ksgen wisdom merge --help)"),
