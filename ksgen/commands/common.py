@@ -40,16 +40,6 @@ def named_file(text: str) -> Path:
 
 
 REPLACED = "an older one is replaced"  # said by every option that names a file to write
-weights_option = click.option(
-    "--weights",
-    type=STORED,
-    default="same",
-    show_default=True,
-    help="How weights are stored: as Y is, in eight bits with scales, or in bfloat16.",
-)
-inputs_option = click.option(
-    "--inputs", type=STORED_INPUTS, default="same", show_default=True, help="How X is stored: as Y is, or in eight bits as the weights are."
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option("--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name.")
 arch_option = click.option(

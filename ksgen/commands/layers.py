@@ -7,15 +7,16 @@ Shared by `run`, `tune` and `show`. Measures nothing.
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ksgen.commands.common import LAYOUT
+from ksgen.commands.common import LAYOUT, find_spec
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, is_layer, layer_launch
+from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -90,6 +91,24 @@ class Layer:
             return None
         more: dict[str, Any] = {"between": self.between, "out_layout": self.out_layout, "weights": weights, "inputs": inputs}
         return layer_launch(self.chains, precision, layout, epilogue, **more)
+
+
+def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> KernelSpec:
+    """The first launch that counts of a layer or group of a spec, in the spec's order; of the only one, where none is named."""
+    from ksgen.spec import load
+
+    loaded = load(find_spec(spec))
+    if not (named := list(loaded.chains_of)):
+        raise SpecError(f"{spec} has no layers; accepted: a spec with `layers:`, or patterns")
+    if name is None and len(named) > 1:
+        raise SpecError(f"{spec} has several layers; name one by --layer: {', '.join(named)}")
+    name = named[0] if name is None else name
+    if name not in named:
+        raise SpecError(f"--layer {excerpt(name)}: {spec} has none of that name; {hint(name, named)}")
+    kernels = loaded.launches.get(name) or loaded.wanted[name]
+    if not (found := next(filter(wanted.counts, kernels), None)):
+        raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
+    return found
 
 
 def takes_layers(function: Callable[..., None]) -> Callable[..., None]:

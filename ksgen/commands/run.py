@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import click
@@ -10,35 +11,44 @@ from ksgen.commands.common import (
     JOB,
     LAYOUT,
     PRECISION,
+    SPEC,
+    STORED,
+    STORED_INPUTS,
     check_memory,
     console,
     device_option,
-    inputs_option,
     json_option,
     print_json,
     say_if_busy,
     takes_patterns,
-    weights_option,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.commands.layers import Layer, takes_layers
+from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, STRIDES, Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
+from ksgen.values import excerpt
+
+_OF_SPEC = "With --spec: only kernels"
 
 
 @click.command("run", short_help="Check and time one kernel.")
 @takes_patterns
 @takes_layers
+@click.option("--spec", type=SPEC, help="Run a layer or group of this spec, as it says.")
+@click.option("--layer", "of_spec", metavar="NAME", help="Which one, where the spec has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
-@click.option("--precision", type=PRECISION, default="float32", show_default=True, help="Precision of the product.")
-@click.option("--layout", type=LAYOUT, default="bsf", show_default=True, help="bsf: X is (batch, features); bsl: (features, batch).")
+@click.option("--precision", type=PRECISION, help=f"Of the product (default float32). {_OF_SPEC} of this precision.")
+@click.option("--layout", type=LAYOUT, help=f"bsf (default): X is (batch, features); bsl: (features, batch). {_OF_SPEC} of this layout.")
 @click.option(
     "--stride", type=click.Choice(list(STRIDES)), default="dense", show_default=True, help="any: arrays may be slices, rows apart."
 )
-@weights_option
-@inputs_option
+@click.option("--weights", type=STORED, help=f"How weights are stored (default same): in eight bits, or in bfloat16. {_OF_SPEC} with such.")
+@click.option(
+    "--inputs", type=STORED_INPUTS, help=f"How X is stored (default same), or in eight bits as the weights are. {_OF_SPEC} with such."
+)
 @click.option("--job", type=JOB, default="multiply", show_default=True, help="The product Y = X K^T, or the weights' gradient.")
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
@@ -49,13 +59,15 @@ from ksgen.spec import ACTIVATIONS, STRIDES, Epilogue, KernelSpec
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, batch: int | None, precision: str, layout: str, stride: str, weights: str, inputs: str,
-    job: str, family: str | None, bias: bool, activation: str, residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, of_spec: str | None, batch: int | None, precision: str | None,
+    layout: str | None, stride: str, weights: str | None, inputs: str | None, job: str, family: str | None, bias: bool, activation: str,
+    residual: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
     Several patterns are the factors of a layer, from the one that meets x first: their launch as one, beside a launch for each. With
-    --beside it is a group, of this layer and others on the same x.
+    --beside it is a group, of this layer and others on the same x. With --spec it is a layer or group of a spec: the first kernel of it
+    that the options name.
 
     \b
     Examples:
@@ -66,6 +78,7 @@ def command(
       ksgen run 1,192,48,2 --precision bfloat16 --weights e4m3 --inputs e4m3
       ksgen run 6,64,64,1 1,768,192,2 --batch 1568 --bias
       ksgen run 6,64,64,1 --beside 6,64,64,1 --beside "2,48,192,1 1,192,48,2" --batch 1568
+      ksgen run --spec specs/vit.yaml --layer up --precision bfloat16
     """
     from ksgen.devices import find_device
     from ksgen.families import operand_of
@@ -75,31 +88,30 @@ def command(
     from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure
 
-    if not patterns:
-        accepted = "one, such as ksgen run 1,192,48,2; or those of a layer's factors"
-        raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
-    if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
-        raise PatternError(f"--job gradient of {layer.told}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    epilogue = Epilogue(bias, activation, residual)
-    whole = layer.launch(precision, layout, epilogue, weights, inputs)  # refuses factors that do not fit each other
-    kernel = whole or KernelSpec(patterns[0], precision, layout, epilogue, job=job, weights=weights, inputs=inputs)
-    if stride == "any":
-        kernel = replace(kernel, stride=stride)
+    wanted, epilogue = Wanted(precision, layout, weights, inputs), Epilogue(bias, activation, residual)
+    if spec is None and of_spec is None:
+        kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
+    else:
+        given = {"--bias": bias, "--activation": activation != "none", "--residual": residual, "--stride": stride != "dense"}
+        given |= {"--job": job != "multiply", "--beside, --between and --out-layout": layer.is_asked_for, "patterns": bool(patterns)}
+        _check_spec(spec, of_spec, [option for option, is_given in given.items() if is_given])
+        kernel = launch_of_spec(cast("Path", spec), of_spec, wanted)
+        batch, kernel = batch or kernel.batch, replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if whole else []
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.job == CHAIN else []
     others_share = watch.others_share()
     say_if_busy()  # only now: a mistake must be reported in one line
     own_share = others_share if where.limits.is_cpu else None
     why, *each_why = (doubt([second * 1e6 for second in each.seconds], own_share) for each in (measured, *apart))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
-    ceilings = measure_ceilings(where, precision, operand)
+    ceilings = measure_ceilings(where, kernel.precision, operand)
     seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
     turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
@@ -134,6 +146,29 @@ def command(
         _print(figures, str(choice.constants))
     if not figures["passed"]:
         sys.exit(1)
+
+
+def _of_patterns(
+    patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted, epilogue: Epilogue, stride: str, job: str
+) -> KernelSpec:  # fmt: skip
+    """One product or gradient, or all of a layer or group in one launch."""
+    if not patterns:
+        accepted = "one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE"
+        raise PatternError(f"got 0 patterns{' of a layer' if layer.is_asked_for else ''}; accepted: {accepted}")
+    if job == "gradient" and (len(patterns) > 1 or layer.is_asked_for):
+        raise PatternError(f"--job gradient of {layer.told}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient")
+    weights, inputs = wanted.stored
+    whole = layer.launch(*wanted.usual, epilogue, weights, inputs)  # refuses factors that do not fit each other
+    kernel = whole or KernelSpec(patterns[0], *wanted.usual, epilogue, job=job, weights=weights, inputs=inputs)
+    return kernel if stride == "dense" else replace(kernel, stride=stride)
+
+
+def _check_spec(spec: Path | None, named: str | None, given: list[str]) -> None:
+    """Raise `SpecError` where a layer is named of no spec, or a spec is given beside what it says itself."""
+    if spec is None:
+        raise SpecError(f"--layer {excerpt(named)} names a layer of a spec; accepted: with --spec FILE")
+    if given:
+        raise SpecError(f"{', '.join(given)} beside --spec; accepted with it: what it says of its layers, or patterns without it")
 
 
 def _print(figures: dict[str, object], chosen: str) -> None:

@@ -1,6 +1,6 @@
 """A call with all its operands in their places: the end of the walk. Launches, and knows nothing of how it was made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -41,7 +41,7 @@ class Call:
 
 
 class Elsewhere:
-    """The launches of calls, each on what the one before it wrote, on other arrays of the host, for a device that shares its memory.
+    """The launches of calls, one after the other, on other arrays of the host, for a device that shares its memory.
 
     The arrays are given by where they begin; their shapes and strides are those that the calls were prepared with. Nothing is checked
     and nothing packed. Packed weights are kept, and no array. Several threads may call at once.
@@ -49,14 +49,14 @@ class Elsewhere:
 
     __slots__ = ("_device", "_launch", "_moved", "_stream", "_weights")
 
-    def __init__(self, calls: Sequence[Call], weights: Sequence[Weights]) -> None:
+    def __init__(self, calls: Sequence[Call], places: Sequence[Mapping[str, int]], weights: Sequence[Weights]) -> None:
+        """`places`: for each call, which of the arrays given later each of its operands is."""
         self._device, self._weights, self._stream = calls[0].plan.device, weights, calls[0].stream
-        count, launches = len(calls), list[Launch]()
+        launches = list[Launch]()
         self._moved: list[tuple[int, int]] = []  # of all arguments, and which of the places given each of them gets
         begin = 0
-        for number, call in enumerate(calls):
-            plan, is_last = call.plan, number + 1 == count
-            names = {"x": number, plan.result: number + 1} | ({"bias": count + 1, "residual": count + 2} if is_last else {})
+        for call, names in zip(calls, places, strict=True):
+            plan = call.plan
             moved = {plan.operands.index(name): given for name, given in names.items() if name in plan.operands}
             own = plan.launches(Arguments(tuple([None if at in moved else arg for at, arg in enumerate(call.arguments)])))
             for each in own:
@@ -65,9 +65,7 @@ class Elsewhere:
             launches += own
         self._launch = record(self._device, launches, self._stream)
 
-    def __call__(self, x: int, outs: Sequence[int], bias: int = 0, residual: int = 0) -> None:
-        """`outs`: of every call, the last one's being the result; bias and residual are the last one's too."""
-        given = (x, *outs, bias, residual)
+    def __call__(self, given: Sequence[int]) -> None:
         try:
             self._launch([(at, given[place]) for at, place in self._moved])
         finally:  # what was launched may still write to memory of the caller's

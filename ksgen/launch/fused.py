@@ -30,6 +30,7 @@ LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out b
 LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
 SMALL_BYTES = 2**19  # of all weights in batch-size-first, which one core reads sooner than two meet; more cores were not asked
 NO_FAMILY, NO_ROOM = "no family does that on such a device", "no family has room for all factors in one launch, in this precision"
+FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"
 STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
 REMEMBERED = 1024  # plans: one for each layer and batch
@@ -111,8 +112,10 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     if kind == "processor":
         if has_none := _has_no_chains(kernel, limits):
             return Verdict(False, has_none)
-        expected = _by_cycles(kernel, limits, kernel.batch or alike(batch))
-        return expected or Verdict(True, "what lies between factors stays in the cache")
+        if expected := _by_cycles(kernel, limits, kernel.batch or alike(batch)):
+            return expected
+        why_not = FROM_END_TO_END if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
+        return Verdict(not why_not, why_not or "what lies between factors stays in the cache")
     if kind != "cuda":
         return Verdict(False, NO_FAMILY)
     return _expected(kernel, limits, batch_like(kernel, batch))

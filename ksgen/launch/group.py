@@ -4,7 +4,7 @@ Refuses what any layer would refuse before the first one is launched.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
@@ -21,7 +21,7 @@ from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
-from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, stored_alike
+from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel, checked_batch
 from ksgen.spec.storage import BYTE_TYPES, SAME
@@ -30,6 +30,18 @@ from ksgen.words import counted
 
 ADDED = ("bias", "residual")
 BETWEEN_DIFFERS = "the activations between their factors differ"
+
+
+class _Given(NamedTuple):
+    """What a call was given, checked: arrays and their views by the names of a group's operands, and a list of each kind, one a layer."""
+
+    arrays: Mapping[str, Any]
+    views: dict[str, ArrayView]
+    own: list[Sequence[Any]]
+    added: Mapping[str, list[Any]]
+    outs: list[Any]
+    batch: int
+    options: CallOptions
 
 
 class GroupLauncher:
@@ -73,23 +85,34 @@ class GroupLauncher:
 
         `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer.
         """
-        options = CallOptions(layout, activation, stream, precision)
-        own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
-        outs, arrays = self._outs(out, options), self._arrays(x, added)
-        inputs = self._inputs(own)
-        found = {"out": outs, **added}  # of which the first that is there tells the type
-        first = {name: next((array for array in each if array is not None), None) for name, each in found.items()}
-        given = {"x": x, **{name: array for name, array in first.items() if array is not None}}
-        options = with_precision(self, given, own[0], options)
-        views = views_of(arrays, options.stream)
-        batch = self._check(views, own, outs, options, inputs)
-        if fused := self._fused(arrays, views, own, outs, batch, options):
+        given = self._read(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
+        if fused := self._fused(given):
             return list(fused())
-        ys = []
-        for layer, each, to, *both in zip(self.layers, own, outs or [None] * len(own), *added.values(), strict=True):
-            given = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
-            ys.append(layer(x, each, layout=layout, activation=activation, stream=stream, precision=options.precision, **given))
+        ys, outs = [], given.outs or [None] * len(self.layers)
+        options = {"layout": layout, "activation": activation, "stream": stream, "precision": given.options.precision}
+        for layer, each, to, *both in zip(self.layers, given.own, outs, *given.added.values(), strict=True):
+            more = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
+            ys.append(layer(x, each, **options, **more))
         return ys
+
+    def prepare(
+        self,
+        x: Any,
+        weights: Sequence[Any],
+        *,
+        layout: str = "bsf",
+        bias: Sequence[Any] | None = None,
+        activation: str = "none",
+        residual: Sequence[Any] | None = None,
+        out: Any = None,
+        precision: str | None = None,
+    ) -> Call | None:
+        """Everything but the launch of all layers as one, as `Launcher.prepare` does; None where they are launched one by one."""
+        given = self._read(x, weights, bias, residual, out, CallOptions(layout, activation, None, precision))
+        if call := self._fused(given):
+            own = [each for weights_of_it in given.own for each in weights_of_it if not isinstance(each, Weights)]
+            call.keep += tuple(storage_of(view(each)) for each in (*given.arrays.values(), *own, *call.out))
+        return call
 
     def explain(
         self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
@@ -142,6 +165,18 @@ class GroupLauncher:
         return chain_kernel(self.chains, precision, layout, epilogue, stride, self._between or "none", weights=weights, inputs=inputs)
 
     # ---- what was given
+
+    def _read(self, x: Any, weights: Sequence[Any], bias: Any, residual: Any, out: Any, options: CallOptions) -> _Given:
+        """What a call was given; `LaunchError` on what any layer would refuse."""
+        own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
+        outs, arrays = self._outs(out, options), self._arrays(x, added)
+        inputs = self._inputs(own)
+        found = {"out": outs, **added}  # of which the first that is there tells the type
+        first = {name: next((array for array in each if array is not None), None) for name, each in found.items()}
+        given = {"x": x, **{name: array for name, array in first.items() if array is not None}}
+        options = with_precision(self, given, own[0], options)
+        views = views_of(arrays, options.stream)
+        return _Given(arrays, views, own, added, outs, self._check(views, own, outs, options, inputs), options)
 
     def _own(self, weights: Sequence[Any]) -> list[Sequence[Any]]:
         """A list of arrays for each layer."""
@@ -203,11 +238,9 @@ class GroupLauncher:
 
     # ---- one launch
 
-    def _fused(
-        self, arrays: Mapping[str, Any], views: dict[str, ArrayView], own: Sequence[Sequence[Any]], outs: Sequence[Any], batch: int,
-        options: CallOptions,
-    ) -> Call | None:  # fmt: skip
+    def _fused(self, call: _Given) -> Call | None:
         """All layers in one launch, on arrays of a GPU or of the host where they lie; None where that is not to be had."""
+        arrays, views, own, outs, batch, options = call.arrays, call.views, call.own, call.outs, call.batch, call.options
         own_views = [found for layer, each in zip(self.layers, own, strict=True) for found in layer.views_of_weights(each)]
         flat = [each for weights in own for each in weights]
         given: dict[str, Any] = {f"weights of factor {at}": each for at, each in enumerate(flat, 1) if not isinstance(each, Weights)}

@@ -38,12 +38,21 @@ KINDS = {
     "trained": "trained",
     "trained first": "trained, x without a gradient",
     "group": "all layers",
+    "prepared group": "all layers, frozen",
 }
+
+OF_GROUPS = ("group", "prepared group")
 
 WAYS_OF_LAYERS = {  # of several factors, in words
     "ksgen": "one launch",
     "in turn": "a launch for each factor by one call",
     "each": "each factor by its fastest way",
+}
+
+WAYS_OF_GROUPS = {
+    "ksgen": "one launch",
+    "in turn": "the launches of each layer by one call",
+    "each": "each layer by its fastest way",
 }
 
 Way = Callable[[], Tensor]
@@ -66,6 +75,11 @@ def launcher(a: int, b: int, c: int, d: int) -> Launcher:
 @lru_cache(REMEMBERED)
 def chain_launcher(patterns: tuple[tuple[int, int, int, int], ...], between: str = "none", fuse: str = "auto") -> ChainLauncher:
     return ChainLauncher(*(launcher(*pattern) for pattern in patterns), between=between if len(patterns) > 1 else "none", fuse=fuse)
+
+
+@lru_cache(REMEMBERED)
+def group_launcher(chains: tuple[tuple[tuple[int, int, int, int], ...], ...], between: str = "none", fuse: str = "auto") -> GroupLauncher:
+    return GroupLauncher(*(chain_launcher(chain, between, fuse) for chain in chains))
 
 
 def has_kernels(device: Any) -> bool:
@@ -162,15 +176,13 @@ def told_of(
     patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
 ) -> list[str]:
     """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
-    count = len(patterns := list(patterns))
+    patterns = list(patterns)
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
+        words = WAYS_OF_GROUPS if kind in OF_GROUPS else WAYS_OF_LAYERS if len(patterns) > 1 else {}
         for key, seconds in [(key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())]:
-            times = [
-                f"{WAYS_OF_LAYERS.get(way, way) if count > 1 else way} {seconds[way] * 1e6:.0f} us"
-                for way in sorted(seconds, key=seconds.__getitem__)
-            ]
+            times = [f"{words.get(way, way)} {seconds[way] * 1e6:.0f} us" for way in sorted(seconds, key=seconds.__getitem__)]
             found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_told_doubt(key)}")
     return found
 

@@ -5,7 +5,7 @@ Keeps nothing for other weights: PyTorch does not count every write, so nothing 
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -56,7 +56,16 @@ class _Frozen:
     calls: dict[Hashable, Any] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
+class _Group:
+    """Frozen layers beside each other, and calls that were prepared with the weights of all of them."""
+
+    layers: list[_Frozen]
+    calls: dict[Hashable, Any] = field(default_factory=dict)
+
+
 _frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[nn.Module, _Group] = WeakKeyDictionary()
 _kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which each keeps alive
 _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # what graphs read of layers that thawed
 
@@ -77,13 +86,35 @@ def made_of(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
 
 def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
     """The prepared calls of a frozen layer whose weights are what they were; None for others, and under a transform or a mode."""
+    own = _as_frozen(layer, weights)
+    return None if own is None or _is_transformed() else own.calls
+
+
+def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
+    """The same of a group whose layers are all frozen. They are gone once one of them thaws."""
+    found = []
+    for layer in layers:
+        own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
+        if own is None:
+            return None
+        found.append(own)
+    if _is_transformed():
+        return None
+    kept = _groups.get(group)
+    if kept is None or kept.layers != found:  # of other layers, or of these before they thawed
+        kept = _groups[group] = _Group(found)
+    return kept.calls
+
+
+def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
+    """A frozen layer whose weights are what they were; None for others."""
     own = _frozen.get(layer) if _frozen else None
-    if own is None or len(weights) != len(own.weights) or _is_transformed():
+    if own is None or len(weights) != len(own.weights):
         return None
     for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
         if tensor is not kept.seen.tensor or kept.seen.what_happened():
             return None
-    return own.calls
+    return own
 
 
 def is_kept(weights: Tensor) -> bool:
@@ -119,6 +150,8 @@ def thaw(layer: nn.Module) -> bool:
     frozen = _frozen.pop(layer, None)
     if frozen is None:
         return False
+    for group in [group for group, its in _groups.items() if frozen in its.layers]:
+        _groups.pop(group, None)
     for kept in frozen.weights.values():
         kept.layers.discard(layer)
         if kept.is_in_graph or _is_recorded(kept.device):

@@ -1,8 +1,7 @@
 """Layers beside each other on one x, such as q, k and v: in one launch where that is faster, if only the values are needed."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +10,12 @@ from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_entries
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
-from ksgen.torch import frozen
+from ksgen.torch import frozen, prepared_group
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import (
     KERNEL_DEVICES,
-    REMEMBERED,
-    chain_launcher,
     faster,
+    group_launcher,
     has_kernels,
     is_one_launch,
     job_of,
@@ -25,27 +23,44 @@ from ksgen.torch.choice import (
     size_of,
     told_of,
 )
-from ksgen.torch.layer import KSLinear
+from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import contiguous, is_plain, rows_of
-
-Shapes = tuple[tuple[int, int, int, int], ...]  # of a chain's patterns
 
 
 class KSLinears(nn.ModuleList):
     """Layers side by side. They take the same x, and their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if (y := prepared_group.whole(self, x)) is not None:
+            return y
         whole = self._whole(x)
         return self._each(x) if whole is None else whole
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:
         """Their outputs apart: slices of one tensor where one launch made them all."""
+        if (prepared := prepared_group.parts(self, x)) is not None:
+            return prepared
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0
         parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
         return parts
+
+    def freeze(self) -> Self:
+        """`freeze()` every layer, as `KSLinear.freeze` says. On a processor, calls of the group are then prepared, as a layer's are."""
+        freeze(self)
+        return self
+
+    def thaw(self) -> Self:
+        """`thaw()` every layer."""
+        thaw(self)
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether all layers are."""
+        return all(layer.is_frozen for layer in self)
 
     def explain(self, batch: int = 1024) -> str:
         """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
@@ -122,7 +137,7 @@ class KSLinears(nn.ModuleList):
 
     def _own_launcher(self) -> GroupLauncher:
         chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
-        return _launcher(chains, self._first.between, self._first.fuse)
+        return group_launcher(chains, self._first.between, self._first.fuse)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
         layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
@@ -167,11 +182,6 @@ class KSLinears(nn.ModuleList):
 def _place_of(tensor: Tensor) -> str:
     kind: str = tensor.device.type
     return kind
-
-
-@lru_cache(REMEMBERED)
-def _launcher(chains: tuple[Shapes, ...], between: str, fuse: str) -> GroupLauncher:
-    return GroupLauncher(*(chain_launcher(chain, between, fuse) for chain in chains))
 
 
 def group(layers: Sequence[KSLinear]) -> KSLinears:

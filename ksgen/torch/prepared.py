@@ -5,6 +5,7 @@ Whatever is not plain, or not as it was, goes the usual way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from ksgen.torch.operands import operand
 from ksgen.torch.ops import is_transformed, turned_at
 
 BACKENDS = ("auto", "ksgen")  # that prepare
+TRIED_COLUMNS = 64  # of the batch for each thread, from which one launch is timed in batch-size-last, where launchers take none by rule
 MOST_CALLS = 256  # that a layer keeps
 
 Step = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]  # of x as a matrix, bias and residual
@@ -71,8 +73,9 @@ def serve(layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None
 
 def lies_here(tensor: Tensor) -> bool:
     """Whether its values lie in a processor's memory, as they are."""
-    is_lazy = tensor.is_neg() or tensor.is_conj()
-    return type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided and not is_lazy
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_neg() or tensor.is_conj())
 
 
 def begins_well(tensor: Tensor) -> bool:
@@ -90,38 +93,44 @@ def _usual(layer: nn.Module, x: Tensor, residual: Tensor | None) -> None:
 
 
 def _prepared(layer: Any, x: Tensor, residual: Tensor | None) -> Run:
+    try:
+        found = prepare(layer, x, residual)
+    except UnfitError:
+        return _usual
+    return _met if found is None else found.run
+
+
+def prepare(layer: Any, x: Tensor, residual: Tensor | None) -> "Prepared | None":
+    """The call for such tensors; None where this residual is refused, `UnfitError` where no call serves the layer as it is."""
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
-        return _usual
+        raise UnfitError
     if (
         layer.layout not in LAYOUTS
         or layer.y_layout not in LAYOUTS
         or layer.activation not in ACTIVATIONS
         or layer.between not in ACTIVATIONS
     ):
-        return _usual
+        raise UnfitError
     if any(each.dtype != x.dtype for each in layer.weights):
-        return _usual
+        raise UnfitError
     if bias is not None:
         is_usual = type(bias) is nn.Parameter and bias.is_cpu and bias.is_contiguous() and bias.shape == (layer.out_features,)
         if not is_usual or bias.dtype != x.dtype:
-            return _usual
+            raise UnfitError
     if not has_kernels(x.device):
-        return _usual
+        raise UnfitError
     y_shape = tuple(layer._y_shape(x))  # which refuses other features
     if residual is not None and not _is_like(residual, x, y_shape):
-        return _met
-    try:
-        return _Prepared(layer, x, bias, residual, y_shape).run
-    except UnfitError:
-        return _usual
+        return None
+    return Prepared(layer, x, bias, residual, y_shape)
 
 
 def _is_like(residual: Tensor, x: Tensor, y_shape: tuple[int, ...]) -> bool:
     return residual.dtype == x.dtype and tuple(residual.shape) == y_shape
 
 
-class _Prepared:
+class Prepared:
     """activation(X K^T + bias) + residual with the weights of a frozen layer, by the fastest way for X of one shape."""
 
     def __init__(self, layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, y_shape: tuple[int, ...]) -> None:
@@ -136,18 +145,22 @@ class _Prepared:
 
     def run(self, layer: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """The layer's output; None where bias or residual are not of the kind that it was prepared for."""
-        bias = self._bias
-        if layer._parameters.get("bias") is not bias or (bias is not None and look_of(bias) != self._look):
+        if not self.holds(layer):
             return None
         if residual is not None:
             if not _is_like(residual, x, self._y_shape):
                 return None
-            residual = _as_rows(residual, self._added_shape)
-        y = self._step(_as_rows(x, self._x_shape), bias, residual)
+            residual = as_rows(residual, self._added_shape)
+        y = self._step(as_rows(x, self._x_shape), self._bias, residual)
         return y if y.dim() == len(self._y_shape) else y.view(self._y_shape)
 
+    def holds(self, layer: nn.Module) -> bool:
+        """Whether the layer's bias is the one that it was prepared for, and lies where it did."""
+        bias = self._bias
+        return layer._parameters.get("bias") is bias and (bias is None or look_of(bias) == self._look)
 
-def _as_rows(tensor: Tensor, shape: torch.Size | None) -> Tensor:
+
+def as_rows(tensor: Tensor, shape: torch.Size | None) -> Tensor:
     """A matrix of that shape: the tensor itself where it is one, as each operator of PyTorch's takes a microsecond."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
@@ -172,11 +185,15 @@ class _Ways:
         fuse: str,
     ) -> Step:
         """All factors: in one launch, or one by one."""
-        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, fuse)
+        is_tried = fuse == "auto" and self._layout == "bsl" and self._batch >= TRIED_COLUMNS * torch.get_num_threads()
+        own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, "yes" if is_tried else fuse)
         ways: dict[str, Step] = {}
         is_whole = len(weights) > 1 or self._out_layout is not None  # else it is one product
-        prepare = partial(own.prepare, out_layout=self._out_layout)
-        if is_whole and fuse != "no" and (call := self._call(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)):
+        prepare, call = partial(own.prepare, out_layout=self._out_layout), None
+        if is_whole and fuse != "no":
+            with suppress(*(UnfitError,) * is_tried):  # where one launch cannot be had
+                call = call_of(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)
+        if call:
             ways["ksgen"] = in_kernels([call], [checks.y_shape(own.chain[-1], self._out_layout or self._layout, self._batch)])
         if is_whole and fuse == "yes" and not ways:
             raise UnfitError
@@ -216,7 +233,7 @@ class _Ways:
         if self._batch == 1:  # a single entry lies in memory as in both layouts
             given, added, as_given = x.view(1, -1), None if residual is None else residual.view(1, -1), "bsf"
         own = launcher(a, b, c, d)
-        if call := self._call(own.prepare, given, [weights], bias, added, as_given, activation):
+        if call := call_of(own.prepare, given, [weights], bias, added, as_given, activation):
             ways["ksgen"] = in_kernels([call], [checks.y_shape(own.pattern, layout, self._batch)])
         if self._only_kernels:
             if not ways:
@@ -235,23 +252,6 @@ class _Ways:
             ways["dense"] = _by_whole_matrix(made_of(weights, products.to_dense), layout, activation)
         return self._fastest([weights], activation, ways, x, bias, residual, layout), call
 
-    def _call(
-        self, prepare: Callable[..., Call | None], x: Tensor, weights: Sequence[Tensor], bias: Any, residual: Any, layout: str,
-        activation: str, is_chain: bool = False,
-    ) -> Own | None:  # fmt: skip
-        """A call whose launches take no copies; None where there is none. What launchers refuse, the usual way refuses."""
-        packed = [operand(each, False) for each in weights]
-        if not all(isinstance(each, Weights) for each in packed):  # they thawed meanwhile
-            raise UnfitError
-        extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
-        try:
-            call = prepare(x, packed if is_chain else packed[0], layout=layout, activation=activation, **extras)
-        except (DeviceError, ToolchainError):
-            return None
-        except KsgenError as error:
-            raise UnfitError from error
-        return Own(call, packed) if call is not None and call.plan.device.shares_host else None
-
     def _fastest(
         self, weights: list[Tensor], activation: str, ways: Mapping[str, Step], x: Tensor, bias: Tensor | None, residual: Tensor | None,
         layout: str, between: str = "none",
@@ -262,6 +262,24 @@ class _Ways:
         job = job_of("prepared", shapes, x.dtype, layout, activation, bias is not None, residual is not None, between)
         timed = {name: partial(way, x, bias, residual) for name, way in ways.items()}
         return ways[faster((job, size_of(self._batch), *ways), timed)]
+
+
+def call_of(
+    prepare: Callable[..., Call | None], x: Tensor, weights: Sequence[Tensor], bias: Any, residual: Any, layout: str, activation: str,
+    is_chain: bool = False,
+) -> Own | None:  # fmt: skip
+    """A call whose launches take no copies; None where there is none. What launchers refuse, the usual way refuses."""
+    packed = [operand(each, False) for each in weights]
+    if not all(isinstance(each, Weights) for each in packed):  # they thawed meanwhile
+        raise UnfitError
+    extras = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
+    try:
+        call = prepare(x, packed if is_chain else packed[0], layout=layout, activation=activation, **extras)
+    except (DeviceError, ToolchainError):
+        return None
+    except KsgenError as error:
+        raise UnfitError from error
+    return Own(call, packed) if call is not None and call.plan.device.shares_host else None
 
 
 def _by_whole_matrix(matrix: Tensor, layout: str, activation: str) -> Step:
@@ -276,14 +294,16 @@ def _by_whole_matrix(matrix: Tensor, layout: str, activation: str) -> Step:
 
 def in_kernels(own: Sequence[Own], shapes: Sequence[tuple[int, int]]) -> Step:
     """Prepared calls, each on what the one before it wrote, on tensors of the host, with outputs of their own of these shapes."""
-    launch = Elsewhere([each.call for each in own], [weights for each in own for weights in each.weights])
+    count = len(own)
+    places = [{"x": number, each.call.plan.result: number + 1} for number, each in enumerate(own)]
+    places[-1] |= {"bias": count + 1, "residual": count + 2}
+    launch = Elsewhere([each.call for each in own], places, [weights for each in own for weights in each.weights])
     *between, last = shapes
 
     def step(x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         y, passed = x.new_empty(last), [x.new_empty(shape) for shape in between]
-        outs = [each.data_ptr() for each in passed]
-        outs.append(y.data_ptr())
-        launch(x.data_ptr(), outs, 0 if bias is None else bias.data_ptr(), 0 if residual is None else residual.data_ptr())
+        arrays = (x, *passed, y, bias, residual)
+        launch([0 if each is None else each.data_ptr() for each in arrays])
         return y
 
     return step

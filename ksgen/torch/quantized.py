@@ -81,6 +81,22 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     # ---- the weights
 
+    def freeze(self) -> Self:
+        """Nothing to declare: what is made of the weights is kept, and calls are prepared, as long as no write to them is seen."""
+        return self
+
+    def thaw(self) -> Self:
+        """Make everything anew at the next call: after a write that cannot be seen, as `KSLinear.freeze` lists them."""
+        for values in self.values:
+            _made.pop(values, None)
+        self._forget()
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Always, as what is made of the weights is kept."""
+        return True
+
     @property
     def values(self) -> list[Tensor]:
         return [self.get_buffer(f"values_{number}") for number in range(1, len(self.chain) + 1)]

@@ -30,7 +30,10 @@ def test_a_layer_is_what_launchers_ask_for() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--beside", "1,2,3,1"), "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; or those of a layer's factors"),
+        (
+            ("--beside", "1,2,3,1"),
+            "got 0 patterns of a layer; accepted: one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE",
+        ),
         (("1,2,3,1", "--beside", "1,2,4,1"), "chains 1,2,3,1, 1,2,4,1 beside each other; accepted: those that take as many features"),
         (("1,2,3,1", "--beside", " "), "--beside ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
         (("1,2,3,1", "--between", "relu"), "--between relu where there is one factor; accepted: a layer's patterns, two or more"),

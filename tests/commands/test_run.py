@@ -1,6 +1,8 @@
 """`ksgen run` checks and times one kernel."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,65 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     said = " ".join(capsys.readouterr().out.split())
     assert "80.0 us for a launch of each factor: 2.00 of the time of one launch" in said
     assert f"120% of the floor. {ABOVE}" in said
+
+
+SPEC = """
+layers:
+  up: {chain: [[2,9,5,3], [1,4,18,3]], between: relu, activation: gelu, bias: true, batch: 40}
+  lone: {chain: [[2,9,5,3]], layout: [bsl, bsf], precision: float64}
+  qkv: {group: [[[2,9,5,3]], [[2,9,5,3], [1,4,18,3]]], precision: [float64, float32]}
+"""
+
+
+def spec_in(folder: Path, text: str = SPEC) -> Path:
+    found = folder / "small.yaml"
+    found.write_text(text)
+    return found
+
+
+@needs_device
+def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+
+    def figures(*words: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(ksgen("run", "--spec", str(spec), *words, "--runs", "2", "--json").stdout)
+        assert found["passed"]
+        return found
+
+    layer = figures("--layer", "up")
+    assert (layer["pattern"], layer["batch"], layer["between"]) == ([[2, 9, 5, 3], [1, 4, 18, 3]], 40, "relu")
+    assert (layer["epilogue"], len(layer["each_factor_us"])) == ({"bias": True, "activation": "gelu", "residual": False}, 2)
+    assert figures("--layer", "up", "--batch", "7")["checked_batch_entries"] == 7
+    lone = figures("--layer", "lone", "--batch", "9")
+    assert (lone["job"], lone["layout"], lone["precision"]) == ("multiply", "bsl", "float64")
+    assert figures("--layer", "lone", "--batch", "9", "--layout", "bsf")["layout"] == "bsf"
+    group = figures("--layer", "qkv", "--batch", "9", "--precision", "float32")
+    assert (group["precision"], group["beside"]) == ("float32", [[[2, 9, 5, 3], [1, 4, 18, 3]]])
+    assert len(group["each_factor_us"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--spec", "SPEC"), "SPEC has several layers; name one by --layer: up, lone, qkv"),
+        (("--spec", "SPEC", "--layer", "lon"), "--layer 'lon': SPEC has none of that name; did you mean lone? accepted: up, lone, qkv"),
+        (("--spec", "SPEC", "--layer", "up", "--precision", "bfloat16"), "SPEC: no kernel of layer up is bfloat16"),
+        (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
+        (
+            ("2,9,5,3", "--spec", "SPEC", "--layer", "up", "--bias", "--between", "relu", "--job", "gradient"),
+            "--bias, --job, --beside, --between and --out-layout, patterns beside --spec; accepted with it: what it says of its layers, or "
+            "patterns without it",
+        ),
+        ((), "got 0 patterns; accepted: one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE"),
+    ],
+)
+def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    spec = str(spec_in(tmp_path))
+    done = ksgen("run", *(spec if word == "SPEC" else word for word in words))
+    assert done.stderr == f"ksgen: {told.replace('SPEC', spec)}\n"
+
+
+def test_a_spec_without_layers(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, "kernels: [{pattern: [2,9,5,3]}]\n")
+    done = ksgen("run", "--spec", str(spec))
+    assert done.stderr == f"ksgen: {spec} has no layers; accepted: a spec with `layers:`, or patterns\n"

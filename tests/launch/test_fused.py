@@ -32,7 +32,8 @@ class Imagined(SimpleNamespace):
     [
         (PAIR, "bsf", 1, True),  # all its weights are in a core's cache
         (PAIR, "bsl", fused.LEAST_COLUMNS * CORES - 1, False),
-        (PAIR, "bsl", fused.LEAST_COLUMNS * CORES, True),
+        (PAIR, "bsl", fused.LEAST_COLUMNS * CORES, False),
+        (PAIR, "bsl", 10_000, False),
         (LARGE, "bsf", fused.LEAST_ENTRIES * CORES - 1, False),
         (LARGE, "bsf", fused.LEAST_ENTRIES * CORES, True),
     ],
@@ -42,7 +43,18 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(chain: Ch
     found = fused.verdict(device, chain_kernel((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
     least = {"bsf": "32 entries the outputs of each factor of weights that have more than 512 KB in all are ", "bsl": "64 entries the "}
-    assert is_one or found.why.startswith(f"below {least[layout]}")
+    if layout == "bsl" and batch >= 64:
+        assert found.why == "in batch-size-last each factor by itself reads its rows and weights from end to end"
+    else:
+        assert is_one or found.why.startswith(f"below {least[layout]}")
+
+
+@pytest.mark.parametrize(("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)])
+def test_one_launch_that_turns_y_saves_a_copy_in_batch_size_last_too(layout: str, other: str | None, is_one: bool) -> None:
+    kernel = chain_kernel((PAIR.factors,), "float32", layout, Epilogue(), out_layout=other)
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="nobody's", limits=CPU)
+    assert fused.verdict(device, kernel, 10_000).is_one == is_one
+    assert fused.verdict(device, kernel, 10_000, "yes").is_one
 
 
 def test_one_factor_is_no_layer_but_two_beside_each_other_are(monkeypatch: pytest.MonkeyPatch) -> None:

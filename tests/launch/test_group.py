@@ -12,8 +12,10 @@ from ksgen.errors import LaunchError
 from ksgen.launch import chain as chain_module
 from ksgen.launch import group as group_module
 from ksgen.launch import launcher as launcher_module
+from ksgen.launch.arrays import view
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
+from ksgen.launch.weights import storage_of
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -42,8 +44,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return families
 
 
-def group() -> GroupLauncher:
-    return GroupLauncher(*(ChainLauncher(*(Launcher(*each.shape) for each in chain)) for chain in CHAINS))
+def group(fuse: str = "auto") -> GroupLauncher:
+    return GroupLauncher(*(ChainLauncher(*(Launcher(*each.shape) for each in chain), fuse=fuse) for chain in CHAINS))
 
 
 def draw(*shape: int, precision: str = "float32", seed: int = 0) -> Array:
@@ -83,11 +85,12 @@ def test_outputs_lie_beside_each_other(either: Device, launched: list[str], layo
         "residual": [rows(count, layout, batch, seed=2) for count in OUT],
     }
     chosen: dict[str, Any] = {name: given[name] for name in added}
-    ys = group()(x, weights, layout=layout, activation="relu", **chosen)
+    is_one = batch == MANY or layout == "bsf"  # whose weights are small
+    fuse = "yes" if either.shares_host and batch == MANY and layout == "bsl" else "auto"  # which takes none there
+    ys = group(fuse)(x, weights, layout=layout, activation="relu", **chosen)
     for number, y in enumerate(ys):
         own = {name: each[number] for name, each in chosen.items()}
         assert is_right(y, truth_of(x, number, weights[number], layout, activation="relu", **own))
-    is_one = batch == MANY or layout == "bsf"  # whose weights are small
     if either.shares_host and is_one:  # one launch writes them beside each other
         assert len({id(y.base) for y in ys}) == 1
         assert ys[0].base.shape == ((batch, sum(OUT)) if layout == "bsf" else (sum(OUT), batch))
@@ -125,6 +128,32 @@ def test_outputs_go_where_they_are_wanted(either: Device, layout: str) -> None:
     ys = own(x, weights, layout=layout, out=apart, residual=apart)
     assert all(y is each for y, each in zip(ys, apart, strict=True))
     assert all(is_right(y, truth + each) for y, truth, each in zip(ys, truths, before, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prepared_call_reads_what_the_arrays_hold_by_then(either: Device, layout: str) -> None:
+    own, x, weights = group("yes" if either.shares_host else "auto"), rows(24, layout), weights_of()
+    call = own.prepare(x, weights, layout=layout, activation="relu")
+    assert (call is not None) == either.shares_host
+    if call is None:
+        return
+    x[:] = rows(24, layout, seed=5)
+    weights[1][0] *= 2
+    for number, y in enumerate(call()):
+        assert is_right(y, truth_of(x, number, weights[number], layout, activation="relu"))
+    assert group().prepare(rows(24, "bsl"), weights, layout="bsl") is None  # each factor is launched
+    with pytest.raises(LaunchError, match="got x of shape"):
+        own.prepare(x[1:, 1:], weights, layout=layout)
+
+
+def test_a_prepared_call_keeps_the_memory_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, _ = torch_or_skip(), chosen_native(monkeypatch)
+    x, weights = torch.randn(MANY, 24), [[torch.from_numpy(each) for each in listed] for listed in weights_of()]
+    call = group().prepare(x, weights)
+    assert call is not None
+    kept = [id(each) for each in call.keep]
+    given = [x, *(each for listed in weights for each in listed), *call.out]
+    assert all(id(storage_of(view(each))) in kept for each in given)
 
 
 def test_layers_of_one_factor_take_their_weights_alone(either: Device, launched: list[str]) -> None:

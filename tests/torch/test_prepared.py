@@ -97,6 +97,20 @@ def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPat
         assert torch.allclose(y, wanted, atol=1e-5)
 
 
+def test_one_launch_is_timed_in_batch_size_last_where_entries_are_many(monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+    """Though launchers take none there by rule."""
+    met: list[list[str]] = []
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: met.append(list(ways)) or next(iter(ways)))
+    many = prepared.TRIED_COLUMNS * torch.get_num_threads()
+    for fuse, batch, is_tried in (("auto", many, True), ("auto", many - 1, False), ("no", many, False)):
+        layer, usual = layer_of(CHAINS[2], layout="bsl", fuse=fuse), layer_of(CHAINS[2], layout="bsl", backend="einsum")
+        x = x_of(layer, batch)
+        with torch.no_grad():
+            assert torch.allclose(warmed(layer, x), usual(x), atol=1e-5)
+        assert ("ksgen" in met[-1]) == is_tried
+        assert "in turn" in met[-1]
+
+
 @pytest.mark.parametrize(("layout", "other"), [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 @pytest.mark.parametrize("patterns", CHAINS)
