@@ -1,10 +1,11 @@
 """A call with all its operands in their places: the end of the walk. Launches, and knows nothing of how it was made."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ksgen.devices.base import Launch, Stream, record
+from ksgen.devices.base import Launch, Recording, Stream, record
+from ksgen.devices.threads import wanted_threads
 from ksgen.errors import LaunchError
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.weights import Weights
@@ -24,6 +25,8 @@ class Call:
     before: Callable[[], object] | None  # host arrays are uploaded, weights are packed, or packed ones checked
     after: Callable[[], None] | None  # the output comes back to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
+    launched: bool = field(default=False, init=False)
+    again: tuple[int | None, Recording] | None = field(default=None, init=False)  # from the second call on, for so many threads
 
     def __repr__(self) -> str:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
@@ -34,10 +37,22 @@ class Call:
     def __call__(self) -> Any:
         if self.before:
             self.before()
-        self.plan.launch(self.arguments, self.stream)
+        self._launch()
         if self.after:
             self.after()
         return self.out
+
+    def _launch(self) -> None:
+        """Recorded where the device can, if it is not the only time."""
+        own = getattr(self.plan.device, "record", None)
+        if own is None or not self.launched:
+            self.launched = True
+            self.plan.launch(self.arguments, self.stream)
+            return
+        threads = wanted_threads()
+        if self.again is None or self.again[0] != threads:  # which say how many work groups there are
+            self.again = threads, own(self.plan.launches(self.arguments), self.stream)
+        self.again[1](())
 
 
 class Elsewhere:

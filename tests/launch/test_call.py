@@ -14,6 +14,7 @@ from ksgen.launcher import Launcher
 from ksgen.spec import KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor
 from tests.support.launching import PATTERN, check, inputs, packs, written, zeros
+from tests.support.native import chosen_native
 
 
 def test_a_prepared_call_packs_tensors_each_time(gpu: FakeGpu, ks: Launcher) -> None:
@@ -51,6 +52,7 @@ def test_a_call_does_what_comes_before_and_after_its_launch_in_order() -> None:
 
     class Plan:
         kernel = KernelSpec(PATTERN)
+        device = None  # which cannot record
 
         def launch(self, arguments: Any, stream: Any) -> None:
             done.append((arguments, stream))
@@ -66,3 +68,17 @@ def test_a_call_does_what_comes_before_and_after_its_launch_in_order() -> None:
     assert repr(call) == "Call(Launcher(2, 9, 5, 3): by itself)"
     with pytest.raises(LaunchError, match="belongs to this process, where its memory is"):
         pickle.dumps(call)
+
+
+def test_calls_after_the_first_are_recorded_for_the_threads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = chosen_native(monkeypatch)
+    own, recorded = device.record, []
+    monkeypatch.setattr(device, "record", lambda *given: recorded.append(given) or own(*given))
+    x, weights = inputs()
+    call = Launcher(*PATTERN.shape).prepare(x, weights)
+    for threads, count in ((2, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3)):
+        monkeypatch.setattr("ksgen.launch.call.wanted_threads", lambda threads=threads: threads)
+        x *= 2
+        call.out[:] = 0
+        check(call(), x, weights)
+        assert len(recorded) == count
