@@ -122,7 +122,7 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
     selector = f"{device.runtime}:{device.index}"
     for arithmetic in arithmetics(job, device):
         known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
-        if known and known.batch == job.batch and not any(known.rank):
+        if known and known.batch == job.batch and known.is_sound:
             continue
         left = deadline - monotonic()
         if left <= 0:

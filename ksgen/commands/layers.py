@@ -105,7 +105,10 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> KernelSpec:
     name = named[0] if name is None else name
     if name not in named:
         raise SpecError(f"--layer {excerpt(name)}: {spec} has none of that name; {hint(name, named)}")
-    kernels = loaded.launches.get(name) or loaded.wanted[name]
+    chains, kernels = loaded.chains_of[name], loaded.launches.get(name)
+    if not kernels and (len(chains) > 1 or len(chains[0]) > 1):
+        raise SpecError(f"{spec}: layer {name} says fuse: no, so that its factors are launched by themselves; accepted: one without")
+    kernels = kernels or loaded.wanted[name]
     if not (found := next(filter(wanted.counts, kernels), None)):
         raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
     return found

@@ -98,7 +98,9 @@ def command(
         given |= {"--job": job != "multiply", "--beside, --between and --out-layout": layer.is_asked_for, "patterns": bool(patterns)}
         _check_spec(spec, of_spec, [option for option, is_given in given.items() if is_given])
         kernel = launch_of_spec(cast("Path", spec), of_spec, wanted)
-        batch, kernel = batch or kernel.batch, replace(kernel, batch=None)
+        batch = batch or kernel.batch
+        if batch != kernel.batch:  # else the text of that batch is run, as launchers do
+            kernel = replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where))

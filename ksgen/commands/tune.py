@@ -47,8 +47,8 @@ STRATEGY = click.Choice(["model", "random", "exhaustive"])
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
 @click.option("--precision", type=PRECISION, help="Of the patterns (default float32). With --spec: only kernels of this precision.")
 @click.option("--layout", type=LAYOUT, help="Of the patterns (default bsf). With --spec: only kernels of this layout.")
-@click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: only kernels with such.")
-@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored (default same). With --spec: only kernels with such.")
+@click.option("--weights", type=STORED, help="How weights of the patterns are stored (default same). With --spec: kernels stored so.")
+@click.option("--inputs", type=STORED_INPUTS, help="How X of the patterns is stored (default same). With --spec: kernels stored so.")
 @click.option("--job", type=JOB, help="The product (default) or the weights' gradient. With --spec: only kernels of this job.")
 @click.option("--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself.")
 @click.option("--batch", type=click.IntRange(min=1), help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
@@ -204,10 +204,12 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
             kept = sum(tuned.is_kept for tuned in found)
-            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}: launchers take them from now on.")
+            taken = ": launchers take them from now on." if kept else " kept."
+            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
             if others := len(found) - kept:
                 click.echo(f"{counted(others, 'kernel')}: what was known before stays, as its time is sound or shorter.")
-            click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
+            if kept:
+                click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}")
     for result in results:
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
             click.echo(f"ksgen: {result}", err=True)

@@ -127,6 +127,7 @@ def figures(tuned: "Tuned") -> dict[str, object]:
         "measured_now": tuned.measured_now,
         "seconds": round(tuned.seconds, 2),
         "complete": tuned.is_complete,
+        "kept": tuned.is_kept,
     }
 
 
@@ -145,7 +146,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         if isinstance(tuned, KsgenError):
             continue
         best, default = tuned.best, tuned.default if tuned.default and tuned.default.median_us else None
-        own = [each.note for each in (best, default) if each]
+        own = [each.note for each in ((best,) if best is default else (best, default)) if each]
         doubts += own
         gain = f"{default.median_us / best.median_us:.2f}x" if default and default.median_us and best.median_us and not any(own) else ""
         table.add_row(

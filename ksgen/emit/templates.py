@@ -189,7 +189,7 @@ def dialects_of(family: str) -> tuple[str, ...]:
 
 
 def _has_parts(template: str) -> bool:
-    """Whether its texts have parts with words of their own: namespaces, which OpenCL has not."""
+    """Whether its texts have parts with words of their own."""
     return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
 
 

@@ -89,7 +89,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
-            said, is_measured = f"{who} measured at {where}{doubt}", is_near(found.batch, batch) and not found.is_stale
+            said, is_measured = f"{who} measured at {where}{doubt}", is_near(found.batch, batch) and found.is_sound
             return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)

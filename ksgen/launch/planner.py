@@ -79,7 +79,7 @@ class Planner:
         """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now,
         where that can be trusted."""
         found = self._wisdom_of(device).lookup(kernel, batch)
-        if found is None or any(found.rank) or not is_near(found.batch, batch) or not found.median_us:
+        if found is None or not found.is_sound or not is_near(found.batch, batch) or not found.median_us:
             return None
         try:
             check_fit(found.family, found.constants, kernel, limits_of(device))

@@ -30,7 +30,7 @@ CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # of each multiprocessor at a time, and ro
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
-ABOVE = "Above 100 %: what stays in a cache from run to run is not read from memory, at whose rate the floor has it."
+ABOVE = "Above 100 %: what stays in a cache between runs is not read from memory, but the floor counts it at memory's rate."
 
 
 @dataclass(frozen=True)

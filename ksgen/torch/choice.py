@@ -165,15 +165,15 @@ def _told_doubt(key: Hashable) -> str:
 
 
 def job_of(
-    kind: str, patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
+    kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, residual: bool,
     between: str = "none",
 ) -> Hashable:  # fmt: skip
-    """What the ways of one or several factors are timed as. `kind`: one of `KINDS`."""
+    """What the ways of one or several factors are timed as; of a group, `patterns` are those of each layer. `kind`: one of `KINDS`."""
     return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
 
 
 def told_of(
-    patterns: Iterable[Iterable[int]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
+    patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool, batch: int, between: str = "none"
 ) -> list[str]:
     """What the ways of a whole layer took here, the fastest first: a frozen one's, and those of several factors together."""
     patterns = list(patterns)

@@ -150,14 +150,17 @@ def thaw(layer: nn.Module) -> bool:
     frozen = _frozen.pop(layer, None)
     if frozen is None:
         return False
-    for group in [group for group, its in _groups.items() if frozen in its.layers]:
-        _groups.pop(group, None)
     for kept in frozen.weights.values():
         kept.layers.discard(layer)
         if kept.is_in_graph or _is_recorded(kept.device):
             _in_graphs.setdefault(layer, []).append(kept.forms)
         elif kept.device.type == "cuda" and kept.forms:
             torch.cuda.synchronize(kept.device)  # other streams may still read them
+    for reference in _groups.keyrefs():  # all at once: other threads may call other groups for the first time meanwhile
+        group = reference()
+        its = None if group is None else _groups.get(group)
+        if group is not None and its and frozen in its.layers:
+            _groups.pop(group, None)
     return True
 
 

@@ -23,7 +23,7 @@ from ksgen.torch.choice import (
     size_of,
     told_of,
 )
-from ksgen.torch.layer import KSLinear, freeze, thaw
+from ksgen.torch.layer import KSLinear, freeze
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import contiguous, is_plain, rows_of
 
@@ -54,7 +54,8 @@ class KSLinears(nn.ModuleList):
 
     def thaw(self) -> Self:
         """`thaw()` every layer."""
-        thaw(self)
+        for layer in self:
+            layer.thaw()
         return self
 
     @property
@@ -73,7 +74,7 @@ class KSLinears(nn.ModuleList):
             if self._are_alike:
                 found = self._verdict(layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch)
             lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
-        shapes = [tuple(weights.shape) for each in self._linears() for weights in each.weights]
+        shapes = prepared_group.shapes_of(list(self._linears()))
         told = told_of(shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between)
         return "\n".join([*lines, *told])
 
@@ -89,8 +90,7 @@ class KSLinears(nn.ModuleList):
     @property
     def _are_alike(self) -> bool:
         """Whether the layers differ in their chains alone."""
-        options = ("layout", "precision", "activation", "between", "fuse", "backend")
-        return len({(*(getattr(each, name) for name in options), each.bias is None) for each in self._linears()}) == 1
+        return prepared_group.are_alike(list(self._linears()))
 
     @property
     def _first(self) -> KSLinear:
@@ -140,7 +140,7 @@ class KSLinears(nn.ModuleList):
         return group_launcher(chains, self._first.between, self._first.fuse)
 
     def _fastest(self, x: Tensor, ways: Any) -> str:
-        layer, shapes = self._first, [weights.shape for each in self._linears() for weights in each.weights]
+        layer, shapes = self._first, prepared_group.shapes_of(list(self._linears()))
         job = job_of("group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between)
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *ways), ways)
@@ -150,12 +150,14 @@ class KSLinears(nn.ModuleList):
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
         place, least = _place_of(x), 1
+        if place == "cpu" and self._first.fuse == "auto" and self._first.layout == "bsl":
+            return False  # its launcher launches each factor by itself there
         if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
             least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < least:
             return False
         layers = list(self._linears())
-        if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
+        if prepared_group.are_watched(layers):
             return False
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
         if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place) or not has_kernels(x.device):

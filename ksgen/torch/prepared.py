@@ -5,7 +5,6 @@ Whatever is not plain, or not as it was, goes the usual way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -185,14 +184,19 @@ class _Ways:
         fuse: str,
     ) -> Step:
         """All factors: in one launch, or one by one."""
-        is_tried = fuse == "auto" and self._layout == "bsl" and self._batch >= TRIED_COLUMNS * torch.get_num_threads()
+        is_tried = (
+            fuse == "auto" and self._layout == "bsl" and not self._only_kernels and self._batch >= TRIED_COLUMNS * torch.get_num_threads()
+        )
         own = chain_launcher(tuple(tuple(each.shape) for each in weights), between_factors, "yes" if is_tried else fuse)
         ways: dict[str, Step] = {}
         is_whole = len(weights) > 1 or self._out_layout is not None  # else it is one product
         prepare, call = partial(own.prepare, out_layout=self._out_layout), None
         if is_whole and fuse != "no":
-            with suppress(*(UnfitError,) * is_tried):  # where one launch cannot be had
+            try:
                 call = call_of(prepare, x, weights, bias, residual, self._layout, activation, is_chain=True)
+            except UnfitError:
+                if not is_tried:  # else one launch cannot be had
+                    raise
         if call:
             ways["ksgen"] = in_kernels([call], [checks.y_shape(own.chain[-1], self._out_layout or self._layout, self._batch)])
         if is_whole and fuse == "yes" and not ways:

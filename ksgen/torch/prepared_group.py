@@ -18,7 +18,8 @@ from ksgen.torch.ops import is_transformed
 from ksgen.torch.prepared import Own, UnfitError, as_rows, begins_well, call_of, lies_here
 
 LINE_BYTES = 64  # of a processor's cache, at which what lies between factors begins
-KINDS = ("layout", "activation", "between", "fuse", "precision", "backend")  # options in which layers of one launch are alike
+ALIKE = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # options of layers of one launch
+UNMET, UNFIT = "was never met", "is served the usual way, or refused there"  # of a shape of x
 
 Whole = Callable[[Tensor], Tensor]  # all outputs, of x as a matrix
 
@@ -43,29 +44,45 @@ def _found(group: nn.Module, x: Any) -> "tuple[Sequence[Any], _Prepared | None]"
     calls = frozen.calls_of_group(group, layers)
     if calls is None or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or is_transformed() or not begins_well(x):
         return layers, None
-    if any(each._forward_hooks or each._forward_pre_hooks for each in layers):  # which want to see each layer called
+    if are_watched(layers):
         return layers, None
-    options = [(each.layout, each.activation, each.between, each.fuse, each.precision, each.backend) for each in layers]
-    key = (x.shape, x.dtype, *options, torch.get_num_threads(), PLANNER.generation)
-    if key not in calls:
+    key = (x.shape, x.dtype, *map(_options, layers), torch.get_num_threads(), PLANNER.generation)
+    found = calls.get(key, UNMET)  # asked once: another thread may drop all of them
+    if found == UNMET:
         if len(calls) >= prepared.MOST_CALLS:
             calls.clear()
         calls[key] = None
-        return layers, None
-    if calls[key] is None:
-        calls[key] = _prepared(layers, x)
-    found = calls[key]
+    elif found is None:
+        calls[key] = found = _prepared(layers, x)
     return layers, found if isinstance(found, _Prepared) else None
 
 
 def _prepared(layers: Sequence[Any], x: Tensor) -> "_Prepared | str":
-    """Or why there is none: the usual way serves these, or refuses them."""
-    if len(layers) < 2 or len({(*(getattr(each, name) for name in KINDS), each.bias is None) for each in layers}) > 1:
-        return "the layers differ in more than their chains"
+    if len(layers) < 2 or not are_alike(layers):
+        return UNFIT
     try:
         return _Prepared(layers, [prepared.prepare(each, x, None) for each in layers], x)
     except UnfitError:
-        return "no prepared call serves them"
+        return UNFIT
+
+
+def are_alike(layers: Sequence[Any]) -> bool:
+    """Whether they differ in their chains alone."""
+    return len({(_options(each), each.bias is None) for each in layers}) == 1
+
+
+def are_watched(layers: Sequence[Any]) -> bool:
+    """Whether somebody wants to see each layer called."""
+    return any(each._forward_hooks or each._forward_pre_hooks for each in layers)
+
+
+def shapes_of(layers: Sequence[Any]) -> list[tuple[tuple[int, ...], ...]]:
+    """Of each layer's weights: what a group's ways are timed as."""
+    return [tuple(tuple(weights.shape) for weights in layer.weights) for layer in layers]
+
+
+def _options(layer: Any) -> tuple[Any, ...]:
+    return tuple([getattr(layer, name) for name in ALIKE])
 
 
 class _Job(NamedTuple):
@@ -105,8 +122,9 @@ class _Prepared:
         timed: dict[str, Callable[[], Tensor]] = {name: partial(self._by, way, x) for name, way in ways.items()}
         if first.fuse != "yes":
             timed["each"] = lambda: torch.cat(self._each(layers, x) or [], self._axis)
-        shapes = [each.shape for layer in layers for each in layer.weights]
-        kind = job_of("prepared group", shapes, x.dtype, first.layout, first.activation, first.bias is not None, False, first.between)
+        kind = job_of(
+            "prepared group", shapes_of(layers), x.dtype, first.layout, first.activation, first.bias is not None, False, first.between
+        )
         self._way = ways.get(faster((kind, size_of(batch), *timed), timed) if len(timed) > 1 else next(iter(timed)))
 
     def whole(self, layers: Sequence[Any], x: Tensor) -> Tensor | None:

@@ -261,7 +261,7 @@ class Search:
     def _best(self) -> Trial | None:
         """The winner of the last round, if there was one: earlier times are of another moment."""
         timed = [trial for index, trial in self.trials.items() if trial.median_us is not None and (not self._front or index in self._front)]
-        return min(timed, key=lambda trial: trial.median_us or 0, default=None)
+        return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)  # sound ones first
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
         candidate, job = self.pool.candidates[index], self.job

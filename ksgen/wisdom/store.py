@@ -66,6 +66,11 @@ class Entry:
         return self.is_stale, bool(self.doubt)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether its time may decide: it is of this text, and nobody disturbed it."""
+        return not any(self.rank)
+
+    @property
     def median_us(self) -> float | None:
         return self.measured.get("median_us") or None
 

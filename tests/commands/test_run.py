@@ -102,6 +102,7 @@ SPEC = """
 layers:
   up: {chain: [[2,9,5,3], [1,4,18,3]], between: relu, activation: gelu, bias: true, batch: 40}
   lone: {chain: [[2,9,5,3]], layout: [bsl, bsf], precision: float64}
+  apart: {chain: [[2,9,5,3], [1,4,54,1]], fuse: no}
   qkv: {group: [[[2,9,5,3]], [[2,9,5,3], [1,4,18,3]]], precision: [float64, float32]}
 """
 
@@ -136,8 +137,15 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--spec", "SPEC"), "SPEC has several layers; name one by --layer: up, lone, qkv"),
-        (("--spec", "SPEC", "--layer", "lon"), "--layer 'lon': SPEC has none of that name; did you mean lone? accepted: up, lone, qkv"),
+        (("--spec", "SPEC"), "SPEC has several layers; name one by --layer: up, lone, apart, qkv"),
+        (
+            ("--spec", "SPEC", "--layer", "lon"),
+            "--layer 'lon': SPEC has none of that name; did you mean lone? accepted: up, lone, apart, qkv",
+        ),
+        (
+            ("--spec", "SPEC", "--layer", "apart"),
+            "SPEC: layer apart says fuse: no, so that its factors are launched by themselves; accepted: one without",
+        ),
         (("--spec", "SPEC", "--layer", "up", "--precision", "bfloat16"), "SPEC: no kernel of layer up is bfloat16"),
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
         (

@@ -276,7 +276,7 @@ def test_columns_share_a_copy_while_their_weights_stay_near() -> None:
     def at_once(shape: tuple[int, ...], precision: str) -> tuple[int, int]:
         kernel = kernel_of(shape, precision)
         found = Shape(kernel, FAMILY.default(kernel, replace(CPU, dots=("bf16",)), 6272))
-        return found.at_once, found.tiles
+        return found.columns_at_once, found.tiles
 
     assert at_once((1, 64, 64, 48), "bfloat16") == (16, 16)
     assert at_once((1, 1024, 1024, 48), "bfloat16") == (1, 256)  # 4 MB a plane

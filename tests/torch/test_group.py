@@ -135,6 +135,17 @@ def test_auto_takes_the_faster_and_says_so(launched: list[int], monkeypatch: pyt
             assert len(launched) == 2 * expected
 
 
+def test_in_batch_size_last_each_layer_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group's launcher launches each factor by itself there, so that one launch is not timed, and not told of."""
+    monkeypatch.setattr(choice, "_measured", {})
+    own = [KSLinear(chain, layout="bsl") for chain in CHAINS]
+    x = torch.randn(own[0].in_features, MANY)
+    with torch.no_grad():
+        together = KSLinears(own)
+        torch.testing.assert_close(together(x), torch.cat([layer(x) for layer in own]))
+        assert "all layers" not in together.explain(MANY)
+
+
 def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """And explain says what it said. Where one launch cannot be built, layers go one by one from then on."""
     own, x, asked = layers(activation="relu"), rows(MANY), []

@@ -229,6 +229,13 @@ def test_what_changes_of_a_layer_is_seen(served: list[Any]) -> None:
     warmed(group, x)
     check(group, x)
     assert served[-1]
+    for each in group:
+        each.out_layout = "bsl"  # which no group of layers has
+    with torch.no_grad(), pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        warmed(group, x)
+    assert served[-1] is None
+    for each in group:
+        each.out_layout = None
     group[1] = KSLinear(CHAINS[1], activation="relu").eval().freeze()
     warmed(group, x)
     check(group, x)
@@ -311,6 +318,10 @@ def test_a_group_tells_what_was_timed() -> None:
     (told,) = [line for line in group.explain(64).splitlines() if line.startswith("all layers, frozen: ")]
     for way in ("one launch", "the launches of each layer by one call", "each layer by its fastest way"):
         assert f"{way} " in told
+    other = KSLinear.group([KSLinear([(1, 24, 24, 1)]), KSLinear([(1, 24, 24, 1)])])
+    warmed(other.eval().freeze(), x_of(other, 64))
+    assert "all layers, frozen: " in other.explain(64)
+    assert "all layers" not in KSLinear([(1, 24, 24, 1), (1, 24, 24, 1)]).explain(64)
 
 
 def test_a_model_of_both_kinds_of_layers() -> None:
@@ -327,3 +338,7 @@ def test_a_model_of_both_kinds_of_layers() -> None:
         quantized.values[0].data.zero_()
         assert quantized.thaw() is quantized
         torch.testing.assert_close(quantized(x), quantized.bias.expand(4, -1))
+        both = type(group)([group[0], group[0].quantize("int8")]).freeze()
+        both(x)
+        both[1].values[0].data.zero_()
+        torch.testing.assert_close(both.thaw()(x)[:, group[0].out_features :], group[0].bias.expand(4, -1))

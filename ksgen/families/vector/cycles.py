@@ -89,6 +89,9 @@ def _missed(shape: Shape, block: int) -> float:
         again = 1 if chunk + weights <= FIRST_LEVEL_BYTES else shape.tiles
         return tiles * (shape.columns * weights / SECOND_LEVEL_BYTES + planes * chunk * again / _rate(chunk))
     row = row_bytes(shape)
+    if shape.columns_at_once > 1:
+        planes = divide_up(shape.columns, shape.tiles)
+        return (shape.columns * weights * tiles + planes * block * row) / SECOND_LEVEL_BYTES
     tile_rows = shape.constants.height * row
     weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles
     held = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)

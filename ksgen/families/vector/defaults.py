@@ -163,14 +163,14 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
     shape = Shape(kernel, found)
-    straddles = shape.reaches and (few or not shape.is_short)  # lines; or the only block is the array's last, which is copied anyway
+    straddles = shape.reaches and (few or not shape.is_short)  # lines; or all entries are the last ones, and copied anyway
     is_copied = needs_panel(kernel, found) or straddles or (meets and not are_far)
     return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
 
 
 def reads_far_rows(limits: Limits) -> bool:
-    """Whether rows that meet in few sets of a cache are read where they lie: measured on AVX-512 of AMD's from Zen 4 on, where copying
-    them costs more. Others copy them.
+    """Whether rows that meet in few sets of a cache are read where they lie: measured on an EPYC (Zen 4), where copying them costs more. So
+    have processors with AVX-512 BF16 and without tiles; others copy them.
     """
     return bool(limits.dots) and not limits.tiles
 

@@ -233,7 +233,7 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
             Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
             Constexpr("STEP_OUT", constants.lanes if shape.is_short else pattern.d, "features from one vector of a tile to the next"),
             Constexpr("X_ROW", shape.x_row, "reals from one batch entry's inputs to the next"),
-            Constexpr("AT_ONCE", shape.at_once, "columns that a tile's rows are multiplied with before the next rows"),
+            Constexpr("COLUMNS_AT_ONCE", shape.columns_at_once, "columns that a tile's rows are multiplied with before the next rows"),
             Constexpr(
                 "REACHES", shape.reaches, "whether vectors of inputs reach beyond a row's last ones: those of the last block are copied"
             ),

@@ -111,9 +111,9 @@ class Shape(Planes):
         return self.scope * self.kernel.pattern.d * self.tiles if self.turns else self.tiles
 
     @property
-    def at_once(self) -> int:
+    def columns_at_once(self) -> int:
         """Columns that a tile's rows are multiplied with before the next rows, where lanes lie along the outputs: all of a plane where rows
-        are copied and the plane's weights stay in a second-level cache meanwhile, so that the copy need not; else one after the other."""
+        are copied and the plane's weights stay in a second-level cache, so that only one tile's copy is kept; else one after the other."""
         held = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
         return self.tiles if self.constants.panel and held else 1
 
@@ -256,7 +256,7 @@ class Shape(Planes):
         """Where a tile's outputs wait: behind all else. With an epilogue, their raw sums lie right before them."""
         _, b, _, d = self.kernel.pattern.shape
         if self.is_along_outputs:
-            is_kept = (self.constants.panel or self.reaches) and self.at_once == 1
+            is_kept = (self.constants.panel or self.reaches) and self.columns_at_once == 1
             rows = max(self.constants.block, self.constants.height) if is_kept else self.constants.height
             used = rows * self.x_row + self.constants.lanes
         elif self.turns:
