@@ -159,10 +159,10 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
 def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
     spec = str(spec_in(tmp_path))
     done = ksgen("run", *(spec if word == "SPEC" else word for word in words))
-    assert done.stderr == f"ksgen: {told.replace('SPEC', spec)}\n"
+    assert (done.returncode, done.stderr) == (2, f"ksgen: {told.replace('SPEC', spec)}\n")
 
 
 def test_a_spec_without_layers(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, "kernels: [{pattern: [2,9,5,3]}]\n")
     done = ksgen("run", "--spec", str(spec))
-    assert done.stderr == f"ksgen: {spec} has no layers; accepted: a spec with `layers:`, or patterns\n"
+    assert (done.returncode, done.stderr) == (2, f"ksgen: {spec} has no layers; accepted: a spec with `layers:`, or patterns\n")

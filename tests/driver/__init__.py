@@ -13,6 +13,8 @@ a script that registers each cubin with the driver (`registry.py`), so that the 
 
 Its time is a model's, the same at every run: the host takes 6 to 8 us for a launch, a kernel begins when the host has queued it, and
 events tell half a microsecond. A launch that was played before, on the same memory, is not played again.
+The probes of a device's ceilings (`measure_ceilings`) copy half a gigabyte, which takes the emulator longer than the two minutes that a
+script has: one that runs or tunes kernels there puts `Ceilings` of its own in their place.
 
 Variables: KSGEN_DRIVER_GPUS lists the GPUs (H200, A100, RTX4090), KSGEN_DRIVER_CUDA is the newest CUDA that it serves (12040: 12.4),
 KSGEN_DRIVER_FAULTS the faults (`library/faults.h`), of kernels by their entries, so that one candidate of a search can hang, fail or

@@ -356,15 +356,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def layer(patterns: tuple[Pattern, ...]) -> ChainLauncher:
-    return ChainLauncher(*(Launcher(*each.shape) for each in patterns))
+def layer(patterns: tuple[Pattern, ...], fuse: str = "auto") -> ChainLauncher:
+    return ChainLauncher(*(Launcher(*each.shape) for each in patterns), fuse=fuse)
 
 
-def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | None = None, **options: Any) -> Any:
+def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | None = None, fuse: str = "auto", **options: Any) -> Any:
     own = weights or [arrays[f"weights {number}"] for number in range(len(kernel.factors))]
     added = {name: arrays[name] for name in ("bias", "residual") if name in arrays}
     named = {"layout": kernel.layout, "activation": kernel.epilogue.activation, **added, **options}
-    return layer(tuple(kernel.factors))(arrays["x"], own, **named)
+    return layer(tuple(kernel.factors), fuse)(arrays["x"], own, **named)
 
 
 @needs_opencl
@@ -373,16 +373,25 @@ def called(kernel: KernelSpec, arrays: dict[str, Array], weights: list[Any] | No
 def test_launchers_take_it_and_it_is_what_one_by_one_gives(few_cores: Device, watched: Watched, layout: str, precision: str) -> None:
     kernel = chain_of(TWO, precision, layout, ALL)
     arrays = arrays_of(kernel, MANY)
-    y = called(kernel, arrays)
-    assert watched.families == (["vector_chain"] if layout == "bsf" else ["vector"] * 2)
+    fuse = "yes" if layout == "bsl" else "auto"
+    y = called(kernel, arrays, fuse=fuse)
+    assert watched.families == ["vector_chain"]
     assert is_right(kernel, y, truth_of(kernel, arrays))
     first, last = (Launcher(*each.shape) for each in TWO)
     between = first(arrays["x"], arrays["weights 0"], layout=layout)
     alone = last(between, arrays["weights 1"], layout=layout, bias=arrays["bias"], activation="gelu", residual=arrays["residual"])
     near = 4 * tolerance(precision, 14) * np.linalg.norm(alone.astype(np.float64))  # the one rounds what lies between
     assert np.linalg.norm(y.astype(np.float64) - alone.astype(np.float64)) <= near
-    assert called(kernel, arrays, out=arrays["residual"]) is arrays["residual"]
+    assert called(kernel, arrays, out=arrays["residual"], fuse=fuse) is arrays["residual"]
     np.testing.assert_array_equal(arrays["residual"], y)
+
+
+@needs_opencl
+def test_in_batch_size_last_factors_go_one_by_one_unless_one_launch_is_asked_for(few_cores: Device, watched: Watched) -> None:
+    kernel = chain_of(TWO, layout="bsl", epilogue=ALL)
+    arrays = arrays_of(kernel, MANY)
+    assert is_right(kernel, called(kernel, arrays), truth_of(kernel, arrays))
+    assert watched.families == ["vector"] * 2
 
 
 @needs_opencl

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from ksgen.devices.base import Limits
-from ksgen.families import FAMILIES
+from ksgen.emit.templates import template_digest
+from ksgen.families import FAMILIES, family_for
 from ksgen.families import Limits as FamilyLimits
+from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chain_kernel
+from ksgen.wisdom.store import Entry, Wisdom
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
 LARGE = Chain((Pattern(1, 512, 256, 1), Pattern(1, 256, 512, 1)))  # 1 MB of float32
@@ -90,6 +93,23 @@ def test_what_searches_measured_decides(monkeypatch: pytest.MonkeyPatch, times: 
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
     found[PAIR.factors].batch = 6000  # at another batch than its factors
     assert fused.verdict(device, kernel, 6273).why == "what lies between factors stays in the cache"
+
+
+@pytest.mark.parametrize("doubtful", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_times_in_doubt_decide_nothing(monkeypatch: pytest.MonkeyPatch, doubtful: tuple[int, ...]) -> None:
+    """Of one launch, or of either factor: then the rule does, which says otherwise than these times."""
+    device: Any = Imagined(shares_host=True, limits=CPU, kind="native", target="", name="nobody's")
+    kernel = chain_kernel((PAIR.factors,), "float32", "bsf", Epilogue())
+    limits, entries = fused.limits_of(device), []
+    for at, (own, us) in enumerate(zip((kernel, *factor_kernels(kernel)), (6.0, 3.0, 2.5), strict=True)):
+        family = family_for(own, limits, 5000)
+        measured = {"median_us": us, "template": template_digest(family.name)} | ({"note": "clocks moved"} if at in doubtful else {})
+        entries.append(Entry(own, 5000, family.name, family.default(own, limits, 5000), measured))
+    monkeypatch.setattr(fused.PLANNER, "_wisdom_of", lambda _device: Wisdom(entries))
+    found = fused.verdict(device, kernel, 5000)
+    assert found.is_one == bool(doubtful)
+    says = "searches measured 6 us of one launch at batch 5000, and 5.5 us of one for each factor"
+    assert found.why == ("what lies between factors stays in the cache" if doubtful else says)
 
 
 WITH_TILES = FamilyLimits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16",))

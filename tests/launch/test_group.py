@@ -1,6 +1,7 @@
 """Layers beside each other on one x: right, in one launch where a device has one, each output where it is wanted; what is refused."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,30 @@ import pytest
 from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
+from ksgen.families import FAMILIES
+from ksgen.families.chains import layer_kernels
 from ksgen.launch import chain as chain_module
 from ksgen.launch import group as group_module
 from ksgen.launch import launcher as launcher_module
 from ksgen.launch.arrays import view
+from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launch.weights import storage_of
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
+from ksgen.tuning import tuner
+from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.search import Tuned
+from ksgen.tuning.trials import TrialStore
 from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.host_memory import processor
 from tests.support.launching import torch_or_skip
 from tests.support.native import chosen_native
+from tests.support.tuning_search import TimedEngine
 
 CHAINS = (  # 24 features in; one, two and three factors
     (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3)),
@@ -258,6 +268,17 @@ def of_gpu() -> GroupLauncher:
     return GroupLauncher(*(ChainLauncher(*(Launcher(*shape) for shape in layer)) for layer in LAYERS))
 
 
+def are_right(own: dict[str, Any], given: dict[str, Any], layout: str, precision: str) -> None:
+    """Each layer's output, with its bias and a relu behind it."""
+    for at, layer in enumerate(LAYERS):
+        y: Array = own["x"].astype(np.float64)
+        for shape, each in zip(layer[:-1], own["weights"][at], strict=False):
+            y = reference.multiply(Pattern(*shape), y, each, layout)
+        last = {"bias": own["bias"][at], "activation": "relu"}
+        truth = reference.multiply(Pattern(*layer[-1]), y, own["weights"][at][-1], layout, **last)
+        assert is_right(given["out"][at].data.content, truth, precision), at
+
+
 def on_gpu(gpu: FakeGpu, layout: str, precision: str, batch: int) -> tuple[dict[str, Array], dict[str, Any], list[Any]]:
     """x, and a bias and an output for each layer: NumPy's, and on the GPU; and the weights there."""
     own: dict[str, Any] = {"x": rows(128, layout, batch, precision), "weights": [], "bias": [], "out": []}
@@ -283,16 +304,6 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
     """Packed before it, or once; a graph that records it replays it; each output where it is wanted."""
     own, given, weights = on_gpu(gpu, layout, precision, batch)
     group_of_layers = of_gpu()
-
-    def is_right_there() -> None:
-        for at, layer in enumerate(LAYERS):
-            y: Array = own["x"].astype(np.float64)
-            for shape, each in zip(layer[:-1], own["weights"][at], strict=False):
-                y = reference.multiply(Pattern(*shape), y, each, layout)
-            last = {"bias": own["bias"][at], "activation": "relu"}
-            truth = reference.multiply(Pattern(*layer[-1]), y, own["weights"][at][-1], layout, **last)
-            assert is_right(given["out"][at].data.content, truth, precision), at
-
     options: dict[str, Any] = {"layout": layout, "bias": given["bias"], "activation": "relu", "out": given["out"]}
     ys = group_of_layers(given["x"], weights, **options)
     gpu.synchronize()
@@ -300,7 +311,7 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
     assert [entry.endswith("_pack") for entry, _ in gpu.launches] == [True] * 5 + [False]
     assert gpu.launches[-1][0].startswith("ks_2x48x64x1_1x64x48x2_and_2x24x64x1_and_2x48x64x1_1x64x48x2")
     assert launched == [family]
-    is_right_there()
+    are_right(own, given, layout, precision)
     packed = [
         [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]
         for layer, listed in zip(group_of_layers.layers, weights, strict=True)
@@ -316,7 +327,50 @@ def test_layers_are_one_launch_on_a_gpu(gpu: FakeGpu, launched: list[str], preci
     for out in given["out"]:
         out.write(np.nan)
     replay()
-    is_right_there()
+    are_right(own, given, layout, precision)
+
+
+@pytest.mark.parametrize(("group_us", "is_one"), [(4.0, True), (5.0, False)])
+def test_what_a_search_found_for_few_entries_is_launched(
+    gpu: FakeGpu, group_us: float, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one launch took less than the layers one by one: 4.5 us."""
+    gpu.name = f"GPU of {group_us} us"  # planners keep wisdom by names
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
+    monkeypatch.setattr(group_module, "find_device", lambda _: gpu)
+    chains = [tuple(Pattern(*shape) for shape in layer) for layer in LAYERS]
+    kernel, family, limits = chain_kernel(chains, "float16", "bsf", Epilogue()), FAMILIES["few_group"], limits_of(gpu)
+    default = family.default(kernel, limits, 3)
+    fastest = [each for each in family.space(kernel, limits) if each.tile_batch == 4 and each != default][-1]
+
+    def time_of(own: KernelSpec, candidate: Candidate) -> float:
+        return 1.5 if not own.beside else group_us if candidate.constants == fastest else 8.0
+
+    monkeypatch.setattr(tuner, "list_space", lambda job, _: [Candidate("few_group", fastest)] if job.kernel.beside else [])
+    engine, store = TimedEngine(gpu, time_of), TrialStore(tmp_path / "trials.sqlite")
+    try:
+        found = tuner.Tuner(engine, store).run([Job(each, 3) for each in dict.fromkeys([kernel, *layer_kernels(kernel)])])
+    finally:
+        engine.close()
+    assert isinstance(found[0], Tuned)
+    assert (found[0].best.family, found[0].best.constants, found[0].is_kept) == ("few_group", fastest, True)
+    assert {each.family for each in store.trials(kernel, 3, gpu.name)} > {"few_group"}
+
+    chosen: list[Choice] = []
+    launch = Plan.launch
+    monkeypatch.setattr(Plan, "launch", lambda plan, *given: (chosen.append(plan.choice), launch(plan, *given))[1])
+    own, given, weights = on_gpu(gpu, "bsf", "float16", 3)
+    of_gpu()(given["x"], weights, bias=given["bias"], activation="relu", out=given["out"])
+    gpu.synchronize()
+    are_right(own, given, "bsf", "float16")
+    told = of_gpu().explain(3, precision="float16")
+    says = f"searches measured {group_us:.3g} us of one launch at batch 3, and 4.5 us of the layers one by one"
+    if is_one:
+        assert [(each.family, each.constants, each.why) for each in chosen] == [("few_group", fastest, "wisdom, measured at batch 3")]
+        assert told.endswith(f": one launch, by few_group, {fastest}; {says}")
+    else:
+        assert "few_group" not in {each.family for each in chosen}
+        assert told.splitlines()[0].endswith(f": layer by layer; {says}")
 
 
 def test_inside_a_capture_no_group_is_built(gpu: FakeGpu) -> None:

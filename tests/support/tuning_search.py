@@ -1,14 +1,24 @@
-"""A store and wisdom of a test's own, a small space to search, and a machine that nobody disturbs."""
+"""A store and wisdom of a test's own, a small space to search, a machine that nobody disturbs, and one whose times are made up."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from ksgen import __version__
+from ksgen.build.request import Binary, Resources
+from ksgen.emit.render import render, template_digest
+from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
-from ksgen.tuning.job import Candidate
+from ksgen.measure.roofline import Ceilings
+from ksgen.spec import KernelSpec
+from ksgen.tuning.engine import Engine, Entries
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.trials import TrialStore
 from ksgen.wisdom.store import load_wisdom, save
+from tests.support.fake_gpu import FakeGpu
 
 
 def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list[Candidate]:
@@ -26,3 +36,23 @@ def without_doubts(device: str, store: TrialStore | None = None) -> None:
     found = load_wisdom(device).entries()
     save(device, [replace(each, measured={name: value for name, value in each.measured.items() if name != "note"}) for each in found])
     PLANNER.forget()
+
+
+class TimedEngine(Engine):
+    """A GPU's: candidates are rendered, and take as long as `time_of` says, in microseconds."""
+
+    def __init__(self, gpu: FakeGpu, time_of: Callable[[KernelSpec, Candidate], float]) -> None:
+        digests = tuple(map(template_digest, FAMILIES))
+        self.facts = Facts(gpu.name, gpu.target, gpu.dialect, gpu.kind, gpu.driver_version, gpu.limits, __version__, digests)
+        self.time_of = time_of
+        super().__init__(compilers=1, devices=1)
+
+    def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
+        source = render(kernel, candidate.constants, family=candidate.family)
+        return Binary(source.text.encode(), source.entry, self.facts.target, Resources())
+
+    def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        return [Outcome("measured", "", (self.time_of(job.kernel, candidate),) * runs.least) for candidate, _ in entries]
+
+    def _ceilings(self, *_: Any) -> Ceilings:
+        return Ceilings(4e12, 6e13)

@@ -1,5 +1,5 @@
-"""A search on a GPU whose candidates hang, lie and fault, or are very short: the stand-in machine's driver makes them so, through both
-runtimes."""
+"""A search on a GPU whose candidates hang, lie and fault, are very short, or launch several layers: the stand-in machine's driver makes
+them so, through both runtimes."""
 
 import json
 from dataclasses import replace
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from ksgen.emit.render import render
+from ksgen.families import FAMILIES, cuda_limits
 from ksgen.families.simt import SimtConstants
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import chain_kernel
 from tests.driver import NotHereError, run
 
 KERNEL = KernelSpec(Pattern(1, 24, 9, 2))
@@ -118,3 +120,55 @@ def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["us"] == pytest.approx(list(SHORT_US.values()), rel=0.01)
     assert SHORT[told["best"]] == min(SHORT_US, key=SHORT_US.__getitem__)
+
+
+GROUP = chain_kernel(((Pattern(2, 24, 16, 1),), (Pattern(2, 9, 16, 1), Pattern(1, 4, 18, 1))), "float16", "bsf", Epilogue())
+OF_GROUP = [each for each in FAMILIES["few_group"].space(GROUP, cuda_limits("sm_90a")) if each.tile_batch == 2][-3:]  # few_group's own
+GROUP_US = (1.0, 2.0, 3.0)  # the first of them lies
+
+GROUP_SEARCH = """
+import json
+from pathlib import Path
+from ksgen.devices import find_device
+from ksgen.families.few.group import FewGroup
+from ksgen.launch.planner import PLANNER
+from ksgen.measure.roofline import Ceilings
+from ksgen.tuning import search
+from ksgen.tuning.engine import LocalEngine
+from ksgen.tuning.job import Job, Runs
+from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import Options, Tuner
+from tests.tuning.test_driver import GROUP, OF_GROUP
+
+search.FIRST, search.FINAL_SECONDS = Runs(least=3, most=3, seconds=0), 0
+LocalEngine._ceilings = lambda self, precision, operand: Ceilings(4e12, 6e13)
+FewGroup.space = lambda self, kernel, limits: iter(OF_GROUP)
+engine, store = LocalEngine(preload=["tests.support.few_arrays"]), TrialStore(Path("trials.sqlite"))
+try:
+    (found,) = Tuner(engine, store, Options(strategy="exhaustive", family="few_group")).run([Job(GROUP, 2)], lambda each: None)
+finally:
+    engine.close()
+states = {OF_GROUP.index(each.constants): each.state for each in store.trials() if each.constants in OF_GROUP}
+chosen = PLANNER.choice(find_device(), GROUP, 2)
+print(json.dumps({"states": states, "us": found.best.median_us, "chosen": [chosen.family, OF_GROUP.index(chosen.constants), chosen.why]}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["pycuda", "driver"])
+def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = [render(GROUP, constants, family="few_group").entry for constants in OF_GROUP]
+    durations = ",".join([*(f"{entry}:{us}" for entry, us in zip(entries, GROUP_US, strict=True)), "ks_2x24x16x1_*:4"])  # the default
+    try:
+        variables = {"KSGEN_DRIVER_FAULTS": f"{entries[0]}:wrong", "KSGEN_DRIVER_DURATIONS": durations}
+        done = run(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["states"] == {"0": "wrong", "1": "measured", "2": "measured"}
+    assert told["us"] == pytest.approx(2.0, rel=0.01)
+    assert told["chosen"] == ["few_group", 1, "wisdom, measured at batch 2"]
