@@ -4,7 +4,7 @@ kernels their options choose.
 Shared by `run`, `tune` and `show`. Measures nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import wraps
 from pathlib import Path
@@ -105,10 +105,12 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> KernelSpec:
     name = named[0] if name is None else name
     if name not in named:
         raise SpecError(f"--layer {excerpt(name)}: {spec} has none of that name; {hint(name, named)}")
-    chains, kernels = loaded.chains_of[name], loaded.launches.get(name)
-    if not kernels and (len(chains) > 1 or len(chains[0]) > 1):
+    chains = loaded.chains_of[name]
+    launches: Sequence[KernelSpec] = loaded.launches.get(name, ())
+    is_product = len(chains) == len(chains[0]) == 1
+    if not launches and not is_product:
         raise SpecError(f"{spec}: layer {name} says fuse: no, so that its factors are launched by themselves; accepted: one without")
-    kernels = kernels or loaded.wanted[name]
+    kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
     if not (found := next(filter(wanted.counts, kernels), None)):
         raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
     return found

@@ -54,6 +54,10 @@ class _Frozen:
     name: str
     weights: Mapping[str, _Kept]
     calls: dict[Hashable, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = field(init=False)  # their names in the layer's list of weights
+
+    def __post_init__(self) -> None:
+        self.parameters = tuple([name.rpartition(".")[2] for name in self.weights])
 
 
 @dataclass(eq=False)
@@ -109,7 +113,7 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
 def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
     """A frozen layer whose weights are what they were; None for others."""
     own = _frozen.get(layer) if _frozen else None
-    if own is None or len(weights) != len(own.weights):
+    if own is None or tuple(weights) != own.parameters:  # such as those that pruning or a parametrization put aside
         return None
     for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
         if tensor is not kept.seen.tensor or kept.seen.what_happened():

@@ -55,13 +55,14 @@ class KSLinears(nn.ModuleList):
     def thaw(self) -> Self:
         """`thaw()` every layer."""
         for layer in self:
-            layer.thaw()
+            if hasattr(layer, "thaw"):  # others may stand in a layer's place
+                layer.thaw()
         return self
 
     @property
     def is_frozen(self) -> bool:
         """Whether all layers are."""
-        return all(layer.is_frozen for layer in self)
+        return all(getattr(layer, "is_frozen", False) for layer in self)
 
     def explain(self, batch: int = 1024) -> str:
         """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
@@ -106,7 +107,7 @@ class KSLinears(nn.ModuleList):
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
             # A process's own features of each, beside each other, are no neighbours of the whole.
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
-        return torch.cat([layer(x) for layer in self], dim=-1 if len(self) == 0 or self[0].layout == "bsf" else 0)
+        return torch.cat([layer(x) for layer in self], dim=0 if len(self) and getattr(self[0], "layout", "bsf") == "bsl" else -1)
 
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""

@@ -14,6 +14,7 @@ from ksgen.launch.call import Call, Elsewhere
 from ksgen.launch.planner import PLANNER
 from ksgen.torch import frozen, prepared
 from ksgen.torch.choice import chain_launcher, faster, group_launcher, job_of, size_of
+from ksgen.torch.layer import KSLinear
 from ksgen.torch.ops import is_transformed
 from ksgen.torch.prepared import Own, UnfitError, as_rows, begins_well, call_of, lies_here
 
@@ -72,8 +73,12 @@ def are_alike(layers: Sequence[Any]) -> bool:
 
 
 def are_watched(layers: Sequence[Any]) -> bool:
-    """Whether somebody wants to see each layer called."""
-    return any(each._forward_hooks or each._forward_pre_hooks for each in layers)
+    """Whether somebody wants to see each layer called, or one of them is called otherwise than a KSLinear."""
+    return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
+
+
+def _is_usual(layer: Any) -> bool:
+    return type(layer).forward is KSLinear.forward and "forward" not in vars(layer)
 
 
 def shapes_of(layers: Sequence[Any]) -> list[tuple[tuple[int, ...], ...]]:

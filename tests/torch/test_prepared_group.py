@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.torch import KSLinear, frozen, prepared, prepared_group  # noqa: E402
@@ -240,6 +241,43 @@ def test_what_changes_of_a_layer_is_seen(served: list[Any]) -> None:
     warmed(group, x)
     check(group, x)
     assert served[-1]
+
+
+def test_layers_that_answer_otherwise_are_asked(served: list[Any]) -> None:
+    class Tripled(KSLinear):
+        def forward(self, x: Any, residual: Any = None) -> Any:
+            return 3 * super().forward(x, residual)
+
+    group = KSLinear.group([Tripled(CHAINS[1]), KSLinear(CHAINS[1])]).eval().freeze()
+    x = x_of(group, 20)
+    with torch.no_grad():
+        first = group(x)
+        for _ in range(3):
+            torch.testing.assert_close(group(x), first)
+        group[0] = KSLinear(CHAINS[1]).eval().freeze()
+        warmed(group, x)
+        assert served[-1]
+        usual, alone = group[1].forward, group(x)
+        group[1].forward = lambda x, residual=None: 2 * usual(x, residual)
+        torch.testing.assert_close(group(x)[:, 54:], 2 * alone[:, 54:])
+        group[0] = nn.Linear(24, 7)  # as adapters stand in a layer's place
+        assert group(x).shape == (20, 61)
+        assert not group.is_frozen
+        assert group.thaw() is group
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_mask_on_weights_that_were_frozen_counts(grouped: bool) -> None:
+    layers = [KSLinear(CHAINS[1]).eval() for _ in range(2)]
+    model: Any = KSLinear.group(layers).freeze() if grouped else layers[0].freeze()
+    x = torch.randn(20, 24)
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+        prune.custom_from_mask(layers[0].weights, "0", torch.zeros_like(layers[0].weights[0]))
+        with pytest.warns(UserWarning, match="weights.0 was replaced by another tensor"):
+            masked = model(x)
+        torch.testing.assert_close(masked[:, :54], layers[0].bias.expand(20, -1))
 
 
 def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> None:
