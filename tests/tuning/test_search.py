@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
-from ksgen.tuning.search import Budget, Progress, Tuned
+from ksgen.tuning.search import Budget, Progress, Search, Tuned
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
@@ -255,3 +257,14 @@ def test_two_tuners_on_one_store_and_one_wisdom_file_lose_nothing(tmp_path: Path
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
     entries = load_wisdom(trials[0].device).entries()
     assert sorted((entry.kernel.layout, entry.batch) for entry in entries) == [("bsf", 50), ("bsf", 60), ("bsl", 50), ("bsl", 60)]
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [({0: (5.0, "moved"), 1: (6.0, "")}, 1), ({0: (5.0, "moved"), 1: (6.0, "moved")}, 0), ({0: (7.0, ""), 1: (6.0, "")}, 1)],
+)
+def test_a_sound_time_wins_over_a_shorter_one_in_doubt(times: dict[int, tuple[float, str]], best: int) -> None:
+    search: Any = object.__new__(Search)
+    search.trials = {index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()}
+    search._front = [0, 1]
+    assert search._best() is search.trials[best]
