@@ -61,12 +61,16 @@ def test_what_is_not_kept_is_said(capsys: pytest.CaptureFixture[str], monkeypatc
     job = Job(first.kernel, first.batch)
     kept = Tuned(job, first, None, 1, 1, 1.0, True)
     facts = SimpleNamespace(name="Abacus")
-    for results, counts in (([kept, kept], (2, 0)), ([kept, replace(kept, is_kept=False)], (1, 1))):
+    lost = replace(kept, is_kept=False)
+    for results, counts in (([kept, kept], (2, 0)), ([kept, lost], (1, 1)), ([lost, lost], (0, 2))):
         tuner: Any = SimpleNamespace(engine=SimpleNamespace(facts=facts), run=lambda *_, found=results: found, stop=threading.Event())
         tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
         said = capsys.readouterr().out
-        assert f"{counts[0]} of 2 kernels on Abacus, batch {first.batch}: launchers take them from now on." in said
-        assert ("1 kernel: what was known before stays, as its time is sound or shorter." in said) == bool(counts[1])
+        taken = ": launchers take them from now on." if counts[0] else " kept."
+        assert f"{counts[0]} of 2 kernels on Abacus, batch {first.batch}{taken}" in said
+        assert (": what was known before stays, as its time is sound or shorter." in said) == bool(counts[1])
+        assert ("Kept in " in said) == bool(counts[0])
+        assert [tune_table.figures(tuned)["kept"] for tuned in results] == [tuned.is_kept for tuned in results]
 
 
 def test_the_table_lists_what_was_measured_first() -> None:
