@@ -112,10 +112,10 @@ class Shape(Planes):
 
     @property
     def columns_at_once(self) -> int:
-        """Columns that a tile's rows are multiplied with before the next rows, where lanes lie along the outputs: all of a plane where rows
+        """Columns that a tile's rows are multiplied with before the next rows, where lanes lie along the outputs: all of one where pairs
         are copied and the plane's weights stay in a second-level cache, so that only one tile's copy is kept; else one after the other."""
         held = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
-        return self.tiles if self.constants.panel and held else 1
+        return self.tiles if self.constants.panel and self.constants.pairs and held else 1
 
     @property
     def turns(self) -> bool:
