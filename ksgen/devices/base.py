@@ -112,9 +112,15 @@ class Recording(Protocol):
         at once."""
 
 
+def recorder(device: Device) -> Callable[[Sequence[Launch], Stream], Recording] | None:
+    """A device's own way to record launches, if it has one."""
+    found: Callable[[Sequence[Launch], Stream], Recording] | None = getattr(device, "record", None)
+    return found
+
+
 def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:
     """On a device that shares the host's memory: by its own way, where it has one for several launches at once."""
-    own: Callable[[Sequence[Launch], Stream], Recording] | None = getattr(device, "record", None)
+    own = recorder(device)
     return own(launches, stream) if own else _OneByOne(device, launches, stream)
 
 

@@ -112,7 +112,14 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
     return ""
 
 
-def rule_of_tiles(rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, Any], list[tuple[KernelSpec, Any]]]) -> Rule[Any]:
+def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec, Any]]:
+    """Each factor by itself, with its constants."""
+    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
+
+
+def rule_of_tiles(
+    rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, Any], list[tuple[KernelSpec, Any]]] = own_of_factors
+) -> Rule[Any]:
     """That a chain's `tiles` has what the rules of each factor allow. `own_of`: each factor by itself, with its constants."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Generic, Protocol, TypeVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits
-from ksgen.families.chains import Place, factor_kernels, listed, numbers_of, places, rule_of_tiles
+from ksgen.families.chains import Place, listed, numbers_of, own_of_factors, places, rule_of_tiles
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import PackedElsewhere, Packing
@@ -153,11 +153,6 @@ class GpuChainShape(Generic[FactorT]):
         return self.kernel.bytes(batch) - weights + self.packed_bytes
 
 
-def own_of(kernel: KernelSpec, constants: GpuChainConstants) -> list[tuple[KernelSpec, Any]]:
-    """Each factor by itself, with its constants."""
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
-
-
 def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], GpuChainShape[Any]]) -> tuple[Rule[Any], ...]:
     """Those of a chain whose factors have these."""
 
@@ -167,7 +162,7 @@ def rules_of(rules: tuple[Rule[Any], ...], shape: Callable[[KernelSpec, Any], Gp
 
     return (
         Rule("job is chain", lambda k, c: k.job == CHAIN),
-        rule_of_tiles(rules, own_of),
+        rule_of_tiles(rules),
         Rule("tiles has as many warps for all factors", lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1),
         Rule("stages is at least 2", lambda k, c: c.stages >= 2),
         Rule("min_blocks is at least 1", lambda k, c: c.min_blocks >= 1),
@@ -192,7 +187,7 @@ class GpuChain(PackedElsewhere[ConstantsT]):
         """Whether as many blocks fit a multiprocessor as the constants say; and one of each factor alone, whose text packs its weights."""
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
-        if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of(kernel, constants)):
+        if any(self.alone.shared_bytes(*own) > limits.shared_bytes for own in own_of_factors(kernel, constants)):
             return False
         return self.keeps_rules(kernel, constants)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ksgen.devices.base import Launch, Recording, Stream, record
+from ksgen.devices.base import Launch, Recording, Stream, record, recorder
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import LaunchError
 from ksgen.launch.plan import Arguments, Plan
@@ -44,7 +44,7 @@ class Call:
 
     def _launch(self) -> None:
         """Recorded where the device can, if it is not the only time."""
-        own = getattr(self.plan.device, "record", None)
+        own = recorder(self.plan.device)
         if own is None or not self.launched:
             self.launched = True
             self.plan.launch(self.arguments, self.stream)

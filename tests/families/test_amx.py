@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -27,8 +26,8 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
 from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
 from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
-from tests.support.host_memory import NOTHING, Array, Fenced, placed
-from tests.support.native import chosen_native, saying_it_has_tiles
+from tests.support.host_memory import NOTHING, Array, Fenced, placed, stay_within_their_arrays
+from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
 
 BATCHES = (1, 16, 31, 33, 97)
@@ -264,11 +263,7 @@ def run_fenced() -> None:
 
 
 def test_no_access_beyond_the_ends_of_arrays() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_amx import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__, timeout=600)
 
 
 MAIN = """
@@ -368,13 +363,6 @@ def test_sanitizers_would_find_it(tmp_path: Path) -> None:
 # ---- who is served
 
 SHAPE = (2, 20, 34, 2)
-
-
-@pytest.fixture
-def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A processor that says it has tiles, with nothing found by a search."""
-    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
-        yield device
 
 
 def called(precision: str | None = None) -> tuple[Array, float]:

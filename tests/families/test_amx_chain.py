@@ -2,11 +2,8 @@
 its arrays; which constants it accepts, and who takes it.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +23,8 @@ from tests.families import test_vector as alone
 from tests.families.test_vector import EPILOGUES
 from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
 from tests.support.amx_kernels import CHAINS, PRECISIONS
-from tests.support.host_memory import Array, Fenced, processor
-from tests.support.native import chosen_native, saying_it_has_tiles
+from tests.support.host_memory import Array, Fenced, processor, stay_within_their_arrays
+from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
 
 BATCHES = (1, 33, 97)
@@ -216,21 +213,10 @@ def run_fenced() -> None:
 
 
 def test_no_access_beyond_the_ends_of_arrays() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_amx_chain import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__, timeout=600)
 
 
 # ---- who takes it
-
-
-@pytest.fixture
-def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A processor that says it has tiles, with nothing found by a search."""
-    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
-        yield device
 
 
 LAYER = (Pattern(2, 33, 40, 1), Pattern(1, 20, 33, 2))  # 80 -> 66 -> 40

@@ -1,11 +1,8 @@
 """Gradients by matrix tiles, played where the processor has none: right, within their arrays, the same bits always."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +21,8 @@ from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_vector_gradient import agrees, arrays_of, gradient, kernel_of, launch, planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
-from tests.support.host_memory import Array, Fenced
-from tests.support.native import chosen_native, saying_it_has_tiles
+from tests.support.host_memory import Array, Fenced, stay_within_their_arrays
+from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
 
 FAMILY = AmxGradient()
@@ -190,21 +187,10 @@ def run_fenced() -> None:
 
 
 def test_no_access_beyond_the_ends_of_arrays() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_amx_gradient import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__)
 
 
 # ---- who is served, and by which constants
-
-
-@pytest.fixture
-def with_tiles(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A processor that says it has tiles, with nothing found by a search."""
-    with saying_it_has_tiles(device, tmp_path / "wisdom", monkeypatch):
-        yield device
 
 
 @pytest.mark.parametrize("precision", ["bf16x6", "tf32x3"])

@@ -3,7 +3,6 @@
 import math
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
@@ -31,7 +30,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Entry, save
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, workspace_of
+from tests.support.host_memory import NOTHING, Array, Fenced, nothing, placed, processor, stay_within_their_arrays, workspace_of
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -536,11 +535,7 @@ def run_fenced() -> None:
 @needs_opencl
 def test_no_access_beyond_the_ends_of_arrays() -> None:
     processor()
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_vector import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__)
 
 
 # ---- what a user can cause

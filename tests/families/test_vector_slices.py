@@ -1,11 +1,8 @@
 """A processor's kernels on slices of larger arrays: right, within them, and nothing between their rows is touched."""
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,7 @@ from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families import test_vector as alone
 from tests.families import test_vector_chain as chains
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, rows_in, spread
+from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, rows_in, spread, stay_within_their_arrays
 
 GAPS = ({"x": 3, "y": 5, "residual": 1}, {"x": 16, "y": 48, "residual": 32}, {"x": 0, "y": 7}, {"x": 64})  # whole lines, and not
 
@@ -143,8 +140,4 @@ def run_fenced() -> None:
 @needs_opencl
 def test_no_access_beyond_the_ends_of_slices() -> None:
     processor()
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.families.test_vector_slices import run_fenced; run_fenced()"],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
+    stay_within_their_arrays(__name__)

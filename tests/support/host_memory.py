@@ -3,7 +3,10 @@
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,15 @@ def processor() -> Device:
     if not device.shares_host:
         pytest.skip(f"{device.name} does not use host memory where it lies")
     return device
+
+
+def stay_within_their_arrays(module: str, timeout: int = 240) -> None:
+    """A module's `run_fenced`, in a process of its own, which one access beyond an array ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {module} import run_fenced; run_fenced()"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["all within their arrays"]), done.stderr
 
 
 def nothing(nbytes: int) -> Array:

@@ -1,5 +1,7 @@
 """Shared by the tests of `ksgen.torch`: patterns, tensors, the float64 truth, and kernels on the processor."""
 
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +12,24 @@ from ksgen.pattern import Pattern
 
 SHAPES = [(1, 6, 4, 1), (3, 2, 5, 1), (1, 4, 3, 5), (2, 9, 5, 3), (5, 3, 4, 2), (2, 1, 3, 2), (2, 4, 1, 3)]
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
+
+
+def wrong_in_threads(call: Callable[[Any], Any], xs: Sequence[Any], wanted: Sequence[Any], times: int) -> list[int]:
+    """A thread for each x, all at once: its number for each time that call(x) is not bit for bit what is wanted."""
+    import torch
+
+    wrong: list[int] = []
+
+    def repeat(number: int) -> None:
+        with torch.no_grad():
+            wrong.extend(number for _ in range(times) if not torch.equal(call(xs[number]), wanted[number]))
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(len(xs))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return wrong
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear, frozen, prepared  # noqa: E402
 from ksgen.torch.choice import has_kernels  # noqa: E402
+from tests.support.torch_cases import wrong_in_threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
 CHAINS = ([(2, 24, 16, 1)], [(1, 24, 16, 3)], [(2, 8, 16, 2), (1, 24, 32, 1)])
@@ -242,18 +242,7 @@ def test_several_threads_at_once() -> None:
     layer = layer_of(CHAINS[2])
     xs = [x_of(layer, 64) for _ in range(4)]
     wanted = [warmed(layer, x).clone() for x in xs]
-    wrong = []
-
-    def repeat(number: int) -> None:
-        with torch.no_grad():
-            wrong.extend(number for _ in range(200) if not torch.equal(layer(xs[number]), wanted[number]))
-
-    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    assert not wrong_in_threads(layer, xs, wanted, 200)
 
 
 def test_nothing_is_kept_once_thawed() -> None:

@@ -1,7 +1,6 @@
 """Prepared calls of groups of frozen layers: the same outputs as of each layer, and the usual way wherever something is not as it was."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn.utils import prune  # noqa: E402
 from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.torch import KSLinear, frozen, prepared, prepared_group  # noqa: E402
 from ksgen.torch.choice import has_kernels  # noqa: E402
+from tests.support.torch_cases import wrong_in_threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared calls are for kernels on the processor")
 CHAINS = ([(3, 5, 4, 2), (1, 7, 10, 3)], [(2, 9, 4, 3)], [(1, 4, 8, 3), (3, 6, 4, 1), (1, 5, 9, 2)])  # 24 -> 21, 54, 10
@@ -307,18 +307,7 @@ def test_several_threads_at_once(way: str, monkeypatch: pytest.MonkeyPatch) -> N
     group = group_of()
     xs = [x_of(group, 64) for _ in range(4)]
     wanted = [warmed(group, x).clone() for x in xs]
-    wrong = []
-
-    def repeat(number: int) -> None:
-        with torch.no_grad():
-            wrong.extend(number for _ in range(100) if not torch.equal(group(xs[number]), wanted[number]))
-
-    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
+    assert not wrong_in_threads(group, xs, wanted, 100)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -4,6 +4,7 @@ them so, through both runtimes."""
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,17 +53,22 @@ print(json.dumps({"fates": fates, "best": repr(found.best.constants), "state": f
 """
 
 
+def told_by(program: str, runtime: str, **environment: str) -> Any:
+    """The last line that a program over the stand-in driver prints."""
+    try:
+        done = run(program, runtime, **environment)
+    except NotHereError as error:
+        pytest.skip(str(error))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["pycuda", "driver"])
 def test_a_search_outlives_its_candidates(runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     faults = ",".join(f"{render(KERNEL, FATES[name]).entry}:{fault}" for name, fault in FAULTS.items())
-    try:
-        done = run(SEARCH, runtime, KSGEN_DRIVER_FAULTS=faults, KSGEN_WISDOM_DIR=str(tmp_path))
-    except NotHereError as error:
-        pytest.skip(str(error))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = told_by(SEARCH, runtime, KSGEN_DRIVER_FAULTS=faults, KSGEN_WISDOM_DIR=str(tmp_path))
     assert {name: [state for state, _ in trials] for name, trials in told["fates"].items()} == {
         name: [state] for name, state in STATES.items()
     }
@@ -112,12 +118,7 @@ def test_a_search_tells_kernels_of_two_microseconds_apart_by_three_hundredths(
     monkeypatch.chdir(tmp_path)
     durations = ",".join(f"{render(KERNEL, constants).entry}:{us}" for constants, us in SHORT_US.items())
     durations += ",ks_1x24x9x2_*:2.5"  # the default, which each search looks at
-    try:
-        done = run(SHORT_SEARCH, runtime, KSGEN_DRIVER_DURATIONS=durations, KSGEN_WISDOM_DIR=str(tmp_path))
-    except NotHereError as error:
-        pytest.skip(str(error))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    told = told_by(SHORT_SEARCH, runtime, KSGEN_DRIVER_DURATIONS=durations, KSGEN_WISDOM_DIR=str(tmp_path))
     assert told["us"] == pytest.approx(list(SHORT_US.values()), rel=0.01)
     assert SHORT[told["best"]] == min(SHORT_US, key=SHORT_US.__getitem__)
 
@@ -162,13 +163,8 @@ def test_a_launch_of_several_layers_is_searched_and_what_wins_is_planned(
     monkeypatch.chdir(tmp_path)
     entries = [render(GROUP, constants, family="few_group").entry for constants in OF_GROUP]
     durations = ",".join([*(f"{entry}:{us}" for entry, us in zip(entries, GROUP_US, strict=True)), "ks_2x24x16x1_*:4"])  # the default
-    try:
-        variables = {"KSGEN_DRIVER_FAULTS": f"{entries[0]}:wrong", "KSGEN_DRIVER_DURATIONS": durations}
-        done = run(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
-    except NotHereError as error:
-        pytest.skip(str(error))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    variables = {"KSGEN_DRIVER_FAULTS": f"{entries[0]}:wrong", "KSGEN_DRIVER_DURATIONS": durations}
+    told = told_by(GROUP_SEARCH, runtime, **variables, KSGEN_WISDOM_DIR=str(tmp_path))
     assert told["states"] == {"0": "wrong", "1": "measured", "2": "measured"}
     assert told["us"] == pytest.approx(2.0, rel=0.01)
     assert told["chosen"] == ["few_group", 1, "wisdom, measured at batch 2"]

@@ -22,7 +22,7 @@ from ksgen.families.amx.defaults import in_place, outputs_and_depths, past_of
 from ksgen.families.amx.family import RULES, factor_constexprs, factor_words, of_lanes, tile_picture
 from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, AmxConstants, Shape, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import factor_kernels, listed, numbers_of, places, rule_of_tiles, tiles_of
+from ksgen.families.chains import factor_kernels, listed, numbers_of, own_of_factors, places, rule_of_tiles, tiles_of
 from ksgen.families.rules import Rule
 from ksgen.families.shaped import PackedElsewhere
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
@@ -150,10 +150,6 @@ def chain_cycles(shape: ChainShape, batch: int) -> float:
     return found
 
 
-def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec, AmxConstants]]:
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
-
-
 def _is_one_layer(kernel: KernelSpec) -> bool:
     return kernel.job == CHAIN and not kernel.beside and kernel.out_layout is None and not kernel.is_strided
 
@@ -161,7 +157,7 @@ def _is_one_layer(kernel: KernelSpec) -> bool:
 _RULES: tuple[Rule[ChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("job is that of one layer, of dense arrays in one layout", lambda k, c: _is_one_layer(k)),
-    rule_of_tiles(RULES, _own),
+    rule_of_tiles(RULES),
 )
 
 
@@ -200,7 +196,7 @@ class AmxChain(PackedElsewhere[ChainConstants]):
             best = _of_block(kernel, block, batch)
             for most_outputs in (64, 128, 256):
                 for most_depth in (2, 4, 8):
-                    own = [_at_most(*each, most_outputs, most_depth) for each in _own(kernel, best)]
+                    own = [_at_most(*each, most_outputs, most_depth) for each in own_of_factors(kernel, best)]
                     for past in (0, 1):
                         found[ChainConstants(block, _tiles(kernel, own), past)] = None
                         copied = [replace(each, panel=1) for each in own]

@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, is_single, places, tiles_of
+from ksgen.families.chains import factor_kernels, is_single, own_of_factors, places, tiles_of
 from ksgen.families.expected import fastest
-from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
+from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, rules_of, stages_of
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.family import RULES, Mma, tile_picture, variants_of, wide_bytes
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, Shape, padded_chunks
@@ -111,7 +111,7 @@ class ChainShape(GpuChainShape[Within]):
 
     @cached_property
     def factors(self) -> list[Within]:
-        each = zip(own_of(self.kernel, self.constants), self.places, strict=True)
+        each = zip(own_of_factors(self.kernel, self.constants), self.places, strict=True)
         return [Within(*own, self.constants.stages * self.constants.stream * (where.at == 0)) for own, where in each]
 
     @property

@@ -11,9 +11,9 @@ from itertools import product
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work
-from ksgen.families.chains import factor_kernels, is_single, places, tiles_of
+from ksgen.families.chains import factor_kernels, is_single, own_of_factors, places, tiles_of
 from ksgen.families.expected import fastest
-from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, own_of, rules_of, stages_of
+from ksgen.families.gpu_chain import BLOCKS, GpuChain, GpuChainConstants, GpuChainShape, rules_of, stages_of
 from ksgen.families.rules import Rule
 from ksgen.families.simt.family import RULES, Simt, tile_picture
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, Shape, SimtConstants
@@ -93,7 +93,7 @@ class ChainShape(GpuChainShape[Within]):
 
     @cached_property
     def factors(self) -> list[Within]:
-        each = zip(own_of(self.kernel, self.constants), self.places, strict=True)
+        each = zip(own_of_factors(self.kernel, self.constants), self.places, strict=True)
         return [Within(*own, is_first=where.at == 0) for own, where in each]
 
     @property
@@ -120,7 +120,7 @@ class ChainShape(GpuChainShape[Within]):
 
 
 def _divide(kernel: KernelSpec, constants: SimtChainConstants) -> bool:
-    later = [own for own, where in zip(own_of(kernel, constants), places(kernel), strict=True) if where.at]
+    later = [own for own, where in zip(own_of_factors(kernel, constants), places(kernel), strict=True) if where.at]
     return all(each.pattern.c % own.tile_in == 0 and each.pattern.d % own.tile_d == 0 for each, own in later)
 
 

@@ -138,13 +138,9 @@ def _alone(kernel: KernelSpec, at: Place, factor: KernelSpec, limits: Limits, ba
     return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
 
 
-def _own(kernel: KernelSpec, constants: ChainConstants) -> list[tuple[KernelSpec, VectorConstants]]:
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
-
-
 _RULES: tuple[Rule[ChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
-    rule_of_tiles(RULES, _own),
+    rule_of_tiles(RULES),
     Rule(
         "pairs is 0 where tiles reads the X of slices where it lies",
         lambda k, c: (

@@ -156,15 +156,15 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
         most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
         height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
     meets = d > lanes and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
-    are_far = meets and reads_far_rows(limits) and not needs_panel(kernel, VectorConstants("outputs", lanes, height, width, 1, 1, 0, 0))
-    least = FAR_ROWS if are_far and not is_spread else LEAST_ROWS
+    lie_ready, are_far = not needs_panel(kernel, 0), meets and reads_far_rows(limits)
+    least = FAR_ROWS if lie_ready and are_far and not is_spread else LEAST_ROWS
     rows = max(least, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
     block = min(round_up(rows, height), round_up(batch, height))
     stores_past = past(kernel, batch, "outputs", lanes, width)
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, stores_past)
     shape = Shape(kernel, found)
     straddles = shape.reaches and (few or not shape.is_short)  # lines; or all entries are the last ones, and copied anyway
-    is_copied = needs_panel(kernel, found) or straddles or (meets and not are_far)
+    is_copied = not lie_ready or straddles or (meets and not are_far)
     return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
 
 

@@ -43,7 +43,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule(
         "panel is 1 along the batch, and where inputs are not reals in rows",
-        lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c)),
+        lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c.pairs)),
     ),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule("pairs is 0 but in bfloat16 with four lanes or more", lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16)),

@@ -170,7 +170,7 @@ class Shape(Planes):
     def reaches(self) -> bool:
         """Whether the vectors that the inputs of one l are read as reach beyond them, so that the last ones of an array are copied."""
         d, lanes = self.kernel.pattern.d, self.constants.lanes
-        return self.is_along_outputs and (lanes % d > 0 if self.is_short else d % lanes > 0) and not (self.is_short and d > lanes)
+        return self.is_along_outputs and (d < lanes and lanes % d > 0 if self.is_short else d % lanes > 0)
 
     @property
     def x_row(self) -> int:
@@ -286,11 +286,11 @@ def lie_in_pairs(kernel: KernelSpec) -> bool:
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0 and kernel.stride == "dense"
 
 
-def needs_panel(kernel: KernelSpec, constants: VectorConstants) -> bool:
+def needs_panel(kernel: KernelSpec, pairs: int) -> bool:
     """Where inputs are neither reals nor pairs as they lie, or do not lie in rows."""
     if kernel.layout == "bsl":
         return True
-    return kernel.x_item_bytes < 4 and not (constants.pairs and lie_in_pairs(kernel))
+    return kernel.x_item_bytes < 4 and not (pairs and lie_in_pairs(kernel))
 
 
 def spaced(elements: int, shape: Shape) -> int:
