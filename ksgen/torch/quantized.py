@@ -4,7 +4,7 @@ Kernels multiply by the values as they are. Gradients of x flow through what the
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from io import StringIO
 from typing import Any, Self
@@ -72,12 +72,10 @@ class QuantizedKSLinear(Folding, nn.Module):
 
     def _forget(self) -> None:
         """What belongs to this process."""
-        self._seen: tuple[tuple[int, int | None], ...] = ()
-        self._parts: list[Quantized] = []
-        self._calls: dict[Hashable, _Served | None] = {}
+        self._made = _Made(())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_seen": (), "_parts": [], "_calls": {}}
+        return self.__dict__ | {"_made": _Made(())}
 
     # ---- the weights
 
@@ -220,7 +218,7 @@ class QuantizedKSLinear(Folding, nn.Module):
         x, residual = rows_of(x), rows_of(residual)
         bias = None if bias is None else contiguous(bias)
         options = {"layout": self.layout, "activation": self.activation, "bias": bias, "residual": residual, "precision": kind}
-        own, parts = chain_launcher(self._shapes, self.between, self.fuse), self._quantized()
+        own, parts = chain_launcher(self._shapes, self.between, self.fuse), self._quantized().parts
         if x.device.type == "cuda" and self.fuse == "auto" and len(parts) > 1:
             return self._on_gpu(own, x, parts, options)
         y: Tensor = own(x, parts, **options)
@@ -272,15 +270,20 @@ class QuantizedKSLinear(Folding, nn.Module):
     def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         return tuple(pattern.shape for pattern in self.chain)
 
-    def _quantized(self) -> list[Quantized]:
-        """What launchers take: others, once buffers were written to, moved or replaced, and then nothing prepared holds."""
+    def _quantized(self) -> "_Made":
+        """What is made of buffers as they are: another one, once they were written to, moved or replaced.
+
+        It is kept before anything is made, so that a thaw beside another thread's first call drops what that one makes.
+        """
         seen = tuple([_seen(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
-        if seen != self._seen:
-            self._seen, self._calls = seen, {}
+        made = self._made
+        if made.seen != seen:
             self._read_x_scale()
+            made = self._made = _Made(seen)
+        if not made.parts:
             every = zip(self.values, self.scales, self._x_scales, strict=True)
-            self._parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
-        return self._parts
+            made.parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
+        return made
 
     def _served(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """By a call that was prepared on tensors of this shape, on a processor: little but the product. None for the usual way."""
@@ -299,15 +302,15 @@ class QuantizedKSLinear(Folding, nn.Module):
             return None
         if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():
             return None
-        parts = self._quantized()
+        made = self._quantized()
         shapes = (x.shape, *(None if each is None else each.shape for each in (residual, bias)))
         options = (self.layout, self.activation, self.between, self.fuse)
         key = (*shapes, x.dtype, *options, torch.get_num_threads(), PLANNER.generation)
-        if key not in self._calls:
-            if len(self._calls) >= MOST_CALLS:
-                self._calls.clear()
-            self._calls[key] = self._prepared(parts, x, bias, residual)
-        served = self._calls[key]
+        served = made.calls.get(key, _UNMET)  # asked once: another thread may drop all of them
+        if served is _UNMET:
+            if len(made.calls) >= MOST_CALLS:
+                made.calls.clear()
+            made.calls[key] = served = self._prepared(made.parts, x, bias, residual)
         if served is None:
             return None
         added = None if residual is None else residual.view(served.y_rows)
@@ -381,6 +384,18 @@ class _Served:
     x_rows: tuple[int, ...]
     y_rows: tuple[int, ...]
     y_shape: tuple[int, ...]
+
+
+_UNMET: Any = object()  # of tensors of a shape that was never met
+
+
+@dataclass(eq=False)
+class _Made:
+    """What was made of buffers that were seen so: what launchers take, and prepared calls; None for what the usual way does."""
+
+    seen: tuple[tuple[int, int | None], ...]
+    parts: list[Quantized] = field(default_factory=list)
+    calls: dict[Hashable, _Served | None] = field(default_factory=dict)
 
 
 def _is_plain_here(tensor: Tensor) -> bool:

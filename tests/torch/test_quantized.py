@@ -2,6 +2,7 @@
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from typing import Any
@@ -96,6 +97,50 @@ def test_gradients_of_x_and_bias_flow_and_the_weights_have_none() -> None:
     with pytest.raises(LaunchError, match="weights in e4m3 are not trained; train the KSLinear, and quantize it then"):
         made.requires_grad_()
     made.requires_grad_(False)
+
+
+def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a first call is prepared, another thread writes unseen, thaws and calls: what that first call leaves behind serves nobody."""
+    _, made = layer_of(bias=False)
+    x, prepare = torch.randn(4, 48), quantized._prepared
+
+    def beside() -> None:
+        with torch.no_grad():
+            made.values_1.data.zero_()
+            made.thaw()(x[:1])
+
+    def prepared_beside_a_write(*given: Any) -> Any:
+        monkeypatch.setattr(quantized, "_prepared", prepare)
+        found = prepare(*given)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(beside).result()
+        return found
+
+    monkeypatch.setattr(quantized, "_prepared", prepared_beside_a_write)
+    with torch.no_grad():
+        assert made(x).any()  # by the weights as they were when it began
+        assert not made(x).any()
+
+
+def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, made = layer_of()
+    x, make, ys = torch.randn(4, 48), quantized._made_of, list[Tensor]()
+    wanted = wide_of(made)(x.double()).detach()
+
+    def beside() -> None:
+        with torch.no_grad():
+            ys.append(made(x))
+
+    def made_beside_a_call(*given: Any) -> Any:
+        monkeypatch.setattr(quantized, "_made_of", make)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(beside).result()
+        return make(*given)
+
+    monkeypatch.setattr(quantized, "_made_of", made_beside_a_call)
+    with torch.no_grad():
+        ys.append(made(x))
+    assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
 
 
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
@@ -481,6 +526,6 @@ def test_a_chain_that_cannot_be_built_goes_factor_by_factor(monkeypatch: pytest.
     monkeypatch.setattr(quantized, "never_one_launch", lambda own, error: told.append((own, str(error))))
     options = {"layout": "bsf", "activation": "none", "bias": None, "residual": None, "precision": "float32"}
     for _ in range(2):
-        torch.testing.assert_close(made._on_gpu(whole, x, made._quantized(), options), wanted)
+        torch.testing.assert_close(made._on_gpu(whole, x, made._quantized().parts, options), wanted)
     assert told == [(whole, "no compiler")]
     assert asked == [{"precision": "float32", "layout": "bsf", "epilogue": Epilogue(), "batch": 4, "weights": "int8", "inputs": "same"}] * 2
