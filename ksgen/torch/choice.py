@@ -46,6 +46,7 @@ OF_GROUPS = ("group", "prepared group")
 WAYS_OF_LAYERS = {  # of several factors, in words
     "ksgen": "one launch",
     "in turn": "a launch for each factor by one call",
+    "apart": "a launch for each factor",
     "each": "each factor by its fastest way",
 }
 
@@ -236,16 +237,24 @@ def is_one_launch(
     own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
     out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
 ) -> Verdict:  # fmt: skip
-    """Whether a layer's factors, or several layers, are one launch on a tensor's GPU, and why; never again once one could not be had."""
+    """Whether a layer's factors, or several layers, are one launch on a tensor's device, and why; never again once one could not be had."""
     if own in _not_one:
         return Verdict(False, f"one for all cannot be had: {_not_one[own]}")
+    more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
+    if weights != SAME:
+        more |= {"weights": weights, "inputs": inputs}
     try:
-        more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
-        if weights != SAME:
-            more |= {"weights": weights, "inputs": inputs}
-        return own.verdict(device_for(("cuda", device.index)), precision, layout, epilogue, batch, **more)
+        where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # devices are hashed by their identity
+        return _verdict(own, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
     except DeviceError as error:  # the factors by themselves say what is missing
         return Verdict(False, str(error))
+
+
+@lru_cache(REMEMBERED)
+def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
+    *others, more, _ = job
+    found: Verdict = own.verdict(device, *others, **dict(more))
+    return found
 
 
 def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:

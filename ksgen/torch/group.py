@@ -151,8 +151,6 @@ class KSLinears(nn.ModuleList):
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
         place, least = _place_of(x), 1
-        if place == "cpu" and self._first.fuse == "auto" and self._first.layout == "bsl":
-            return False  # its launcher launches each factor by itself there
         if place == "cpu" and self._first.fuse == "auto":  # fewer take less by each layer's prepared call
             least = least_entries(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.numel() < least:
@@ -166,7 +164,11 @@ class KSLinears(nn.ModuleList):
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
         is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
         is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # another one needs its own on a processor
-        return x.dim() > 1 and is_usual and all(tensor is None or tensor.dtype == x.dtype for tensor in tensors)
+        if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
+            return False
+        if place == "cpu" and layer.fuse == "auto":  # else its launcher launches each factor by itself
+            return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
+        return True
 
     def _in_one_launch(self, x: Tensor) -> Tensor:
         layers, layer = list(self._linears()), self._first

@@ -124,7 +124,7 @@ def multiply_chain(
     if not cast_x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(cast_x.dtype)):
         return one_by_one()
 
-    def in_one_launch() -> Tensor:
+    def by_launcher() -> Tensor:
         extras = {
             "bias": None if cast_bias is None else contiguous(cast_bias),
             "residual": rows_of(cast_residual),
@@ -134,21 +134,20 @@ def multiply_chain(
         y: Tensor = own(rows_of(cast_x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
         return y
 
-    if fuse == "yes":
-        return in_one_launch()
+    if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
+        return by_launcher()
+    added = bias is not None, residual is not None
+    epilogue = Epilogue(added[0], activation, added[1])
+    is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
     if x.device.type == "cuda":
-        epilogue = Epilogue(bias is not None, activation, residual is not None)
-        if is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one:
+        if is_one:
             try:
-                return in_one_launch()
+                return by_launcher()
             except ToolchainError as error:
                 never_one_launch(own, error)
         return one_by_one()
-    if backend == "ksgen":
-        return in_one_launch()
-    shapes, added = [each.shape for each in cast], (bias is not None, residual is not None)
-    job = job_of("chain", shapes, cast_x.dtype, layout_word(layout, out_layout), activation, *added, between)
-    ways = {"ksgen": in_one_launch, "each": one_by_one}
+    job = job_of("chain", [each.shape for each in cast], cast_x.dtype, layout_word(layout, out_layout), activation, *added, between)
+    ways = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
     return ways[faster((job, size_of(batch), *ways), ways)]()
 
 

@@ -118,7 +118,7 @@ def test_where_no_kernel_can_be_had_pytorch_multiplies_and_it_is_said_once() -> 
 
 
 def test_a_layer_that_cannot_be_one_launch_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimpleNamespace(index=0)
+    device = torch.device("cuda", 0)
     own: Any = type("Own", (), {"title": "a chain", "parts": "factor", "verdict": lambda *_: Verdict(True, "it is faster")})()
     monkeypatch.setattr(choice, "_not_one", {})
     monkeypatch.setattr(choice, "device_for", lambda place: place)

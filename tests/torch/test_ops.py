@@ -13,12 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.errors import DeviceError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.launch.fits import Fits  # noqa: E402
-from ksgen.launcher import Launcher  # noqa: E402
+from ksgen.launcher import ChainLauncher, Launcher  # noqa: E402
 from ksgen.measure.verify import tolerance  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec  # noqa: E402
-from ksgen.torch import choice, multiply, ops, products  # noqa: E402
+from ksgen.torch import KSLinear, choice, multiply, ops, products  # noqa: E402
 from ksgen.torch.epilogue import finish  # noqa: E402
+from tests.support.native import chosen_native  # noqa: E402
 from tests.support.torch_cases import SHAPES, error, matrix, truth, use_kernels  # noqa: E402
 
 BATCH = 7
@@ -450,6 +451,34 @@ def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytes
     called.clear()
     multiply(x, weights).sum().backward()
     assert len(called) == launches
+
+
+# ---- several factors
+
+
+@pytest.mark.parametrize(
+    ("layout", "out_layout", "batch", "is_one"),
+    [("bsf", None, 1, False), ("bsf", None, 300, True), ("bsl", None, 300, False), ("bsl", "bsf", 300, True)],
+)
+def test_a_layer_is_timed_and_explained_as_what_its_launcher_does(
+    layout: str, out_layout: str | None, batch: int, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen_native(monkeypatch)
+    monkeypatch.setattr(choice, "_measured", {})
+    launched: set[bool] = set()
+    fused = ChainLauncher._fused
+
+    def watched(own: ChainLauncher, *given: Any) -> Any:
+        call = fused(own, *given)
+        launched.add(call is not None)
+        return call
+
+    monkeypatch.setattr(ChainLauncher, "_fused", watched)
+    layer = KSLinear([(6, 64, 64, 1), (1, 768, 192, 2)], layout=layout, out_layout=out_layout)
+    with torch.no_grad():
+        layer(matrix(batch, layer.in_features, layout, torch.float32))
+    (told,) = [line for line in layer.explain(batch).splitlines() if line.startswith("all factors: ")]
+    assert (launched, "one launch " in told, "a launch for each factor " in told) == ({is_one}, is_one, not is_one)
 
 
 # ---- small steps of training
