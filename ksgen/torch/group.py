@@ -66,8 +66,8 @@ class KSLinears(nn.ModuleList):
 
     def explain(self, batch: int = 1024) -> str:
         """What each layer says of itself; whether all are one launch on a GPU; how long one launch of all took on a processor."""
-        lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in each.explain(batch).splitlines()]
-        if not self._are_plain:
+        lines = [f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()]
+        if not len(self) or not self._are_plain:
             return "\n".join(lines)
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
@@ -81,7 +81,7 @@ class KSLinears(nn.ModuleList):
 
     def to_dense(self) -> Tensor:
         """The matrix of all of them."""
-        return torch.cat([layer.to_dense() for layer in self])
+        return torch.cat([_dense(layer, number) for number, layer in enumerate(self, 1)])
 
     @property
     def _are_plain(self) -> bool:
@@ -182,6 +182,22 @@ class KSLinears(nn.ModuleList):
         options: dict[str, Any] = {"layout": layer.layout, "activation": layer.activation, "precision": layer.precision}
         self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
+
+
+def _explained(layer: Any, batch: int) -> str:
+    """Of any module: others may stand in a layer's place."""
+    return str(layer.explain(batch)) if hasattr(layer, "explain") else f"{type(layer).__name__}: no layer of ksgen's, called as it is"
+
+
+def _dense(layer: Any, number: int) -> Tensor:
+    if hasattr(layer, "to_dense"):
+        found: Tensor = layer.to_dense()
+        return found
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+        return layer.weight
+    raise LaunchError(
+        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of ksgen's, and nn.Linear"
+    )
 
 
 def _place_of(tensor: Tensor) -> str:

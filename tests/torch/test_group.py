@@ -198,6 +198,20 @@ def test_layers_that_differ_are_called_one_by_one(launched: list[int], change: A
         assert not together._is_served(rows(MANY))
 
 
+def test_other_modules_in_a_layers_place() -> None:
+    """Are explained, and have a matrix where they are an nn.Linear."""
+    together, x = KSLinear.group(layers(bias=False)), rows(5)
+    together[1] = nn.Linear(24, 6, bias=False)
+    lines = together.explain(5).splitlines()
+    assert (lines[0][:3], "2. Linear: no layer of ksgen's, called as it is" in lines) == ("1. ", True)
+    torch.testing.assert_close(together(x), x @ together.to_dense().T)
+    together[1] = nn.Sequential(nn.Linear(24, 6), nn.ReLU())
+    assert "2. Sequential: no layer of ksgen's, called as it is" in together.explain(5)
+    with pytest.raises(LaunchError, match="layer 2 of the group is a Sequential, whose matrix is not known; accepted: layers"):
+        together.to_dense()
+    assert KSLinears([]).explain() == ""
+
+
 def test_compiled_and_exported(launched: list[int]) -> None:
     """As each alone: their operators are visible."""
     own, x = layers(), rows(MANY)
