@@ -33,6 +33,10 @@ from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
 
+OPTIONS: dict[str, Any] = {  # may be set anew, checked; and what they are where nobody says
+    "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
+    "out_layout": None,
+}  # fmt: skip
 Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
 
@@ -65,24 +69,12 @@ class KSLinear(Folding, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
-        check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
-        if between != "none" and len(self.chain) < 2:
-            raise LaunchError(f"KSLinear({self.chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
-        check_words(layout=(layout, LAYOUTS))
-        check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
-        for pattern in self.chain:  # refuses unknown words, and sizes beyond memory
-            KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
+        given = (layout, precision, backend, activation, between, fuse, intermediates, out_layout)
+        options: dict[str, Any] = dict(zip(OPTIONS, given, strict=True))
         check_device(device)
-        if dtype is None:
-            dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
-        check_dtype(dtype)
-        check_precision(precision, dtype_name(dtype))
-        check_activation(activation, dtype)
-        check_activation(between, dtype, "between")
-        check_backend(backend, precision, dtype)
-        check_fuse(fuse, backend)
-        self.layout, self.precision, self.backend, self.activation, self.between = layout, precision, backend, activation, between
-        self.fuse, self.intermediates, self.out_layout = fuse, intermediates, None if out_layout == layout else out_layout
+        dtype = checked_dtype(self.chain, bias, dtype, **options)
+        for name, value in options.items():
+            self._set(name, value)
         self.weights = nn.ParameterList(torch.empty(pattern.shape, device=device, dtype=dtype) for pattern in self.chain)
         self.register_parameter("bias", nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None)
         self.reset_parameters()
@@ -144,7 +136,23 @@ class KSLinear(Folding, nn.Linear):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":  # of a parameter, PyTorch would say that the attribute exists
             object.__setattr__(self, name, value)
+        if name in OPTIONS:
+            options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
+            is_of_weights = name == "precision" or self.precision is None  # else a cast may have taken the precision away, which calls say
+            checked_dtype(self.chain, self.bias is not None, self.weights[0].dtype if is_of_weights else None, **options)
+            if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
+                raise LaunchError(f"{self._name()}: {name}={value!r} would turn y of a layer that is split; accepted: y as x is")
+            self._set(name, value)
+            return
+        if name == "chain" and name in vars(self):
+            raise LaunchError(f"{self._name()}: chain cannot be set; accepted: a new KSLinear")
         super().__setattr__(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
+        """An option that was checked."""
+        super().__setattr__(name, value)
+        if name in ("layout", "out_layout") and self.out_layout == self.layout:
+            super().__setattr__("out_layout", None)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """As for any module, except by PyTorch's `ColwiseParallel`, which takes the weights for those of an `nn.Linear`."""
@@ -271,9 +279,7 @@ class KSLinear(Folding, nn.Linear):
 
     def extra_repr(self) -> str:
         words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}", f"bias={self.bias is not None}"]
-        options = {"layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto"}
-        options |= {"intermediates": "keep", "out_layout": None}
-        words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        words += [f"{name}={getattr(self, name)}" for name, usual in OPTIONS.items() if getattr(self, name) != usual]
         words += [] if self.split is None else [f"here {self.own_chain}"]
         return ", ".join(words)
 
@@ -298,6 +304,29 @@ class KSLinear(Folding, nn.Linear):
 
     def _name(self) -> str:
         return f"KSLinear({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
+
+
+def checked_dtype(
+    chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str, activation: str,
+    between: str, fuse: str, intermediates: str, out_layout: str | None,
+) -> torch.dtype:  # fmt: skip
+    """The type of the weights, by default that of the precision; an error on an option that is not accepted, or not beside the others."""
+    check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
+    if between != "none" and len(chain) < 2:
+        raise LaunchError(f"KSLinear({chain}): between={between!r} where there is one factor; accepted: 'none', or two or more")
+    check_words(layout=(layout, LAYOUTS))
+    check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
+    for pattern in chain:  # refuses unknown words, and sizes beyond memory
+        KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
+    if dtype is None:
+        dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
+    check_dtype(dtype)
+    check_precision(precision, dtype_name(dtype))
+    check_activation(activation, dtype)
+    check_activation(between, dtype, "between")
+    check_backend(backend, precision, dtype)
+    check_fuse(fuse, backend)
+    return dtype
 
 
 def _draw(parameter: Tensor, bound: float) -> None:

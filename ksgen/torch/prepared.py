@@ -18,12 +18,11 @@ from ksgen.launch.call import Call, Elsewhere
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import look_of
 from ksgen.launcher import Weights
-from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import layout_word
 from ksgen.torch import frozen, products
 from ksgen.torch.checks import dtype_name
 from ksgen.torch.choice import chain_launcher, faster, has_kernels, job_of, launcher, size_of
-from ksgen.torch.epilogue import ACTIVATIONS, finish
+from ksgen.torch.epilogue import finish
 from ksgen.torch.frozen import made_of
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import is_transformed, turned_at
@@ -103,13 +102,6 @@ def prepare(layer: Any, x: Tensor, residual: Tensor | None) -> "Prepared | None"
     """The call for such tensors; None where this residual is refused, `UnfitError` where no call serves the layer as it is."""
     bias = layer._parameters.get("bias")
     if layer.bias is not bias or layer.backend not in BACKENDS or layer.precision not in (None, dtype_name(x.dtype)):
-        raise UnfitError
-    if (
-        layer.layout not in LAYOUTS
-        or layer.y_layout not in LAYOUTS
-        or layer.activation not in ACTIVATIONS
-        or layer.between not in ACTIVATIONS
-    ):
         raise UnfitError
     if any(each.dtype != x.dtype for each in layer.weights):
         raise UnfitError

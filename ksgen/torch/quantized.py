@@ -29,13 +29,14 @@ from ksgen.torch.convert import put
 from ksgen.torch.epilogue import finish
 from ksgen.torch.folding import Folding
 from ksgen.torch.intermediates import multiply_between
-from ksgen.torch.layer import KSLinear
+from ksgen.torch.layer import OPTIONS, KSLinear, checked_dtype
 from ksgen.torch.ops import autocast, contiguous, is_plain, is_transformed, multiply, rows_of
 from ksgen.torch.prepared import MOST_CALLS, Own, Step, begins_well, in_kernels, lies_here
 from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
+SETTABLE = ("layout", "activation", "between", "fuse")  # anew, checked
 CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
 
 
@@ -69,6 +70,15 @@ class QuantizedKSLinear(Folding, nn.Module):
         bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", bias)
         self._forget()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            if name in ("chain", "storage", "per"):
+                raise LaunchError(f"{self._name()}: {name} cannot be set; accepted: a KSLinear that is quantized so")
+            if name in SETTABLE:
+                options = OPTIONS | {each: getattr(self, each) for each in SETTABLE} | {name: value}
+                checked_dtype(self.chain, self.bias is not None, torch.float32, **options)
+        super().__setattr__(name, value)
 
     def _forget(self) -> None:
         """What belongs to this process."""
@@ -371,8 +381,7 @@ class QuantizedKSLinear(Folding, nn.Module):
             f"{sum(self.saturated)} of {self.chain.weight_count} saturated",
         ]
         words += [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
-        options = {"layout": "bsf", "activation": "none", "between": "none", "fuse": "auto"}
-        words += [f"{name}={getattr(self, name)}" for name, usual in options.items() if getattr(self, name) != usual]
+        words += [f"{name}={getattr(self, name)}" for name in SETTABLE if getattr(self, name) != OPTIONS[name]]
         return ", ".join(words)
 
 

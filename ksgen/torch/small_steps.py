@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksgen.spec import LAYOUTS
 from ksgen.torch import choice, frozen, ops
 from ksgen.torch.checks import dtype_name
-from ksgen.torch.epilogue import ACTIVATIONS
 from ksgen.torch.intermediates import is_recomputed
 
 _served: dict[Hashable, bool] = {}  # whether PyTorch's products serve, by all that decides it
@@ -36,10 +34,7 @@ def serve(layer: Any, x: Tensor) -> Tensor | None:
         return None
     of_layer = (layer.layout, layer.out_layout, layer.activation, layer.between, layer.fuse, layer.precision, layer.backend)
     key = (chain.factors, *of_layer, layer.intermediates, x.shape, dtype, x.requires_grad, bias is None, torch.get_num_threads())
-    try:
-        serves = _served.get(key)
-    except TypeError:  # an option that is no word is refused the usual way
-        return None
+    serves = _served.get(key)
     if serves is False or ops.is_transformed() or torch._C._len_torch_dispatch_stack():
         return None
     if torch.is_autocast_enabled("cpu") or torch.jit.is_tracing() or layer._parallel is not None or frozen.was_frozen(layer):
@@ -76,9 +71,7 @@ def _is_served(layer: Any, x: Tensor, has_bias: bool) -> bool | None:
     chain, layout = layer.own_chain, layer.layout
     if layer.backend != "auto" or layer.out_layout is not None or layer.precision not in (None, dtype_name(x.dtype)):
         return False
-    if layout not in LAYOUTS or layer.fuse == "yes" or layer.activation not in ACTIVATIONS or layer.between not in ACTIVATIONS:
-        return False
-    if is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
+    if layer.fuse == "yes" or is_recomputed(layer.intermediates, chain, (layer.between, layer.activation)):
         return False
     features, batch = x.shape[-1 if layout == "bsf" else 0] if x.dim() else 0, x.numel() // chain.in_features
     if features != chain.in_features or not 0 < batch <= ops.FEW_ENTRIES or not choice.has_kernels(x.device):

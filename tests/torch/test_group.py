@@ -183,7 +183,7 @@ def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytes
     [
         lambda own: own[1].register_forward_hook(lambda *given: None),
         lambda own: setattr(own[1], "activation", "relu"),
-        lambda own: setattr(own[1], "between", "relu"),
+        lambda own: setattr(own[0], "between", "relu"),
         lambda own: [setattr(each, "fuse", "no") for each in own],
         lambda own: setattr(own[1], "backend", "bmm"),
         lambda own: own[1].double(),

@@ -566,11 +566,43 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         layer(x.numpy())
 
 
-def test_a_backend_that_a_precision_does_not_have_is_refused_later_too() -> None:
-    layer = make(precision="tf32x3")
-    layer.backend = "einsum"
-    with pytest.raises(SpecError, match="precision='tf32x3' with backend='einsum'; only ksgen's kernels have it"):
-        layer(x_of())
+@pytest.mark.parametrize(
+    ("options", "name", "value", "message"),
+    [
+        ({}, "activation", "nonsense", "activation='nonsense'; .*accepted: none, relu"),
+        ({}, "activation", ["relu"], r"activation=\['relu'\]; .*accepted: none, relu"),
+        ({}, "between", "geluu", "between='geluu'; did you mean gelu"),
+        ({}, "layout", "bfs", r"layout='bfs'; did you mean bsl\? accepted: bsf, bsl"),
+        ({}, "out_layout", "x", "out_layout='x'; accepted: bsf, bsl"),
+        ({}, "backend", "einsums", "backend='einsums'; did you mean einsum"),
+        ({"precision": "tf32x3"}, "backend", "einsum", "precision='tf32x3' with backend='einsum'; only ksgen's kernels have it"),
+        ({"backend": "bmm"}, "fuse", "yes", "fuse='yes' with backend='bmm'; only ksgen's kernels have one launch of all"),
+        ({}, "intermediates", "drop", "intermediates='drop'; accepted: keep, recompute, auto"),
+        ({}, "precision", "tf33", "precision='tf33'; did you mean tf32"),
+        ({"dtype": torch.float16}, "precision", "tf32", "precision='tf32' for tensors of float16; accepted: float16"),
+        ({"dtype": torch.complex64}, "activation", "relu", "activation=relu of complex numbers, complex64; accepted: none"),
+        ({}, "chain", CHAIN[:1], "chain cannot be set; accepted: a new KSLinear"),
+    ],
+)
+def test_an_option_that_is_set_later_is_checked_at_once(options: dict[str, Any], name: str, value: Any, message: str) -> None:
+    layer = KSLinear(CHAIN, **options)
+    before = getattr(layer, name)
+    with pytest.raises(KsgenError, match=message):
+        setattr(layer, name, value)
+    assert getattr(layer, name) == before
+
+
+def test_options_that_are_set_later_count() -> None:
+    layer, x = make(), x_of()
+    layer.activation, layer.backend, layer.between, layer.out_layout = "relu", "einsum", "silu", "bsl"
+    wanted = KSLinear.from_weights(layer.weights, layer.bias, activation="relu", between="silu", backend="bmm")(x)
+    torch.testing.assert_close(layer(x).movedim(0, -1), wanted)
+    layer.out_layout = "bsf"
+    assert layer.out_layout is None
+    cast = make(precision="tf32x3").half()
+    cast.activation = "relu"  # whatever the cast took away, which calls say
+    cast.precision = None
+    assert cast(x.half()).dtype == torch.float16
 
 
 def test_a_precision_that_a_moved_layer_no_longer_has_is_refused() -> None:

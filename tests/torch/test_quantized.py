@@ -99,6 +99,18 @@ def test_gradients_of_x_and_bias_flow_and_the_weights_have_none() -> None:
     made.requires_grad_(False)
 
 
+def test_an_option_that_is_set_later_is_checked_at_once() -> None:
+    _, made = layer_of(bias=False)
+    wrong = {"layout": "foo", "activation": "geluu", "between": "x", "fuse": "never"}
+    for name, value in wrong.items():
+        with pytest.raises(SpecError, match=f"{name}='{value}'; .*accepted"):
+            setattr(made, name, value)
+    for name in ("chain", "storage", "per"):
+        with pytest.raises(LaunchError, match=f"{name} cannot be set; accepted: a KSLinear that is quantized so"):
+            setattr(made, name, "e4m3")
+    assert "=" not in repr(made).replace("_features=", "").replace("bias=", "").replace("weights=", "")
+
+
 def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a first call is prepared, another thread writes unseen, thaws and calls: what that first call leaves behind serves nobody."""
     _, made = layer_of(bias=False)

@@ -185,18 +185,12 @@ def _with_a_short_bias(layer: Any) -> None:
     layer(x_of(layer))
 
 
-def _with_a_list(layer: Any) -> None:
-    layer.activation = ["relu"]
-    layer(x_of(layer))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (_of_other_features, r"got x of shape \(5, 13\)"),
         (_with_other_weights, "multiply by 1,8,5,2: got x of shape"),
         (_with_a_short_bias, r"got bias of shape \(1,\); \(12,\) is needed"),
-        (_with_a_list, "activation=.*relu.*accepted"),
     ],
 )
 def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -> None:
