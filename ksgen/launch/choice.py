@@ -87,6 +87,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
             where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
+            where += ", as that one's time cannot be trusted" if found.batch != batch and batch in wisdom.batches(kernel) else ""
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
             said, is_measured = f"{who} measured at {where}{doubt}", is_near(found.batch, batch) and found.is_sound

@@ -112,7 +112,8 @@ class Tuner:
 
     def _tune(self, job: Job, say: Callable[[Progress], None]) -> Tuned:
         try:
-            machine, incumbent = self.machine(job), self._wisdom.lookup(job.kernel, job.batch)
+            machine = self.machine(job)
+            incumbent = self._wisdom.of(job.kernel, job.batch) or self._wisdom.lookup(job.kernel, job.batch)
         except (KsgenError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
             if not self.stop.is_set():
                 raise

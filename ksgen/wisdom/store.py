@@ -142,7 +142,7 @@ class Wisdom:
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
-        kernel was never measured.
+        kernel was never measured. Sound entries that say something of this batch (`is_near`) go before those that are in doubt or stale.
 
         A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
         dense arrays; a chain with activations, what was found without. Few batch entries and many say nothing of each other.
@@ -155,7 +155,11 @@ class Wisdom:
         if not known:
             return None
         assert found is not None
-        return found[min(known, key=lambda have: (max(have, batch) / min(have, batch), have))]
+        return found[min(known, key=lambda have: (not _decides(found[have], batch), max(have, batch) / min(have, batch), have))]
+
+    def of(self, kernel: KernelSpec, batch: int) -> Entry | None:
+        """The entry of this very kernel and batch."""
+        return self._by_kernel.get(kernel, {}).get(batch)
 
     def batches(self, kernel: KernelSpec) -> list[int]:
         """The batches at which the kernel was measured."""
@@ -170,6 +174,10 @@ class Wisdom:
 def is_near(measured: int, batch: int) -> bool:
     """Whether a time that was measured at one batch says something of another."""
     return max(measured, batch) <= NEAR * min(measured, batch)
+
+
+def _decides(entry: Entry, batch: int) -> bool:
+    return entry.is_sound and is_near(entry.batch, batch)
 
 
 def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:

@@ -150,6 +150,18 @@ def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
     assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
 
 
+def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
+    sound, doubtful, stale = entry(1000, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
+    known = Wisdom([doubtful, stale, sound])
+    found = {batch: known.lookup(KERNEL, batch) for batch in (250, 1500, 1600, 4000, 4001, 249)}
+    assert {batch: each and each.constants.stages for batch, each in found.items()} == {250: 3, 1500: 3, 1600: 3, 4000: 3, 4001: 2, 249: 3}
+    assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
+    told = "wisdom, measured at batch 1000, the nearest to 1500, as that one's time cannot be trusted"
+    assert choose(KERNEL, 1500, GPU, known).why == told
+    assert Wisdom([doubtful, entry(5999, 3)]).lookup(KERNEL, 1500).batch == 5999
+    assert Wisdom([doubtful, entry(6001, 3)]).lookup(KERNEL, 1500) == doubtful
+
+
 def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     kernel = replace(KERNEL, precision="float16", layout="bsl")
     found = {name: FAMILIES[name].default(kernel, GPU) for name in ("wgmma_shared", "mma")}
