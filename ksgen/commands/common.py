@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ksgen.families import Limits
+    from ksgen.spec.nodes import Place
 
 PATTERN = Pattern.parse  # a click type: its errors say more than click's own
 LEAST_COLUMNS = 40  # tables and pictures need this many
@@ -77,8 +78,8 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
     return named or Path("generated") / spec.name
 
 
-def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
-    """Raise `SpecError` if checking a kernel needs more memory than this machine has. Allocates nothing."""
+def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Place | None" = None) -> None:
+    """Raise `SpecError` if checking a kernel needs more memory than this machine has. `place`: of a spec's batch. Allocates nothing."""
     from ksgen.measure.footprint import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -89,7 +90,8 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits") -> None:
         )
         has = f"this machine has {memory / 1e9:.1f} GB"
         advice = "take a smaller batch" if batch > 1 else "take a smaller pattern"
-        raise SpecError(f"--batch {batch}: checking {kernel.name} takes {need.total / 1e9:.1f} GB ({parts}), and {has}; {advice}")
+        problem = f"checking {kernel.name} takes {need.total / 1e9:.1f} GB ({parts}), and {has}; {advice}"
+        raise place.error(f"{batch}: {problem}") if place else SpecError(f"--batch {batch}: {problem}")
 
 
 def json_text(content: Any) -> str:

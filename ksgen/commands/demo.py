@@ -57,7 +57,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     folder = output_folder(output, loaded)
     entries = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
-        check_memory(kernel, kernel.batch or entries, limits_of(where))
+        check_memory(kernel, kernel.batch or entries, limits_of(where), loaded.batch_places.get(kernel))
     emit(loaded, folder)
     note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
     if not as_json:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
+
+if TYPE_CHECKING:
+    from ksgen.spec.nodes import Place
 
 
 def chain_in(text: str) -> Chain:
@@ -65,16 +68,20 @@ class Layer:
     out_layout: str | None = None
 
     @property
+    def given(self) -> list[str]:
+        """The options that ask for a layer."""
+        options = {"--beside": bool(self.beside), "--between": self.between != "none", "--out-layout": self.out_layout is not None}
+        return [name for name, is_given in options.items() if is_given]
+
+    @property
     def is_asked_for(self) -> bool:
         """Whether an option asks for a layer."""
-        return bool(self.beside) or self.between != "none" or self.out_layout is not None
+        return bool(self.given)
 
     @property
     def told(self) -> str:
         """What asks for a layer, in the words of the command line."""
-        options = {"--beside": self.beside, "--between": self.between != "none", "--out-layout": self.out_layout}
-        given = [name for name, is_given in options.items() if is_given]
-        return " with ".join([counted(len(self.patterns), "pattern"), *([", ".join(given)] if given else [])])
+        return " with ".join([counted(len(self.patterns), "pattern"), *([", ".join(self.given)] if self.given else [])])
 
     @property
     def chains(self) -> tuple[Chain, ...]:
@@ -93,8 +100,9 @@ class Layer:
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
 
-def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> KernelSpec:
-    """The first launch that counts of a layer or group of a spec, in the spec's order; of the only one, where none is named."""
+def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, Place | None]":
+    """The first launch that counts of a layer or group of a spec, in the spec's order; of the only one, where none is named. And where its
+    batch stands there."""
     from ksgen.spec import load
 
     loaded = load(find_spec(spec))
@@ -113,7 +121,7 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> KernelSpec:
     kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
     if not (found := next(filter(wanted.counts, kernels), None)):
         raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
-    return found
+    return found, loaded.batch_places.get(found)
 
 
 def takes_layers(function: Callable[..., None]) -> Callable[..., None]:

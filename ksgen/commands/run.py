@@ -91,19 +91,21 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     wanted, epilogue = Wanted(precision, layout, weights, inputs), Epilogue(bias, activation, residual)
+    place = None  # of the batch in a spec
     if spec is None and of_spec is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
     else:
         given = {"--bias": bias, "--activation": activation != "none", "--residual": residual, "--stride": stride != "dense"}
-        given |= {"--job": job != "multiply", "--beside, --between and --out-layout": layer.is_asked_for, "patterns": bool(patterns)}
+        given |= {"--job": job != "multiply", **dict.fromkeys(layer.given, True), "patterns": bool(patterns)}
         _check_spec(spec, of_spec, [option for option, is_given in given.items() if is_given])
-        kernel = launch_of_spec(cast("Path", spec), of_spec, wanted)
+        kernel, place = launch_of_spec(cast("Path", spec), of_spec, wanted)
+        place = None if batch else place
         batch = batch or kernel.batch
         if batch != kernel.batch:  # else the text of that batch is run, as launchers do
             kernel = replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
-    check_memory(kernel, batch, limits_of(where))
+    check_memory(kernel, batch, limits_of(where), place)
     watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
     apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.job == CHAIN else []

@@ -73,7 +73,7 @@ def command(
     wanted = Wanted(precision, layout, weights, inputs)
     if spec:
         if layer.is_asked_for:
-            raise SpecError("--beside, --between and --out-layout go with patterns; accepted with --spec: what it says of its layers")
+            raise SpecError(f"{', '.join(layer.given)} beside --spec; accepted with it: what it says of its layers, or patterns without it")
         kernels, layers = _of_spec(spec, wanted)
     else:
         kernels, layers = _of_patterns(patterns, layer, wanted)
@@ -114,10 +114,10 @@ def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _
         raise SpecError(f"{spec}: no kernel in it has {told}")
     layers = {}
     for name, chains in loaded.chains_of.items():
-        if last := _first(wanted, loaded.wanted[name]):
+        if last := next(filter(wanted.counts, loaded.wanted[name]), None):
             own = loaded.options_of(name)
             given = Layer(chains[0].factors, chains[1:], own.between, own.out_layout)
-            whole = given.launch(last.precision, last.layout, Epilogue(), last.weights, last.inputs)
+            whole = given.launch(last.precision, last.layout, last.epilogue, last.weights, last.inputs)
             layers[name] = _Layer(chains, whole, own.fuse)
     return kernels, layers
 

@@ -87,7 +87,7 @@ def command(
 
     is_layer = chain or layer.is_asked_for
     wanted = Wanted(precision, layout, weights, inputs, job)
-    kernels = _of_layer(layer, spec, wanted) if is_layer else _kernels(patterns, spec, wanted)
+    kernels = _of_layer(layer, chain, spec, wanted) if is_layer else _kernels(patterns, spec, wanted)
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
@@ -141,11 +141,12 @@ def _launched_as(kernel: KernelSpec) -> KernelSpec:
     return replace(kernel, batch=None) if kernel.job == CHAIN else kernel
 
 
-def _of_layer(layer: Layer, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
+def _of_layer(layer: Layer, chain: bool, spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
     """All factors of a layer in one launch, or all layers of a group; and each by itself, which that is compared with."""
     from ksgen.families.chains import factor_kernels
 
-    accepted = "--chain, --beside, --between, --out-layout: accepted: a layer's patterns, two or more, without --spec and --job gradient"
+    given = ", ".join(["--chain"] * chain + layer.given)
+    accepted = f"{given}: accepted: a layer's patterns, two or more, without --spec and --job gradient"
     if spec or wanted.job == "gradient" or not layer.patterns:
         raise KsgenError(accepted)
     if (whole := layer.launch(*wanted.usual, Epilogue(), *wanted.stored)) is None:

@@ -9,7 +9,8 @@
       residual: false                    #   + residual
       gradients: false                   # what training needs besides: weights' gradients, and transposed patterns for that of x
       stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
-      weights: same                      # same: stored as x; int8, e4m3, e5m2: in eight bits, with scales
+      weights: same                      # same: stored as y; int8, e4m3, e5m2: in eight bits, with scales; bfloat16, beside float32
+      inputs: same                       # of x; or in eight bits as weights are
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}

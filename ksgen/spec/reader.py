@@ -52,6 +52,7 @@ class Options:
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
+    batch_place: Place | None = None  # where the batches stand, if anywhere
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
@@ -128,27 +129,34 @@ def read_spec(text: str, file: str, name: str) -> Spec:
             requests += [Request(node.place, pattern, defaults) for pattern in patterns]
     if not requests:
         raise root.place.error("asks for no kernel; accepted: kernels, layers or patterns")
+    kernels, places = _collect(requests)
+    launches = {title: _launches(each) for title, each in layers.items()}
+    for title, each in layers.items():
+        for whole in launches[title]:
+            places.setdefault(whole, each.options.batch_place)
     return Spec(
         name,
-        _collect(requests),
+        kernels,
         {title: each.chains[0] for title, each in layers.items() if not each.is_group},
         {title: each.chains for title, each in layers.items() if each.is_group},
         {title: each.besides for title, each in layers.items()},
-        {title: _launches(each) for title, each in layers.items()},
+        launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
+        {kernel: place for kernel, place in places.items() if place and kernel.batch},
     )
 
 
-def _collect(requests: list[Request]) -> tuple[KernelSpec, ...]:
-    kernels: dict[KernelSpec, None] = {}
+def _collect(requests: list[Request]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, Place | None]]:
+    """Every kernel once, and where its batch stands."""
+    kernels: dict[KernelSpec, Place | None] = {}
     listed: dict[KernelSpec, Place] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
         if count == MOST_KERNELS:
             raise request.place.error(f"multiplies out to too many kernels; accepted: {MOST_KERNELS} in one spec")
         if request.is_listed and (before := listed.setdefault(kernel, request.place)) is not request.place:
             raise request.place.error(f"asks for {kernel.name} again, after line {before.line}; accepted: once")
-        kernels[kernel] = None
-    return tuple(kernels)
+        kernels.setdefault(kernel, request.options.batch_place)
+    return tuple(kernels), kernels
 
 
 def _multiply_out(requests: list[Request]) -> Iterator[tuple[Request, KernelSpec]]:
@@ -252,7 +260,9 @@ def _pattern(node: Node) -> Pattern:
 
 
 def _options(node: Pairs, defaults: Options) -> Options:
-    given = {key: _one_or_more(node.pairs[key], read) for key, read in _OPTIONS.items() if key in node.pairs}
+    given: dict[str, Any] = {key: _one_or_more(node.pairs[key], read) for key, read in _OPTIONS.items() if key in node.pairs}
+    if "batch" in given:
+        given["batch_place"] = node.pairs["batch"].place
     return replace(defaults, **given)
 
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ksgen.pattern import Chain
 from ksgen.spec.kernel import KernelSpec, LayerOptions
+
+if TYPE_CHECKING:
+    from ksgen.spec.nodes import Place
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,8 @@ class Spec:
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
+
+    batch_places: "Mapping[KernelSpec, Place]" = field(default_factory=dict)  # where batches of kernels and launches stand in the text
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:

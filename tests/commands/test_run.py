@@ -150,8 +150,11 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
         (
             ("2,9,5,3", "--spec", "SPEC", "--layer", "up", "--bias", "--between", "relu", "--job", "gradient"),
-            "--bias, --job, --beside, --between and --out-layout, patterns beside --spec; accepted with it: what it says of its layers, or "
-            "patterns without it",
+            "--bias, --job, --between, patterns beside --spec; accepted with it: what it says of its layers, or patterns without it",
+        ),
+        (
+            ("--spec", "SPEC", "--layer", "up", "--beside", "2,9,5,3", "--out-layout", "bsl"),
+            "--beside, --out-layout beside --spec; accepted with it: what it says of its layers, or patterns without it",
         ),
         ((), "got 0 patterns; accepted: one, such as ksgen run 1,192,48,2; those of a layer's factors; or --spec FILE"),
     ],
@@ -160,6 +163,23 @@ def test_what_is_no_layer_of_a_spec(words: tuple[str, ...], told: str, tmp_path:
     spec = str(spec_in(tmp_path))
     done = ksgen("run", *(spec if word == "SPEC" else word for word in words))
     assert (done.returncode, done.stderr) == (2, f"ksgen: {told.replace('SPEC', spec)}\n")
+
+
+@needs_device
+def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> None:
+    """In the spec, of a layer or of all, or on the command line."""
+    layer = "  up: {chain: [[2,9,5,3], [1,4,18,3]], batch: 9000000000}\n"
+    own = spec_in(tmp_path, f"layers:\n{layer}")
+    done = ksgen("run", "--spec", str(own))
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"ksgen: {own}:2: layers.up.batch: 9000000000: checking ks_2x9x5x3_1x4x18x3_float32_bsf_batch9000000000 takes "
+    )
+    assert ksgen("run", "--spec", str(own), "--batch", "8000000000").stderr.startswith("ksgen: --batch 8000000000: checking ")
+    common = spec_in(tmp_path, "defaults:\n  layout: bsl\n  batch: [9000000000]\nlayers:\n  lone: [[2,9,5,3]]\n")
+    assert ksgen("run", "--spec", str(common)).stderr.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
+    told = ksgen("demo", str(common), "-o", str(tmp_path / "none")).stderr
+    assert told.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
 
 
 def test_a_spec_without_layers(tmp_path: Path) -> None:

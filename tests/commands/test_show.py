@@ -38,7 +38,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
         layers:
           heads: {group: [[[2,48,64,1], [1,64,48,2]], [[2,48,64,1]]], between: silu}
           turned: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
-          apart: {chain: [[2,48,64,1], [1,64,48,2]], fuse: no}
+          apart: {chain: [[2,48,64,1], [1,64,48,2]], fuse: no, bias: true, activation: [gelu, relu]}
         """
     )
     spec = ("show", "--spec", str(tmp_path / "layers.yaml"), "--precision", "float16")
@@ -50,6 +50,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
         "sm_75": None, "sm_80": "mma_chain", "sm_86": "mma_chain", "sm_90a": "mma_chain", "processor": "vector_chain"
     }  # fmt: skip
     assert set(found["apart"]["launch"]["by_device"].values()) == {None}
+    assert found["apart"]["launch"]["kernel"] == "ks_2x48x64x1_1x64x48x2_float16_bsf_bias_gelu"
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "turned: " in told
@@ -158,6 +159,7 @@ def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -
         (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
         (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),
         (["1,2"], "'1,2' is not a pattern"),
+        (["--spec", "specs/vit.yaml", "--between", "relu"], "--between beside --spec; accepted with it: what it says of its layers"),
     ],
 )
 def test_mistakes_of_show(arguments: list[str], message: str) -> None:

@@ -238,13 +238,10 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
     [
         ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
-        (
-            ("1,2,3,1", "--chain"),
-            KsgenError,
-            "--chain, --beside, --between, --out-layout: accepted: a layer's patterns, two or more",
-        ),
-        (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain, --beside, --between, --out-layout: accepted: "),
-        (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain, --beside, --between, --out-layout: accepted: "),
+        (("1,2,3,1", "--chain"), KsgenError, "--chain: accepted: a layer's patterns, two or more"),
+        (("--spec", "specs/vit.yaml", "--out-layout", "bsl"), KsgenError, "--out-layout: accepted: a layer's patterns, two or more"),
+        (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain: accepted: "),
+        (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain: accepted: "),
         (("1,2,3,1", "1,3,4,1", "--chain"), KsgenError, "1,2,3,1 gives 2 features and 1,3,4,1, next in the chain, takes 4"),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
         (("--pattern", "1,2,3,4", "--report", "/nowhere/out.html"), KsgenError, "/nowhere/out.html: no file can be written there"),
