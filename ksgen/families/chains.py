@@ -4,7 +4,7 @@ A chain's `tiles` is one word of its constants: the words of a factor, those of 
 those of the chains of a group with semicolons.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -117,20 +117,18 @@ def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec,
     return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
 
 
-def rule_of_tiles(
-    rules: tuple[Rule[Any], ...], own_of: Callable[[KernelSpec, Any], list[tuple[KernelSpec, Any]]] = own_of_factors
-) -> Rule[Any]:
-    """That a chain's `tiles` has what the rules of each factor allow. `own_of`: each factor by itself, with its constants."""
+def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
+    """That a chain's `tiles` has what the rules of each factor allow."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:
         return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [each.is_last for each in places(kernel)]
 
     def holds(kernel: KernelSpec, constants: Any) -> bool:
-        return has_all(kernel, constants) and factors_hold(rules, own_of(kernel, constants))
+        return has_all(kernel, constants) and factors_hold(rules, own_of_factors(kernel, constants))
 
     def why(kernel: KernelSpec, constants: Any) -> str:
         if not has_all(kernel, constants):
             return f"{len(listed(constants.tiles))} for {len(places(kernel))} factors"
-        return refused_factor(rules, own_of(kernel, constants))
+        return refused_factor(rules, own_of_factors(kernel, constants))
 
     return Rule("tiles holds what each factor's own rules allow", holds, why)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import factor_kernels, factors_hold, refused_factor
+from ksgen.families.chains import factor_kernels, factors_hold, own_of_factors, refused_factor
 from ksgen.families.few import family
 from ksgen.families.few.chain_counts import work_of
 from ksgen.families.few.chain_defaults import best, options
@@ -32,10 +32,6 @@ INPUT = "Input"  # the type of it, where that is another one for each factor
 _OF_LAST = ("A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE", "X_ENTRY")
 
 
-def _own_of(kernel: KernelSpec, constants: FewChainConstants) -> list[tuple[KernelSpec, Any]]:
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
-
-
 RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.job == CHAIN),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.beside),
@@ -45,8 +41,8 @@ RULES: tuple[Rule[FewChainConstants], ...] = (
     Rule("a block has at most 1024 threads", lambda k, c: c.threads <= MOST_THREADS, lambda k, c: c.threads),
     Rule(
         "each factor's constants are as its own rules allow",
-        lambda k, c: factors_hold(family.RULES, _own_of(k, c)),
-        lambda k, c: refused_factor(family.RULES, _own_of(k, c)),
+        lambda k, c: factors_hold(family.RULES, own_of_factors(k, c)),
+        lambda k, c: refused_factor(family.RULES, own_of_factors(k, c)),
     ),
     Rule(
         "first_thread_out is 1, or divides how many rows read the same X",

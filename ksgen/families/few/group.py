@@ -40,10 +40,6 @@ def own_of(kernel: KernelSpec, constants: FewGroupConstants) -> list[tuple[Kerne
     return list(zip(layer_kernels(kernel), constants.layers, strict=True))
 
 
-def _own_of_factors(kernel: KernelSpec, constants: FewGroupConstants) -> list[tuple[KernelSpec, Any]]:
-    return list(zip(factor_kernels(kernel), constants.parsed, strict=True))
-
-
 def _refused_layer(kernel: KernelSpec, constants: FewGroupConstants) -> str:
     """What the rules of two factors refuse, of the first layer where they do."""
     for number, own in enumerate(own_of(kernel, constants), 1):
@@ -64,7 +60,7 @@ def is_group(kernel: KernelSpec) -> bool:
 RULES: tuple[Rule[FewGroupConstants], ...] = (
     Rule("layers on one X have one factor or two, and one layout", lambda k, c: is_group(k)),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
-    rule_of_tiles(family.RULES, _own_of_factors),
+    rule_of_tiles(family.RULES),
     Rule("tiles holds what the rules of two factors allow", lambda k, c: not _refused_layer(k, c), _refused_layer),
     Rule(
         "tiles has as many threads for all layers",
