@@ -12,7 +12,6 @@ import queue
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from ksgen.build.host import host_target
 from ksgen.build.processors import instruction_sets_here, set_of
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
 from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
-from ksgen.errors import KsgenError, ToolchainError
+from ksgen.errors import KsgenError, ToolchainError, warn
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
@@ -66,9 +65,7 @@ class Layers:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
         if refusals and _first_time(tuple(cache.path for cache in self.writable)):
             places = ", ".join(refusals)
-            warnings.warn(
-                f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names another folder", stacklevel=2
-            )
+            warn(f"ksgen works without its cache, and compiles again next time: {places}; KSGEN_CACHE_DIR names another folder")
 
 
 def default_caches(*bundles: CacheLayer) -> Layers:

@@ -15,7 +15,6 @@ import re
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from typing import ClassVar
 from ksgen.build.children import current_children
 from ksgen.build.refused import first_error, refusal
 from ksgen.build.request import Binary, read_notes, read_resources
-from ksgen.errors import ToolchainError
+from ksgen.errors import ToolchainError, warn
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
@@ -186,7 +185,7 @@ def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
         if (other, target) in _unfit:
             continue
         if is_new:
-            warnings.warn(f"{_reason(unfit)}; {other} is taken in its place", stacklevel=2)
+            warn(f"{_reason(unfit)}; {other} is taken in its place")
         return replace(other, starter=failed.starter) if isinstance(failed, Nvcc) and isinstance(other, Nvcc) else other
     reasons = "; ".join(_reason(error) for (_, of), error in _unfit.items() if of == target)
     raise ToolchainError(f"no compiler here builds for {target}: {reasons}; {_install_hint()}")

@@ -5,14 +5,13 @@ the host is. So what is timed on a CUDA GPU is queued behind a kernel that keeps
 half a microsecond, so short launches are timed many at a time, one behind the other, and each is said to take its share.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ksgen.errors import DeviceError, ToolchainError
+from ksgen.errors import DeviceError, ToolchainError, warn
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
@@ -55,7 +54,7 @@ class _Queue:
             return _Queue(device, _waiting(device))
         except ToolchainError as error:
             why = str(error).partition(";")[0]
-            warnings.warn(f"{device.name}: launches are timed together with their host, for want of a compiler ({why})", stacklevel=4)
+            warn(f"{device.name}: launches are timed together with their host, for want of a compiler ({why})")
             return _Queue(device, None)
 
     def times(self, launch: Launch, runs: int, warmup: int) -> list[float]:

@@ -1,7 +1,6 @@
 """Chooses between ksgen's kernels and PyTorch products on views for `backend="auto"`, and says why."""
 
 import os
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ksgen.devices import device_for, find_device
-from ksgen.errors import DeviceError, ToolchainError
+from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
 from ksgen.families.expected import default_us, library_us
 from ksgen.launch.choice import limits_of
@@ -152,7 +151,7 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
 
 @cache
 def _tell_once(error: str) -> None:
-    warnings.warn(f"PyTorch multiplies, as no kernel can be had: {error}", stacklevel=2)
+    warn(f"PyTorch multiplies, as no kernel can be had: {error}")
 
 
 def measured(job: Hashable) -> Mapping[str, float]:
@@ -260,7 +259,7 @@ def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
 def never_one_launch(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """From now on. It is said once."""
     _not_one[own] = str(error)
-    warnings.warn(f"{own.title} takes a launch for each {own.parts}, as one for all cannot be had: {error}", stacklevel=2)
+    warn(f"{own.title} takes a launch for each {own.parts}, as one for all cannot be had: {error}")
 
 
 def by_heuristic(kernel: KernelSpec) -> Choice:

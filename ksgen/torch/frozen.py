@@ -4,7 +4,6 @@ Keeps nothing for other weights: PyTorch does not count every write, so nothing 
 """
 
 import sys
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, warn
 from ksgen.launch.weights import Seen
 
 Make = Callable[[Tensor], Any]
@@ -204,7 +203,7 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
             told[layer] = f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights stay as they are"
             thaw(layer)
     for message in sorted(told.values()):
-        warnings.warn(message, UserWarning, stacklevel=4)
+        warn(message)
 
 
 @cache

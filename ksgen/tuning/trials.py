@@ -7,7 +7,6 @@ used, the store lives in memory, with one warning.
 import json
 import sqlite3
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, warn
 from ksgen.families import family_named
 from ksgen.paths import cache_dir
 from ksgen.pattern import Pattern
@@ -106,7 +105,7 @@ class TrialStore:
 
     def _in_memory(self, error: Exception) -> sqlite3.Connection:
         """A new store with what can still be read of the damaged file."""
-        warnings.warn(f"{self.path}: trials are kept in memory only, and are lost at the end ({error})", stacklevel=3)
+        warn(f"{self.path}: trials are kept in memory only, and are lost at the end ({error})")
         memory = _connect(":memory:")
         memory.execute(_SCHEMA)
         for row in _readable_rows(self.path):

@@ -240,6 +240,7 @@ def test_a_write_that_can_be_seen_thaws_in_words_once(write: str, way: str, monk
         for _ in range(2):
             check(layer, x)
     (message,) = [str(each.message) for each in told if "frozen" in str(each.message)]
+    assert [each.filename for each in told if "frozen" in str(each.message)] == [__file__]  # neither ksgen's line nor PyTorch's
     name = NAME.replace("\\", "")
     assert message.startswith(f"{name} is frozen no more: weights.")
     assert message.endswith(f" {what}; freeze() it again once its weights stay as they are")
