@@ -126,11 +126,18 @@ def is_kept(weights: Tensor) -> bool:
     return kept is not None and bool(kept.layers) and not _is_transformed()
 
 
-def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
-    """From now on, keep what is made of a layer's weights. They must be its own, and plain."""
+def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
+    """From now on, keep what is made of a layer's weights, which must be its own, and plain. Returns whether that is so.
+
+    PyTorch counts no writes to tensors made in inference mode: what is made of those is kept nowhere, which is said.
+    """
     if is_frozen(layer, weights):
-        return
+        return True
     thaw(layer)
+    if made_inside := [each for each, tensor in weights.items() if tensor.is_inference()]:
+        how = "make or copy the layer outside it (copy.deepcopy), and freeze that one"
+        warn(f"{name} is not frozen: {made_inside[0]} was made in torch.inference_mode, where nobody sees a write to it; {how}")
+        return False
     _watch_optimizers()
     found = {}
     for each, tensor in weights.items():
@@ -146,6 +153,7 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> None:
         _kept[id(kept.seen.tensor)] = kept
         kept.layers.add(layer)
     _frozen[layer] = _Frozen(name, found)
+    return True
 
 
 def thaw(layer: nn.Module) -> bool:

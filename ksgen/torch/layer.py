@@ -231,14 +231,14 @@ class KSLinear(Folding, nn.Linear):
         `train()` does silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay cannot be seen: thaw first.
         Copies of a frozen layer are not frozen.
         """
-        return self._freeze(self._name())
+        self._freeze(self._name())
+        return self
 
-    def _freeze(self, name: str) -> Self:
+    def _freeze(self, name: str) -> bool:
         weights, again = self._own_weights(), self._own_weights()
         if any(weights[each] is not again[each] for each in weights):
             raise LaunchError(f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen")
-        frozen.freeze(self, name, weights)
-        return self
+        return frozen.freeze(self, name, weights)
 
     def thaw(self) -> Self:
         """Make everything anew at each call from now on. Frees what was kept, except memory that CUDA graphs read."""
@@ -354,9 +354,7 @@ def freeze(model: nn.Module) -> list[str]:
     Copies of a frozen layer are not frozen.
     """
     found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, KSLinear)]
-    for name, layer in found:
-        layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
-    return [name for name, _ in found]
+    return [name for name, layer in found if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())]
 
 
 def thaw(model: nn.Module) -> list[str]:

@@ -402,7 +402,7 @@ _UNMET: Any = object()  # of tensors of a shape that was never met
 class _Made:
     """What was made of buffers that were seen so: what launchers take, and prepared calls; None for what the usual way does."""
 
-    seen: tuple[tuple[int, int | None], ...]
+    seen: tuple[tuple[int, object], ...]
     parts: list[Quantized] = field(default_factory=list)
     calls: dict[Hashable, _Served | None] = field(default_factory=dict)
 
@@ -411,11 +411,13 @@ def _is_plain_here(tensor: Tensor) -> bool:
     return lies_here(tensor) and tensor.is_contiguous() and begins_well(tensor)
 
 
-def _seen(tensor: Tensor) -> tuple[int, int | None]:
-    return tensor.data_ptr(), writes_to(tensor)
+def _seen(tensor: Tensor) -> tuple[int, object]:
+    """Equal as long as nobody is seen to write; never of a tensor made in inference mode, whose writes nobody sees."""
+    writes = writes_to(tensor)
+    return tensor.data_ptr(), object() if writes is None else writes
 
 
-_made: MutableMapping[Tensor, tuple[tuple[float | None, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
+_made: MutableMapping[Tensor, tuple[tuple[object, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
 
 
 def _made_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: float | None) -> Quantized:
@@ -546,7 +548,7 @@ def quantized(
         raise LaunchError(f"{layer._name()}: split over processes; accepted: a layer that one process has whole")
     if layer.precision not in (None, dtype_name(layer.weights[0].dtype)):
         raise LaunchError(f"{layer._name()}: precision={layer.precision}; accepted of a layer to quantize: None")
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # writes to tensors made in inference mode are not seen
         rows = None if x is None else _rows(layer, x)
         parts: list[Quantized] = []
         for weights in layer.weights:
@@ -554,7 +556,7 @@ def quantized(
             parts.append(made := quantize(weights, storage, per, x=rows, layout=layer.layout, **beside))
             if rows is not None:  # as the next factor meets it
                 rows = multiply(rows.float(), made.dequantized(), layout=layer.layout, activation=layer.between, backend="strided")
-    made_of_them = QuantizedKSLinear(layer, parts)
+        made_of_them = QuantizedKSLinear(layer, parts)
     made_of_them.train(layer.training)
     return made_of_them
 

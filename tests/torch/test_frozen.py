@@ -464,16 +464,24 @@ def test_transforms_keep_nothing_and_thaw_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it makes first serves outside it, gradients of x included; weights that were made in it count nothing."""
+    """What it makes first serves outside it, gradients of x included. Weights that were made in it count nothing, and are not frozen."""
     layer, x = make("bmm", monkeypatch).requires_grad_(False).freeze(), torch.randn(5, 24)
     with torch.inference_mode():
         layer(x)
-        inside = make("bmm", monkeypatch).freeze()
+        inside = make("bmm", monkeypatch)
+        told = f"{NAME} is not frozen: weights.0 was made in torch.inference_mode, where nobody sees a write to it; make or copy the layer"
+        with pytest.warns(UserWarning, match=told):
+            assert not inside.freeze().is_frozen
+        with pytest.warns(UserWarning, match="0, a KSLinear.* is not frozen"):
+            assert freeze(torch.nn.Sequential(inside)) == []
         inside(x)
+        inside.weights[0].zero_()
+        assert torch.equal(inside(x), inside.bias.expand(5, -1))
     layer(x.requires_grad_()).sum().backward()
     assert x.grad is not None
     check(inside, x)
-    assert inside.is_frozen
+    check(copied := copy.deepcopy(inside).freeze(), x)
+    assert copied.is_frozen
 
 
 def test_autocast_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:

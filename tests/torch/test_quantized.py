@@ -155,6 +155,22 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
     assert [relative(y, wanted) < 2e-6 for y in ys] == [True] * 2
 
 
+def test_writes_in_inference_mode_are_seen() -> None:
+    """Its tensors are made outside it; those that were put in later are looked at anew at each call."""
+    layer, x = KSLinear(CHAIN, bias=False), torch.randn(4, 48)
+    with torch.inference_mode():
+        made = layer.quantize("int8")
+        assert isinstance(made, QuantizedKSLinear)
+        assert not any(each.is_inference() for each in made.buffers())
+        for put in (lambda values: values, torch.clone):
+            made._buffers["values_1"] = kept = put(made.values[0])
+            before = kept.clone()
+            assert made(x).any()
+            kept.zero_()
+            assert not made(x).any()
+            kept.copy_(before)
+
+
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 def test_an_activation_between_factors_stays_there(fuse: str) -> None:
     """With gradients and without, for few entries and many, for compilers; in one launch or a launch for each factor."""
