@@ -36,7 +36,7 @@ test-times: .venv/.ready-dev  ## Run all tests, print the slowest twenty, and li
 	@$(PYTEST) --durations=20 --junitxml=.pytest_cache/times.xml
 	@$(BIN) -m tests.slow .pytest_cache/times.xml
 
-check: lint types test  ## Run lint, types and all tests.
+check: lint types test  ## Run lint, types and tests.
 
 lint: .venv/.ready-dev  ## Check style and format with ruff.
 	@$(BIN) -m ruff check .

@@ -34,6 +34,7 @@ from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 if TYPE_CHECKING:
+    from ksgen.spec.nodes import Place
     from ksgen.tuning.job import Job
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import Tuner
@@ -87,7 +88,7 @@ def command(
 
     is_layer = chain or layer.is_asked_for
     wanted = Wanted(precision, layout, weights, inputs, job)
-    kernels = _of_layer(layer, chain, spec, wanted) if is_layer else _kernels(patterns, spec, wanted)
+    kernels = dict.fromkeys(_of_layer(layer, chain, spec, wanted)) if is_layer else _kernels(patterns, spec, wanted)
     if report:
         check_report(report)
     options = Options(parse_budget(budget), strategy, family, fresh)
@@ -97,8 +98,8 @@ def command(
         entries = batch or default_batch(engine.facts.limits)
         jobs = [Job(_launched_as(kernel), kernel.batch or entries) for kernel in kernels]
         tuner = Tuner(engine, store, options)
-        for each in jobs:
-            check_memory(each.kernel, each.batch, tuner.limits)
+        for each, place in zip(jobs, kernels.values(), strict=True):
+            check_memory(each.kernel, each.batch, tuner.limits, place)
         jobs = _served(tuner, _to_be_had(tuner, jobs, spec), spec)
         say_if_busy()
         if noise:
@@ -110,7 +111,8 @@ def command(
         store.close()
 
 
-def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> list[KernelSpec]:
+def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -> "dict[KernelSpec, Place | None]":
+    """And where a spec says the batch of each."""
     from ksgen.spec import load
 
     if bool(patterns) == (spec is not None):
@@ -118,11 +120,13 @@ def _kernels(patterns: tuple[Pattern, ...], spec: Path | None, wanted: Wanted) -
     if spec is None:
         weights, inputs = wanted.stored
         options: dict[str, Any] = {"job": wanted.job or "multiply", "weights": weights, "inputs": inputs}
-        return [KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns]
+        return dict.fromkeys(KernelSpec(pattern, *wanted.usual, **options) for pattern in patterns)
     loaded = load(find_spec(spec))
-    launches = [each for whole in loaded.launches.values() for kernel in whole for each in _with_layers(kernel)]
-    every = dict.fromkeys([*launches, *(replace(each, stride="dense") for each in loaded.kernels)])  # whose wisdom serves slices
-    if not (found := list(filter(wanted.counts, every))):
+    every: dict[KernelSpec, Place | None] = {}
+    for kernel in (kernel for launches in loaded.launches.values() for kernel in launches):
+        every |= dict.fromkeys(_with_layers(kernel), loaded.batch_places.get(kernel))
+    every |= {replace(each, stride="dense"): loaded.batch_places.get(each) for each in loaded.kernels}  # whose wisdom serves slices
+    if not (found := {kernel: place for kernel, place in every.items() if wanted.counts(kernel)}):
         raise KsgenError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(wanted)))}")
     return found
 

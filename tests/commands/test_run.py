@@ -180,6 +180,8 @@ def test_a_batch_beyond_memory_is_told_where_it_was_given(tmp_path: Path) -> Non
     assert ksgen("run", "--spec", str(common)).stderr.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
     told = ksgen("demo", str(common), "-o", str(tmp_path / "none")).stderr
     assert told.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
+    told = ksgen("tune", "--spec", str(common)).stderr
+    assert told.startswith(f"ksgen: {common}:3: defaults.batch: 9000000000: checking ")
 
 
 def test_a_spec_without_layers(tmp_path: Path) -> None:
