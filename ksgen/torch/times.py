@@ -75,7 +75,7 @@ def clock_of(device: Any, precision: str) -> Clock:
             raise DeviceError(f"{found.name} is no processor")
         if where.type == "cuda":
             return _of_gpu(where, limits_of(found), lambda kernel, batch: PLANNER.choice(found, kernel, batch))
-        return _of_processor(where, found, _ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed
+        return _of_processor(where, found, *_ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed
     except (DeviceError, ToolchainError) as error:
         return Clock(where, f"nobody: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
 
@@ -131,7 +131,8 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
     return Clock(where, by, kernel_us, floor_us)
 
 
-def _of_processor(where: torch.device, device: Device, ceilings: Ceilings) -> Clock:
+def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: str) -> Clock:
+    """`why` the rates cannot be trusted, if they cannot."""
     limits = limits_of(device)
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
@@ -141,7 +142,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings) -> Cl
         machine = Machine(limits.target, limits, limits.multiprocessors, {choice.family: ceilings})
         return predict_us(machine, family_named(choice.family), kernel, choice.constants, batch)
 
-    by = "the cost model, at rates measured on this processor"
+    by = f"the cost model, at rates measured on this processor{why and f', which cannot be trusted ({why})'}"
     return Clock(where, by, kernel_us, lambda kernel, batch: _floor_us(ceilings, kernel, batch))
 
 
@@ -155,5 +156,7 @@ def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
 
 
 @cache
-def _ceilings(device: Device, precision: str) -> Ceilings:
-    return measure_ceilings(device, precision)
+def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
+    """And why they cannot be trusted, where others took the processor meanwhile."""
+    watch = Watch()
+    return measure_ceilings(device, precision), doubt([1.0], watch.others_share())

@@ -51,12 +51,15 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
         asked.append((device, precision))
         return Ceilings(1e10, 1e11 / len(asked))
 
+    shares = [0.1, 0.5]
+    monkeypatch.setattr(times, "Watch", lambda: SimpleNamespace(others_share=lambda: shares.pop(0)))
     monkeypatch.setattr(times, "measure_ceilings", ceilings)
     times._ceilings.cache_clear()
     fast, again, slow = (clock_of("cpu", precision) for precision in ("float32", "float32", "float64"))
     times._ceilings.cache_clear()
     assert asked == [(device, "float32"), (device, "float64")]
     assert fast.by == "the cost model, at rates measured on this processor"
+    assert slow.by == f"{fast.by}, which cannot be trusted (others took 50% of the processors)"
     us = fast.chain_us(CHAIN, "float32", 1568)
     apart = sum(fast.kernel_us(KernelSpec(pattern), 1568) or 0 for pattern in CHAIN)
     whole = fast.kernel_us(KernelSpec(CHAIN[1], job="chain", before=(CHAIN[0],)), 1568)
