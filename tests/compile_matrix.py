@@ -1,6 +1,6 @@
 """The compile matrix: what every kernel family takes by default is what its resource model said, on every target. Runs no kernel.
 
-    python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--everything]
+    python -m tests.compile_matrix [--target sm_90a]... [--family simt]... [--compiler nvrtc] [--every 5] [--sample] [--everything]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
 and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a besides: the first SLICED
@@ -8,12 +8,13 @@ for slices, with a residual, which has a pitch too; for them and sm_89, those wi
 texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first MANY in
 float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel,
 and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out.
-`--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, and each
-fifth after it, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
+`--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way
+to store weights, X and slices, and each fifth after it. `--sample` takes of each of these only the first that has it, for each
+layout, as CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, groupby, islice, product
 from statistics import mean
@@ -158,8 +159,17 @@ def _group(kernel: KernelSpec, beside: tuple[tuple[Pattern, ...], ...]) -> Kerne
     return replace(kernel, beside=beside, epilogue=Epilogue(bias=True), stride="any")
 
 
-def sources(family: str, target: str, everything: bool = False, every: int = 1) -> list[Source]:
+def sources(family: str, target: str, everything: bool = False, every: int = 1, is_sample: bool = False) -> list[Source]:
     chosen, promise, limits = FAMILIES[family], PROMISES[family], cuda_limits(target)
+
+    def rendered(wanted: Iterable[KernelSpec]) -> list[Source]:
+        served = (kernel for kernel in wanted if chosen.serves(kernel, limits))
+        taken = sampled(wanted, lambda kernel: chosen.serves(kernel, limits)) if is_sample else thinned(served, every)
+        return [
+            render(kernel, chosen.default(kernel, limits, batch), family=family)
+            for kernel, batch in zip(taken, cycle(promise.batches), strict=False)
+        ]
+
     wanted = [kernel for kernel in kernels(everything, target, promise.is_broad) if kernel.precision in promise.precisions]
     if chosen.packed_by:
         wanted = chains(promise.precisions)
@@ -168,9 +178,7 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         wanted += [
             replace(each, weights=storage) for storage in promise.stored for each in plain if each.precision in taken_beside(storage)
         ]
-        served = [kernel for kernel in wanted if chosen.serves(kernel, limits)]
-        turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
-        return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
+        return rendered(wanted)
     jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits as they are
         many = product(stratified(SLICED), set(taken_beside()) & set(promise.precisions), LAYOUTS, promise.stored)
@@ -178,12 +186,22 @@ def sources(family: str, target: str, everything: bool = False, every: int = 1) 
         for storage, precision, layout in product(promise.inputs, sorted(set(taken_beside()) & set(promise.precisions)), LAYOUTS):
             many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
             jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
-    served = [kernel for kernel in jobs if chosen.serves(kernel, limits)]
-    turns = zip(thinned(served, every), cycle(promise.batches), strict=False)
-    return [render(kernel, chosen.default(kernel, limits, batch), family=family) for kernel, batch in turns]
+    return rendered(jobs)
 
 
-def thinned(wanted: list[KernelSpec], every: int) -> list[KernelSpec]:
+def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
+    """Of the kernels that are served, each that has something which none before it has: in a layout, a job, a precision, a stride, or a
+    way to store weights or X."""
+    seen: set[tuple[str, str, object]] = set()
+    for kernel in wanted:
+        own = {(kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")}
+        own.add((kernel.layout, "group", bool(kernel.beside)))
+        if not own <= seen and serves(kernel):
+            seen |= own
+            yield kernel
+
+
+def thinned(wanted: Iterable[KernelSpec], every: int) -> list[KernelSpec]:
     """Each so many-th kernel of a job, stride, precision and layout."""
     seen: Counter[tuple[str, ...]] = Counter()
     found = []
@@ -253,15 +271,24 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
 @click.option("--compiler", type=click.Choice(["nvcc", "nvrtc"]), help="The machine's own unless given.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time; all cores unless given.")
 @click.option("--every", type=click.IntRange(min=1), default=1, help="Only each so many-th kernel of a precision and layout.")
+@click.option("--sample", "is_sample", is_flag=True, help="Of each precision, stride and storage the first kernel, for each layout.")
 @click.option("--everything", is_flag=True, help="All patterns for all targets.")
-def main(targets: tuple[str, ...], families: tuple[str, ...], compiler: str | None, jobs: int | None, every: int, everything: bool) -> None:
+def main(
+    targets: tuple[str, ...],
+    families: tuple[str, ...],
+    compiler: str | None,
+    jobs: int | None,
+    every: int,
+    is_sample: bool,
+    everything: bool,
+) -> None:
     """Compile the matrix, print what it takes, and exit with 1 where that is not as promised."""
     wanted = [
         (source, target)
         for family in families or PROMISES
         for target in PROMISES[family].targets
         if target in targets or (not targets and (everything or target not in SELDOM))
-        for source in sources(family, target, everything, every)
+        for source in sources(family, target, everything, every, is_sample)
     ]
     with progress() as bar:
         task = bar.add_task("compiling", total=len(wanted), now="")

@@ -49,7 +49,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", type=int, default=1, help="of slow tests with many cases run one case in so many, and one for each word")
+    parser.addoption("--every", type=int, default=1, help="of slow tests with many cases one in so many, one for each word; no `many`")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -58,7 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid in left_out:
             item.add_marker("slow")
-    beyond = set(slow.beyond_sample(names, listed, config.getoption("every")))
+    every = config.getoption("every")
+    beyond = set(slow.beyond_sample(names, listed, every))
+    if every > 1:
+        beyond |= {item.nodeid for item in items if item.get_closest_marker("many")}
     if beyond:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in beyond])
         items[:] = [item for item in items if item.nodeid not in beyond]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hasty import compiles_hastily
 from tests.support.program import needs_device
 
+__all__ = ["compiles_hastily"]  # which pytest finds by its name
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ROOT = EXAMPLES.parent
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="pip install -e '.[torch]'")

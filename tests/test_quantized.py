@@ -13,7 +13,10 @@ from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.quantized import CLIPPED, PER, Quantized, QuantizedInputs, numpy_type, quantize, quantize_inputs, rounded
 from ksgen.spec import STORAGES
 from ksgen.spec.storage import STORED
+from tests.support.hasty import compiles_hastily
 from tests.support.native import chosen_native
+
+__all__ = ["compiles_hastily"]  # which pytest finds by its name
 
 RANDOM = np.random.default_rng(0)
 WEIGHTS = RANDOM.standard_normal((2, 6, 8, 3)).astype(np.float32) * np.exp(RANDOM.standard_normal((2, 6, 1, 3))).astype(np.float32)

@@ -55,12 +55,17 @@ def test_a_sample_has_each_word_that_several_cases_name_and_the_same_cases_each_
 
 
 def test_pytest_collects_a_sample_where_asked() -> None:
-    def collected(*options: str) -> int:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/families/test_mma.py", *options]
+    def collected(*options: str) -> list[int]:
+        """How many of products by tensor cores, and of those that hold any pattern of a processor's."""
+        files = ("tests/families/test_mma.py", "tests/families/test_vector.py")
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files, *options]
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        return int(said.partition(": ")[2].split()[0])
+        return [int(said.partition(f"{file}: ")[2].split()[0]) for file in files]
 
-    assert collected("--every", "5") < collected() * 3 // 4
+    wanted = ("-k", "test_mma or patterns_batches_and_constants or pattern_batch_and_constants")
+    (some, drawn), (all_there_are, all_drawn) = collected(*wanted, "--every", "5"), collected(*wanted)
+    assert some < all_there_are * 3 // 4
+    assert (drawn, all_drawn) == (1, 2), "what is marked `many` is for all cases alone"
 
 
 def test_the_list_is_written_from_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

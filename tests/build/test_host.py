@@ -23,6 +23,7 @@ from ksgen.families import family_named
 from ksgen.families.base import Limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from tests.support.compilers import hasty
 
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=16, multiprocessors=2, async_copies=False)
 
@@ -64,6 +65,19 @@ def test_which_compiler_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     usual = program(first, "c++", "c++ 12.2")
     monkeypatch.setenv("PATH", f"{tmp_path}:{first}")
     assert find_host_compiler().command == (str(usual),)
+
+
+def test_tests_of_what_calls_kernels_have_a_hasty_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the real one its arguments, with -O1, and has a version of its own: caches tell their binaries apart."""
+    real = tmp_path / "real c++"
+    real.write_text("""#!/bin/sh\ncase "$*" in *--version) echo real 1.0; exit;; esac\nfor each; do echo "$each"; done\n""")
+    real.chmod(real.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("KSGEN_CXX", f"'{real}' -m64")
+    program = hasty(tmp_path)
+    given = ["-O3", "-fPIC", "a kernel.cpp", "-O2", "-march=native"]
+    said = subprocess.run([program, *given], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == ["-m64", "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS", "-O1", "-fPIC", "a kernel.cpp", "-O1", "-march=native"]
+    assert HostCompiler((str(program),)).version.startswith("real 1.0 by -O1, words ")
 
 
 def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

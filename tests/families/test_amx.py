@@ -94,6 +94,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @settings(
     parent=settings.default,
     max_examples=30,

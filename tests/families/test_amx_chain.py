@@ -153,6 +153,7 @@ def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @settings(
     parent=settings.default,
     max_examples=30,

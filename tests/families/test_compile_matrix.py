@@ -12,9 +12,10 @@ from ksgen.emit.render import template_of
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import FAMILIES, Limits, check
 from ksgen.families.gpus import GPUS, gpu_of, target_of
-from ksgen.spec import LAYOUTS, PRECISIONS, stratified
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, PRECISIONS, KernelSpec, stratified
 from tests import compile_matrix
-from tests.compile_matrix import FEW, MAIN_TARGETS, MANY, PROMISES, TARGETS, Outcome, kernels, main, sources, table, violations
+from tests.compile_matrix import FEW, MAIN_TARGETS, MANY, PROMISES, TARGETS, Outcome, kernels, main, sampled, sources, table, violations
 
 SOURCE = sources("simt", "sm_90a", every=1000)[0]
 ESTIMATE = FAMILIES["simt"].registers(SOURCE.kernel, SOURCE.constants)
@@ -147,6 +148,29 @@ def test_a_fifth_has_all_precisions_and_layouts(monkeypatch: pytest.MonkeyPatch)
         taken = [kinds[each.entry] for each in compiled if each.entry in kinds]
         assert set(taken) == set(kinds.values())
         assert len(found) / 5 <= len(taken) <= len(found) / 3
+
+
+def test_a_sample_has_all_there_is_in_each_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Request] = []
+    monkeypatch.setattr(compile_matrix, "build_many", lambda jobs, *_, **__: compiled.extend(jobs) or [ToolchainError("x") for _ in jobs])
+    monkeypatch.setattr(compile_matrix, "find_compiler", lambda name: None)
+    assert CliRunner().invoke(main, ["--target", "sm_80", "--family", "simt", "--sample"]).exit_code == 1
+    found, taken = ([each.kernel for each in sources("simt", "sm_80", **how)] for how in ({"every": 1000}, {"is_sample": True}))
+    assert len(compiled) == len(taken) <= len(found) // 2
+    for name in ("job", "precision", "stride", "weights", "inputs"):
+        assert {(each.layout, getattr(each, name)) for each in taken} == {(each.layout, getattr(each, name)) for each in found}, name
+
+
+def test_a_sample_goes_on_until_one_is_served_and_asks_no_further() -> None:
+    asked: list[KernelSpec] = []
+
+    def serves(kernel: KernelSpec) -> bool:
+        asked.append(kernel)
+        return kernel.pattern.a > 1
+
+    wanted = [KernelSpec(Pattern(a, 8, 8, 1), "float32", layout) for a in (1, 2, 3) for layout in LAYOUTS]
+    assert [(each.pattern.a, each.layout) for each in sampled(wanted, serves)] == [(2, layout) for layout in LAYOUTS]
+    assert asked == wanted[:4]
 
 
 def test_exit_status_and_lines_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

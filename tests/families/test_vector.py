@@ -475,6 +475,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.many
 @needs_opencl
 @settings(parent=settings.default, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.data())

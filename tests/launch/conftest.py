@@ -18,8 +18,11 @@ from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu, FakeTensor, TextCompiler
+from tests.support.hasty import compiles_hastily
 from tests.support.host_memory import processor
 from tests.support.launching import SHAPE, plan_anew
+
+__all__ = ["compiles_hastily"]
 
 
 @pytest.fixture

@@ -1,0 +1,5 @@
+"""What tests of layers start from."""
+
+from tests.support.hasty import compiles_hastily
+
+__all__ = ["compiles_hastily"]
