@@ -15,14 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen import reference
+from ksgen.build.build import build, default_caches
 from ksgen.devices.base import Device
+from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector import Shape, Vector, VectorConstants
 from ksgen.families.vector.spread import period_of
 from ksgen.launch.choice import Choice
-from ksgen.launch.plan import Plan
+from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, make_problem, tolerance
@@ -358,6 +360,25 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
         wanted = c * 4 * chunks if layout == "bsl" else rows * lines  # a row of a chunk is four lines
         assert wanted <= tiles * ahead.lines < wanted + tiles * (4 * chunks if layout == "bsl" else rows)
         assert ahead.lines <= ahead.each * (c // ahead.step)
+
+
+@needs_opencl
+@pytest.mark.parametrize(("batch", "are_past"), [(96, True), (112, False), (104, False), (101, False)])
+def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, are_past: bool) -> None:
+    """Rows of 16-bit outputs that begin within a line would leave by pieces of lines, each of which memory would merge."""
+    device, kernel = processor(), kernel_of((2, 8, 6, 1), "bfloat16", "bsl")
+    constants = replace(constants_of(kernel, "batch", 16, (4, 2), parts=2), block=64, past=1)
+    whole = render(kernel, constants, dialect="opencl")
+    without = replace(whole, text=whole.text.replace("__builtin_nontemporal_store(", "(void)("))
+    assert without.text.count("(void)(") == 2
+    problem = make_problem(kernel, batch)
+    wanted = multiplied(problem, constants, boundary=64)
+    loaded = load(device, without, build(without.text, without.entry, device.target, device.compiler(), default_caches()))
+    _, places = placed(arrays_of(problem), kernel.dtype, 64)
+    launch(device, make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded), places)
+    left = places[2].reshape(problem.y_shape) == wanted
+    assert left.all() != are_past
+    assert not are_past or not left[:, :64].any()  # of whole tiles
 
 
 @needs_opencl
