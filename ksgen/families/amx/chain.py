@@ -273,7 +273,7 @@ def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
     shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
     past, weights = past_of(factors[-1], batch), shape.packed_bytes
     kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
-    best = []
+    best: list[AmxConstants] = []
     for factor in factors:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)
         every = product(outputs_and_depths(factor), panels)

@@ -58,7 +58,11 @@ def factor_cycles(shape: Shape, held: Held, batch: int) -> float:
     copied, left = copy_cycles(shape, batch), OUTPUT * batch * shape.kernel.pattern.out_features
     beside, products, lines = copied * shape.copied_beside, dots(shape, batch), lines_of(shape)
     share = FETCH * (lines.inputs + lines.weights + lines.again) + SHARE / dots_of_a_share(shape)
-    return max(dot_cycles(shape, held) * products, beside + left + share * products) + APART * (copied - beside) + evicted_cycles(shape, held) * products
+    return (
+        max(dot_cycles(shape, held) * products, beside + left + share * products)
+        + APART * (copied - beside)
+        + evicted_cycles(shape, held) * products
+    )
 
 
 def dots_of_a_share(shape: Shape) -> float:
