@@ -238,11 +238,11 @@ BOTH = Epilogue(True, "none", True)
 FENCED = [  # every way to copy, to read in place and to store, and edges of every kind
     ((2, 20, 40, 1), "bfloat16", "bsf", 0),
     ((2, 20, 40, 1), "bf16x6", "bsf", 1),
-    ((2, 20, 7, 2), "bf16x6", "bsf", 1),
-    ((1, 17, 33, 3), "bfloat16", "bsf", 1),
+    ((2, 20, 7, 2), "bf16x6", "bsf", 2),
+    ((1, 17, 33, 3), "bfloat16", "bsf", 2),
     ((1, 17, 3, 3), "tf32x3", "bsf", 1),
-    ((2, 5, 7, 20), "float16", "bsf", 1),
-    ((1, 33, 35, 3), "bfloat16", "bsl", 1),
+    ((2, 5, 7, 20), "float16", "bsf", 2),
+    ((1, 33, 35, 3), "bfloat16", "bsl", 2),
     ((1, 5, 7, 2), "bf16x6", "bsl", 1),
 ]
 
