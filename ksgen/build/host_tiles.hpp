@@ -189,6 +189,39 @@ static inline host::Vector<T, N> evens(const host::Vector<T, N> a, const host::V
 template <class T, int N>  // a1 a3 ... b1 b3 ...
 static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::every_second<1>(a, b, LANES_OF(N)); }
 
+// Rows of a tile: 32 numbers of 16 bits, or 64 / PIECE pieces of so many bytes. By shuffles of pieces as wide as there are, which take
+// one step of a processor where those of 16 bits take two.
+typedef host::Vector<ushort, 32> TileRow;
+namespace host {
+template <int... I>
+static inline TileRow both(const Vector<ushort, 16> a, const Vector<ushort, 16> b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a.raw, b.raw, I...);
+}
+template <int S, int... I>  // S columns in turn: a piece for each
+static inline TileRow sorted(const TileRow a, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a.raw, a.raw, (I % (32 / S) * S + I / (32 / S))...);
+}
+template <int PIECE, class Unit, int FIRST, int... I>
+static inline TileRow pieces(const TileRow a, const TileRow b, std::integer_sequence<int, I...>) {
+    typedef Unit Units __attribute__((vector_size(64)));
+    const int width = PIECE / (int)sizeof(Unit);
+    return (TileRow::Raw)__builtin_shufflevector((Units)a.raw, (Units)b.raw, ((I / width * 2 + FIRST) * width + I % width)...);
+}
+template <int S, int FIRST>
+static inline TileRow pieces(const TileRow a, const TileRow b) {
+    if constexpr (S == 16) return pieces<4, uint32_t, FIRST>(a, b, std::make_integer_sequence<int, 16>());
+    else return pieces<64 / S, uint64_t, FIRST>(a, b, std::make_integer_sequence<int, 8>());
+}
+}  // namespace host
+static inline TileRow tile_row(const ushort16 lower, const ushort16 upper) { return host::both(lower, upper, LANES_OF(32)); }
+static inline void store_row(const TileRow row, ushort* to) { *(TileRow::Loose*)to = row.raw; }
+template <int S>
+static inline TileRow sort_row(const TileRow row) { return host::sorted<S>(row, LANES_OF(32)); }
+template <int S>  // of a row's S pieces and those of the next row, every second
+static inline TileRow even_pieces(const TileRow a, const TileRow b) { return host::pieces<S, 0>(a, b); }
+template <int S>
+static inline TileRow odd_pieces(const TileRow a, const TileRow b) { return host::pieces<S, 1>(a, b); }
+
 // to bfloat16's bits: to nearest, ties to even; subnormals, which tiles take as zeros, may become zeros
 static inline ushort16 convert_bfloat16(const float16 value) {
 #ifdef __AVX512BF16__
@@ -201,12 +234,19 @@ static inline ushort16 convert_bfloat16(const float16 value) {
 #endif
 }
 
+static inline TileRow convert_both_bfloat16(const float16 lower, const float16 upper) {
+#ifdef __AVX512BF16__
+    TileRow bits;
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(bits.raw) : "v"(upper.raw), "v"(lower.raw));
+    return bits;
+#else
+    return tile_row(convert_bfloat16(lower), convert_bfloat16(upper));
+#endif
+}
+
 // two vectors of 16-bit numbers, from the boundary of a cache line on, past the caches
 static inline void store_both_past(const ushort16 lower, const ushort16 upper, ushort* to) {
-    typedef host::Vector<ushort, 32> Line;
-    const Line line = __builtin_shufflevector(lower.raw, upper.raw, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
-        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
-    host::store_past(line, (Line*)to);
+    host::store_past(tile_row(lower, upper), (TileRow*)to);
 }
 
 // whether a lane is a NaN

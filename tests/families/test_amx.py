@@ -42,7 +42,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: int = 2) -> AmxConstants:
     """Short blocks; rows where they lie if they can be read there; outputs past the caches in every other block."""
     steps = Shape(kernel, AmxConstants(block, outputs, 1, 1, 0, 1)).steps
-    found = AmxConstants(block, outputs, 1, int(not reads_in_place(kernel)), block // 32 % 2, (steps + 1) // 2)
+    panels = 0 if reads_in_place(kernel) else 1 + outputs // 32 % 2
+    found = AmxConstants(block, outputs, 1, panels, block // 32 % 2, (steps + 1) // 2)
     return replace(found, parts=min(parts, Shape(kernel, found).columns))
 
 
@@ -71,7 +72,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
     assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
     for name in ("panel", "past"):
-        assert {getattr(constants, name) for _, constants in rows} == {0, 1}
+        assert {getattr(constants, name) for _, constants in rows} == ({0, 1, 2} if name == "panel" else {0, 1})
     assert {constants.parts > 1 for _, constants in rows} == {True, False}
     assert {Shape(*row).is_woven for row in rows} == {True, False}
     assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
@@ -86,8 +87,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
     kernel = kernel_of(shape, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)))
     depth = data.draw(number(1, (shape[2] + 31) // 32))
     constants = AmxConstants(32 * data.draw(number(1, 3)), 32 * data.draw(number(1, 3)), 1, 1, data.draw(number(0, 1)), depth)
-    if reads_in_place(kernel):
-        constants = replace(constants, panel=data.draw(number(0, 1)))
+    constants = replace(constants, panel=data.draw(number(0 if reads_in_place(kernel) else 1, 2)))
     constants = replace(constants, parts=data.draw(number(1, min(7, Shape(kernel, constants).columns))))
     for batch in data.draw(st.lists(number(1, 150), min_size=2, max_size=4)):
         agrees(kernel, constants, batch)
@@ -239,11 +239,11 @@ BOTH = Epilogue(True, "none", True)
 FENCED = [  # every way to copy, to read in place and to store, and edges of every kind
     ((2, 20, 40, 1), "bfloat16", "bsf", 0),
     ((2, 20, 40, 1), "bf16x6", "bsf", 1),
-    ((2, 20, 7, 2), "bf16x6", "bsf", 1),
-    ((1, 17, 33, 3), "bfloat16", "bsf", 1),
+    ((2, 20, 7, 2), "bf16x6", "bsf", 2),
+    ((1, 17, 33, 3), "bfloat16", "bsf", 2),
     ((1, 17, 3, 3), "tf32x3", "bsf", 1),
-    ((2, 5, 7, 20), "float16", "bsf", 1),
-    ((1, 33, 35, 3), "bfloat16", "bsl", 1),
+    ((2, 5, 7, 20), "float16", "bsf", 2),
+    ((1, 33, 35, 3), "bfloat16", "bsl", 2),
     ((1, 5, 7, 2), "bf16x6", "bsl", 1),
 ]
 

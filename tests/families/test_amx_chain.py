@@ -42,7 +42,8 @@ def tiles_of(kernel: KernelSpec, outputs: int, copied: bool = False) -> str:
     each = []
     for factor in factor_kernels(kernel):
         steps = Shape(factor, AmxConstants(32, 32, 1, 1, 0, 1)).steps
-        each.append(f"{outputs} {int(copied or not reads_in_place(factor))} {(steps + 1) // 2}")
+        panels = 1 + outputs // 32 % 2 if copied or not reads_in_place(factor) else 0
+        each.append(f"{outputs} {panels} {(steps + 1) // 2}")
     return ", ".join(each)
 
 
@@ -80,7 +81,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {kernel.epilogue.activation for kernel, _ in rows} == {"none", "relu", "gelu", "gelu_tanh", "silu"}
     assert {constants.past for _, constants in rows} == {0, 1}
     shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(ChainShape(*row).factors)]
-    assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1)))
+    assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1, 2)))
     assert {factor.is_woven for _, factor in shapes} == {factor.planes_j > 1 for _, factor in shapes} == {True, False}
     assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
 
@@ -145,7 +146,7 @@ def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
     kernel = chain_of(patterns, precision, data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from(EPILOGUES)), **more)
     each = []
     for factor in factor_kernels(kernel):
-        panel = data.draw(number(0, 1)) if reads_in_place(factor) else 1
+        panel = data.draw(number(0 if reads_in_place(factor) else 1, 2))
         each.append(f"{32 * data.draw(number(1, 3))} {panel} {data.draw(number(1, -(-factor.pattern.c // 32)))}")
     constants = ChainConstants(32 * data.draw(number(1, 3)), ", ".join(each), data.draw(number(0, 1)))
     for batch in data.draw(st.lists(number(1, 130), min_size=2, max_size=3)):

@@ -71,7 +71,7 @@ BAD = {
     "tiles holds what each factor's own rules allow: of factor 2, depth=3 must be at most the tiles along the inputs = 2; try 2": {
         "tiles": "32 1 1, 64 1 3"
     },
-    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 but for rows of 16-bit neighbours": {
+    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2 but for rows of 16-bit neighbours": {
         "tiles": "32 0 1, 64 1 1"
     },
     "tiles holds what each factor's own rules allow: 1 for 2 factors": {"tiles": "32 1 1"},

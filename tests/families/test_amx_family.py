@@ -33,11 +33,11 @@ def test_which_kernels_it_serves() -> None:
 GOOD = AmxConstants(64, 32, 2, 1, 0, 2)
 BAD = {
     "every constant but panel and past is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
-    "panel=2 must be 0 or 1; try 1": replace(GOOD, panel=2),
+    "panel=3 must be 0, 1 or 2": replace(GOOD, panel=3),
     "past=-1 must be 0 or 1; try 0": replace(GOOD, past=-1),
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=16 must be a multiple of 32; try 32": replace(GOOD, outputs=16),
-    "panel=0 must be 1 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
+    "panel=0 must be 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
     "depth=3 must be at most the tiles along the inputs = 2; try 2": replace(GOOD, depth=3),
     "parts=5 must be at most the groups of outputs = 4; try 4": replace(GOOD, parts=5),
 }
@@ -62,7 +62,7 @@ def test_rules_of_the_job_of_precisions_and_of_rows_in_place() -> None:
         kernel_of((2, 40, 40, 1), "bf16x6"),
         kernel_of((2, 40, 40, 1), "bfloat16", "bsl"),
     ):
-        with pytest.raises(ConstantsError, match="panel=0 must be 1 but for rows"):
+        with pytest.raises(ConstantsError, match="panel=0 must be 1 or 2 but for rows"):
             check(FAMILY, kernel, replace(GOOD, panel=0, depth=1))
 
 
@@ -73,4 +73,4 @@ def test_the_space_keeps_the_rules() -> None:
         assert len(set(found)) == len(found) > 3
         for constants in found:
             check(FAMILY, kernel, constants, CPU)
-    assert {each.panel for each in FAMILY.space(kernel_of((2, 40, 40, 1), "bfloat16"), CPU)} == {0, 1}
+    assert {each.panel for each in FAMILY.space(kernel_of((2, 40, 40, 1), "bfloat16"), CPU)} == {0, 1, 2}

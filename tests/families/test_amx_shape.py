@@ -18,7 +18,15 @@ def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "
 
 @pytest.mark.parametrize(
     ("d", "run", "planes_j", "square", "is_woven"),
-    [(1, 1, 1, 1, True), (3, 3, 1, 16, False), (4, 4, 1, 4, True), (16, 16, 1, 16, True), (40, 16, 3, 16, False)],
+    [
+        (1, 1, 1, 1, True),
+        (3, 3, 1, 16, False),
+        (4, 4, 1, 4, True),
+        (16, 16, 1, 16, True),
+        (40, 40, 1, 16, False),
+        (64, 32, 2, 16, False),
+        (100, 32, 4, 16, False),
+    ],
 )
 def test_a_plane_holds_all_j_or_a_line_of_them(d: int, run: int, planes_j: int, square: int, is_woven: bool) -> None:
     found = shape((2, 40, 40, d))

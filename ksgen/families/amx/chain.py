@@ -7,6 +7,7 @@ for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from ksgen.families.amx.cycles import (
@@ -14,11 +15,10 @@ from ksgen.families.amx.cycles import (
     DOT_MULTIPLY_ADDS,
     SECOND_LEVEL_BYTES,
     Held,
-    dot_cycles,
     dots,
-    moved_cycles,
+    factor_cycles,
 )
-from ksgen.families.amx.defaults import in_place, outputs_and_depths, past_of
+from ksgen.families.amx.defaults import in_place, least_of, outputs_and_depths, past_of
 from ksgen.families.amx.family import RULES, factor_constexprs, factor_words, of_lanes, tile_picture
 from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, AmxConstants, Shape, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
@@ -66,6 +66,15 @@ class Within(Shape):
     @property
     def ahead_lines(self) -> int:
         return super().ahead_lines if self.is_first else 0
+
+    @property
+    def copy_lines(self) -> int:
+        return super().copy_lines if self.is_first else 0
+
+    @property
+    def copied_beside(self) -> float:
+        """All planes but the first, which waits for what the factor before gives."""
+        return super().copied_beside * (self.planes - 1) / self.planes
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ def chain_cycles(shape: ChainShape, batch: int) -> float:
     found, held = float(LAUNCH), shape.held
     fits = held.kept + held.weights <= SECOND_LEVEL_BYTES
     for factor, at in zip(shape.factors, places(shape.kernel), strict=True):
-        found += dot_cycles(factor, held) * dots(factor, batch) + moved_cycles(factor, batch)
+        found += factor_cycles(factor, held, batch)
         found += TASK * divide_up(batch, shape.constants.block)
         if not at.is_last and not fits:
             found += BETWEEN * batch * at.pattern.out_features * shape.kernel.item_bytes / LINE_BYTES
@@ -264,10 +273,12 @@ def _of_block(kernel: KernelSpec, block: int, batch: int) -> ChainConstants:
     shape = ChainShape(kernel, ChainConstants(block, _tiles(kernel, least), 0))
     past, weights = past_of(factors[-1], batch), shape.packed_bytes
     kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, past)
-    best = []
+    best: list[AmxConstants] = []
     for factor in factors:
-        options = [Shape(factor, AmxConstants(block, outputs, 1, 1, 0, depth)) for outputs, depth in outputs_and_depths(factor)]
-        found = min(options, key=lambda own: dot_cycles(own, Held(kept + own.slot * 4, weights)))
+        panels = (2, 1) if least_of(factor).planes > 1 else (1,)
+        every = product(outputs_and_depths(factor), panels)
+        options = [Within(factor, AmxConstants(block, outputs, 1, panel, 0, depth), not best) for (outputs, depth), panel in every]
+        found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
         best.append(in_place(factor, found.constants))
     return ChainConstants(block, _tiles(kernel, best), past)
 

@@ -25,10 +25,15 @@ def reads_in_place(kernel: KernelSpec) -> bool:
     return kernel.layout == "bsf" and kernel.pattern.d == 1 and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
 
 
+def least_of(kernel: KernelSpec) -> Shape:
+    """What does not depend on constants may be asked of it."""
+    return Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
+
+
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants:
     batch = kernel.batch or alike(batch or MANY)
     found = min(_options(kernel, batch), key=lambda constants: multiply_cycles(Shape(kernel, constants), batch))
-    return _with_parts(Shape(kernel, in_place(kernel, found)), limits, batch)
+    return _with_parts(Shape(kernel, found), limits, batch)
 
 
 def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
@@ -37,11 +42,12 @@ def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
-    """With all inputs copied."""
+    """Rows that can be read where they lie are, if they do not meet in the cache."""
     past, parts = past_of(kernel, batch), _planes_apart(kernel)
     for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
-        for outputs, depth in outputs_and_depths(kernel):
-            yield AmxConstants(block, outputs, parts, 1, past, depth)
+        panels = (0,) if reads_in_place(kernel) and not _rows_meet(kernel, block) else (2, 1)
+        for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
+            yield AmxConstants(block, outputs, parts, panel, past, depth)
 
 
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
@@ -61,7 +67,7 @@ def _rows_meet(kernel: KernelSpec, block: int) -> bool:
 
 def past_of(kernel: KernelSpec, batch: int) -> int:
     """Whether outputs are stored past the caches: many, unless they leave as pieces of lines, each of which memory would merge."""
-    run = min(kernel.pattern.d, LANES) if kernel.layout == "bsf" else LANES
+    run = least_of(kernel).run if kernel.layout == "bsf" else LANES
     is_whole = run == kernel.pattern.d or kernel.layout == "bsl" or run * kernel.item_bytes % LINE_BYTES == 0
     return int(is_whole and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
@@ -77,6 +83,7 @@ def _planes_apart(kernel: KernelSpec) -> int:
     """Parts of whole planes, each for all of the batch, so that a plane's weights stay in the cache. In batch-size-first one part where
     memory bounds, which is read in one direction then, and where several planes have pieces of one line.
     """
-    shape, pattern = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1)), kernel.pattern
+    shape, pattern = least_of(kernel), kernel.pattern
     is_bound = pattern.b * pattern.c < LEAST_REUSE * (pattern.b + pattern.c)
-    return 1 if shape.is_bsf and (is_bound or shape.planes_j > 1) else shape.planes
+    shares_lines = shape.planes_j > 1 and pattern.d * kernel.item_bytes % LINE_BYTES > 0
+    return 1 if shape.is_bsf and (is_bound or shares_lines) else shape.planes

@@ -25,14 +25,14 @@ RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     Rule("precision is one that matrix tiles multiply", lambda k, c: k.arithmetic.tiles is not None, lambda k, c: ", ".join(on_tiles())),
     Rule("every constant but panel and past is at least 1", lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1),
-    Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
+    Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
     Rule("past is 0 or 1", lambda k, c: c.past in (0, 1)),
     Rule("depth is at most the tiles along the inputs", lambda k, c: c.depth <= Shape(k, c).steps, lambda k, c: Shape(k, c).steps),
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
-        "panel is 1 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
-        lambda k, c: c.panel == 1 or reads_in_place(k),
+        "panel is 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
+        lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
     Rule("parts is at most the groups of outputs", lambda k, c: c.parts <= Shape(k, c).columns, lambda k, c: Shape(k, c).columns),
 )
@@ -64,7 +64,7 @@ class Amx(Shaped[AmxConstants]):
         least = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
         depths = sorted({divide_up(least.steps, divide_up(least.steps, depth)) for depth in (2, 4, 6, 8)})
         for block, outputs, parts, panel, past, depth in product(
-            (32, 64, 96, 128), (32, 64, 128, 256), sorted({1, 4, 16, least.planes}), (0, 1), (0, 1), depths
+            (32, 64, 96, 128), (32, 64, 128, 256), sorted({1, 4, 16, least.planes}), (0, 1, 2), (0, 1), depths
         ):
             constants = AmxConstants(block, outputs, parts, panel, past, depth)
             if outputs - PAIR < kernel.pattern.b and self.keeps_rules(kernel, constants):
@@ -134,6 +134,9 @@ def factor_words(shape: Shape) -> dict[str, Any]:
         "sums_rows": "count, outputs" if shape.is_bsf else "outputs, count",
         "inputs_lie": lie,
         "outputs_lie": lie if shape.is_bsf else "bsl",
+        "inputs_are": "rows" if shape.is_bsf else "columns",
+        "ahead_pitch": "IN_FEATURES" if shape.is_bsf else "D * x_pitch",
+        "two_tiles": "two_entries, two_outputs" if shape.is_bsf else "two_outputs, two_entries",
         "mending": kernel.layout if is_split else "none",
         "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
     }
@@ -158,12 +161,15 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("PLANES", shape.planes, "of inputs, that are copied one after the other"),
         Constexpr("PLANES_J", shape.planes_j, "planes of an i"),
         Constexpr("RUN", shape.run, "neighbouring j of a plane"),
+        Constexpr("PLACES_J", shape.places_j, "of sixteen of them, that are woven together"),
         Constexpr("GROUPS", shape.groups, "groups of a plane's outputs"),
         Constexpr("TILES", shape.tiles, "tiles of an (i, j)'s outputs"),
         Constexpr("STEPS", shape.steps, "tiles along the inputs, 32 each"),
         Constexpr("DEPTH", constants.depth, "of them, whose inputs stay in the first-level cache for all outputs of a group"),
         Constexpr("CHUNKS", shape.chunks, "of so many of them"),
-        Constexpr("WEIGHT_LINES", shape.weight_lines, "cache lines of the weights that come next, that are fetched with a step"),
+        Constexpr("FETCHED_SUMS", shape.fetched_sums, "rows of the next sums that are fetched with a step, each time that vectors work"),
+        Constexpr("INPUTS_PASS", shape.inputs_pass, "whether the first-level cache has no room for a block's inputs of DEPTH steps"),
+        Constexpr("WEIGHTS_PASS", shape.weights_pass, "or for two tiles' weights of them"),
         Constexpr("STEPS_IN_PLACE", in_place, "of them, those whose rows of X are not copied, or all that are"),
         Constexpr("COPIED_FROM", 0 if constants.panel else in_place * INPUTS, "the first input that is copied"),
         Constexpr("IS_IN_PLACE", not constants.panel, "whether whole tiles of X are read where they lie"),
@@ -181,7 +187,21 @@ def factor_constexprs(shape: Shape) -> list[Constexpr]:
         Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs, for each of them"),
         Constexpr("UNITS", shape.units, "times 32 elements of a row of sums, that leave with a step of two by two tiles"),
         Constexpr("ALL_UNITS", 2**31 - 1, "all that there are"),
-        Constexpr("SUMS", round_up(shape.panel, LINE_BYTES), "where sums wait, in what a work group keeps", "long long"),
+        Constexpr(
+            "PANELS",
+            max(1, constants.panel),
+            "of copied inputs: two take turns, so that the next plane is copied while this one is multiplied",
+        ),
+        Constexpr("PANEL", round_up(shape.panel, LINE_BYTES), "reals of one", "long long"),
+        Constexpr("J_ITEMS", shape.panel * 2 // shape.run, "operands of a panel from one j to the next", "long long"),
+        Constexpr("COPIED", shape.copied, "elements of a row of X that are copied at a time"),
+        Constexpr("HALVES", shape.halves, "times sixteen inputs that are put into a panel together"),
+        Constexpr("COPIED_ROWS", shape.copied_rows, "rows that are"),
+        Constexpr("COPY_UNITS", shape.copy_units, "times so many are copied"),
+        Constexpr("COPY_EVERY", shape.copy_every, "steps of two by two tiles, while they are multiplied"),
+        Constexpr("COPY_LINES", shape.copy_lines, "cache lines that are fetched with so many, of what comes later"),
+        Constexpr("COPY_APART", shape.ahead_apart, "elements from one of them to the next"),
+        Constexpr("SUMS", shape.panels, "where sums wait, in what a work group keeps", "long long"),
         Constexpr("GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "reals from one group's sums to the next one's", "long long"),
         Constexpr("SUMS_ROW", shape.sums_row, "reals from one row of sums to the next", "long long"),
         Constexpr("AHEAD_LINES", shape.ahead_lines, "cache lines of what comes next, that are fetched with two by two tiles"),

@@ -17,6 +17,8 @@ TILE_ITEMS = ROWS * INPUTS
 TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of two by two tiles: what is multiplied at a time
 LINE_BYTES = 64  # of a cache
+MOST_RUN = 48  # j of a plane, where these are all
+FIRST_LEVEL_BYTES = 42 * 1024  # that inputs, weights and sums may have of 48 KB
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class AmxConstants(Constants):
     block: int  # batch entries that a work group takes at a time
     outputs: int  # of a j, whose sums wait until those of all j of the plane are there
     parts: int  # of a block's groups of outputs, each a work group's
-    panel: int  # 1: inputs are copied into tiles first; 0: they are read where they lie
+    panel: int  # panels of tiles into which inputs are copied: 2 take turns; 0: inputs are read where they lie
     past: int  # 1: outputs are stored past the caches; 0: into them
     depth: int  # tiles along the inputs, that stay in the first-level cache for all outputs of a group
 
@@ -118,9 +120,38 @@ class Shape(TilePlanes):
         return divide_up(self.steps, self.constants.depth)
 
     @property
-    def weight_lines(self) -> int:
-        """Cache lines of a step of the weights that come next, fetched with a step of two by two tiles: all rows of a block fetch all."""
-        return divide_up(PAIR * self.products.parts, self.constants.block // PAIR)
+    def turns(self) -> int:
+        """How often vectors work during a step of two by two tiles."""
+        return 2 * self.products.parts
+
+    # ---- what stays in the first-level cache
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of the tiles of one step, with all its parts."""
+        return 2 * self.step_items
+
+    @property
+    def streams_bytes(self) -> int:
+        """Of the sums of all rows of a block by two tiles, beside as many that leave."""
+        return 2 * 4 * PAIR * self.constants.block
+
+    @property
+    def inputs_pass(self) -> bool:
+        """Whether there is no room for a block's inputs while weights pass: those of DEPTH steps, and the next step's."""
+        tiles = self.constants.depth * (self.constants.block // ROWS + 2) + 2
+        return tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
+
+    @property
+    def weights_pass(self) -> bool:
+        """Whether there is no room for two tiles' weights while the inputs of two tiles pass."""
+        tiles = self.constants.depth * 4 + 2
+        return self.constants.block > PAIR and tiles * self.tile_bytes + self.streams_bytes > FIRST_LEVEL_BYTES
+
+    @property
+    def fetched_sums(self) -> int:
+        """Rows of the next two by two tiles' sums."""
+        return divide_up(PAIR, self.constants.depth * self.turns)
 
     @property
     def tiles(self) -> int:
@@ -136,6 +167,16 @@ class Shape(TilePlanes):
     def packed_bytes(self) -> int:
         return self.packed_tiles * self.steps * self.step_items * 2
 
+    @property
+    def plane_weights(self) -> int:
+        """Bytes of them."""
+        return self.run * self.tiles * self.steps * self.tile_bytes
+
+    @property
+    def group_weights(self) -> int:
+        """Of a group's outputs."""
+        return self.run * min(self.tiles, self.constants.outputs // ROWS) * self.steps * self.tile_bytes
+
     # ---- groups of outputs
 
     @property
@@ -147,6 +188,21 @@ class Shape(TilePlanes):
     def columns(self) -> int:
         """What parts share out."""
         return self.planes * self.groups
+
+    # ---- planes
+
+    @property
+    def run(self) -> int:
+        """Neighbouring j of a plane. In 16 bits whole lines of them, or all: pieces of lines would be read and written twice."""
+        d = self.kernel.pattern.d
+        if not self.is_bsf or self.kernel.item_bytes * LANES >= LINE_BYTES:
+            return super().run
+        return d if d <= MOST_RUN else PAIR
+
+    @property
+    def places_j(self) -> int:
+        """Of sixteen j of a plane, which are woven together: the last one begins where the sixteen last ones do."""
+        return divide_up(self.run, LANES)
 
     # ---- what comes next
 
@@ -172,9 +228,67 @@ class Shape(TilePlanes):
 
     @property
     def ahead_lines(self) -> int:
-        """That are fetched with two by two tiles."""
+        """That are fetched with two by two tiles. Where panels take turns, what comes next is not fetched but copied."""
+        if self.constants.panel == 2:
+            return 0
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
         return divide_up(rows * self.ahead_run, self.groups * self.squares)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Of inputs that are fetched before they are copied: 32 rows of a plane, or a block."""
+        rows = PAIR if self.is_bsf and self.constants.panel == 2 else self.constants.block
+        return rows * self.run * self.kernel.pattern.c * self.kernel.item_bytes
+
+    # ---- how inputs are copied
+
+    @property
+    def copied(self) -> int:
+        """Elements of a row of X, or of two in batch-size-last, that are copied at a time: for each j."""
+        return PAIR if not self.is_bsf or self.square < LANES else LANES * self.halves
+
+    @property
+    def halves(self) -> int:
+        """Times sixteen inputs that are put into a panel together: 16-bit ones as whole rows of tiles."""
+        return 2 if self.products.parts == 1 else 1
+
+    @property
+    def copied_rows(self) -> int:
+        return 1 if self.is_bsf else 2
+
+    @property
+    def copies(self) -> int:
+        """How often, for a plane."""
+        return self.constants.block * self.steps * INPUTS // (self.copied * self.copied_rows)
+
+    @property
+    def plane_turns(self) -> int:
+        """How often vectors work while a plane is multiplied."""
+        return self.turns * self.run * divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR) * self.steps
+
+    @property
+    def copied_beside(self) -> float:
+        """The share of inputs that are copied while tiles are multiplied."""
+        return float(self.constants.panel == 2)
+
+    @property
+    def copy_every(self) -> int:
+        """Turns after which some of the next plane is copied, so that it is there when this one is done."""
+        return max(1, self.plane_turns // self.copies)
+
+    @property
+    def copy_units(self) -> int:
+        return divide_up(self.copies * self.copy_every, self.plane_turns)
+
+    @property
+    def copy_lines(self) -> int:
+        """Cache lines that are fetched with what is copied, of batch entries that come 32 later, or a block later in batch-size-last."""
+        line = LINE_BYTES // self.kernel.item_bytes
+        if self.constants.panel < 2:
+            return 0
+        if not self.is_bsf:
+            return 2 * divide_up(self.copied, line)
+        return self.copied if self.run < self.kernel.pattern.d else divide_up(self.copied * self.run, line)
 
     # ---- how sums leave
 
@@ -199,7 +313,7 @@ class Shape(TilePlanes):
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows
-        return divide_up(rows * columns // PAIR, self.squares * self.constants.depth)
+        return divide_up(rows * columns // PAIR, self.squares * self.constants.depth * self.turns)
 
     # ---- what a work group keeps
 
@@ -220,4 +334,8 @@ class Shape(TilePlanes):
 
     @property
     def slot(self) -> int:
-        return round_up(self.panel, LINE_BYTES) + 2 * round_up(self.sums, LINE_BYTES)
+        return self.panels + 2 * round_up(self.sums, LINE_BYTES)
+
+    @property
+    def panels(self) -> int:
+        return max(1, self.constants.panel) * round_up(self.panel, LINE_BYTES)
