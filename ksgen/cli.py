@@ -7,13 +7,12 @@ import io
 import sys
 import warnings
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ksgen import __version__
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, KsgenWarning
 from ksgen.values import excerpt
 
 COMMANDS = {
@@ -112,7 +111,7 @@ def _tell_own_warnings() -> None:
     others = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        if Path(filename).is_relative_to(Path(__file__).parent):
+        if issubclass(category, KsgenWarning):
             _complain(f"ksgen: {' '.join(str(message).split())}")
         else:
             others(message, category, filename, lineno, file, line)

@@ -8,14 +8,18 @@ import sys
 import warnings
 
 
+class KsgenWarning(UserWarning):
+    """What ksgen warns of: the command line shows it without the place in the code."""
+
+
 def warn(message: str) -> None:
-    """A warning that points to the line, outside ksgen and PyTorch, that was the cause of it."""
+    """Point a warning to the line, outside ksgen and PyTorch, that was the cause of it."""
     packages = [sys.modules.get(name) for name in (__package__, "torch")]  # PyTorch calls ksgen's modules and hooks
     passed_over = tuple(f"{os.path.dirname(each.__file__)}{os.sep}" for each in packages if each and each.__file__)
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_code.co_filename.startswith(passed_over):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(message, KsgenWarning, stacklevel=level)
 
 
 class KsgenError(Exception):

@@ -1,6 +1,5 @@
 """The contenders: our kernels, by family and constants, and the baselines, each ready to run over a job's arrays."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
-from ksgen.errors import KsgenError, ToolchainError
+from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.families import family_for, family_named, meant_for, operand_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
@@ -134,7 +133,7 @@ def tune(job: Job, device: Device, budget: str, deadline: float = inf) -> None:
         except ToolchainError:  # no search can run
             raise
         except KsgenError as error:
-            warnings.warn(f"{job.key}: the search for {arithmetic} found nothing ({error})", stacklevel=2)
+            warn(f"{job.key}: the search for {arithmetic} found nothing ({error})")
 
 
 def arithmetics(job: Asked, device: Device) -> tuple[str, ...]:
