@@ -66,8 +66,8 @@ def factor_cycles(shape: Shape, held: Held, batch: int) -> float:
 
 
 def dots_of_a_share(shape: Shape) -> float:
-    """Products for each time that vectors work beside them."""
-    return (PAIR // ROWS) ** 2 * shape.products.products / shape.turns
+    """Products of a share of a step, after which vectors work."""
+    return (PAIR // ROWS) ** 2 * shape.products.products / shape.shares
 
 
 def copy_cycles(shape: Shape, batch: int) -> float:
@@ -101,11 +101,10 @@ def dot_cycles(shape: Shape, held: Held) -> float:
     """Of a product, on average: itself, or the lines of its operands and sums, which are fetched a step before. What the second-level cache
     has no room for comes from behind it."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
-    weights = FETCHED if held.weights <= room else THIRD_LEVEL
-    copied = FETCHED if held.weights <= room else THIRD_LEVEL
+    passing = FETCHED if held.weights <= room else THIRD_LEVEL
     own = FETCHED if shape.group_weights <= room else THIRD_LEVEL
-    near = FETCHED * lines.again + own * (lines.inputs + lines.sums) + copied * lines.copied
-    return max(DOT, near + weights * lines.weights) + 0.1 * lines.weights
+    waits = FETCHED * lines.again + own * (lines.inputs + lines.sums) + passing * (lines.copied + lines.weights)
+    return max(DOT, waits) + 0.1 * lines.weights
 
 
 def evicted_cycles(shape: Shape, held: Held) -> float:

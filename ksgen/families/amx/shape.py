@@ -73,6 +73,11 @@ class TilePlanes:
         """16-bit operands from one step's tile to the next one's: its parts lie behind each other."""
         return TILE_ITEMS * self.products.parts
 
+    @property
+    def shares(self) -> int:
+        """Of a step's products of two by two tiles: vectors may work between them."""
+        return 2 * self.products.parts
+
     # ---- planes: what is copied at a time
 
     @property
@@ -119,11 +124,6 @@ class Shape(TilePlanes):
         """Of so many tiles along the inputs."""
         return divide_up(self.steps, self.constants.depth)
 
-    @property
-    def turns(self) -> int:
-        """How often vectors work during a step of two by two tiles."""
-        return 2 * self.products.parts
-
     # ---- what stays in the first-level cache
 
     @property
@@ -150,8 +150,8 @@ class Shape(TilePlanes):
 
     @property
     def fetched_sums(self) -> int:
-        """Rows of the next two by two tiles' sums."""
-        return divide_up(PAIR, self.constants.depth * self.turns)
+        """Rows of the next two by two tiles' sums that are fetched with each share of a step."""
+        return divide_up(PAIR, self.constants.depth * self.shares)
 
     @property
     def tiles(self) -> int:
@@ -169,12 +169,12 @@ class Shape(TilePlanes):
 
     @property
     def plane_weights(self) -> int:
-        """Bytes of them."""
+        """Bytes of those of a plane."""
         return self.run * self.tiles * self.steps * self.tile_bytes
 
     @property
     def group_weights(self) -> int:
-        """Of a group's outputs."""
+        """Bytes of those of a group's outputs."""
         return self.run * min(self.tiles, self.constants.outputs // ROWS) * self.steps * self.tile_bytes
 
     # ---- groups of outputs
@@ -244,7 +244,7 @@ class Shape(TilePlanes):
 
     @property
     def copied(self) -> int:
-        """Elements of a row of X, or of two in batch-size-last, that are copied at a time: for each j."""
+        """Inputs of a batch entry that are copied at a time, of all j of the plane; in batch-size-last batch entries, of two inputs."""
         return PAIR if not self.is_bsf or self.square < LANES else LANES * self.halves
 
     @property
@@ -262,9 +262,9 @@ class Shape(TilePlanes):
         return self.constants.block * self.steps * INPUTS // (self.copied * self.copied_rows)
 
     @property
-    def plane_turns(self) -> int:
-        """How often vectors work while a plane is multiplied."""
-        return self.turns * self.run * divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR) * self.steps
+    def plane_shares(self) -> int:
+        """Shares of steps in which a plane is multiplied."""
+        return self.shares * self.run * divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR) * self.steps
 
     @property
     def copied_beside(self) -> float:
@@ -273,12 +273,12 @@ class Shape(TilePlanes):
 
     @property
     def copy_every(self) -> int:
-        """Turns after which some of the next plane is copied, so that it is there when this one is done."""
-        return max(1, self.plane_turns // self.copies)
+        """Shares of steps for each time that some of the next plane is copied, so that it is there when this one is done."""
+        return max(1, self.plane_shares // self.copies)
 
     @property
     def copy_units(self) -> int:
-        return divide_up(self.copies * self.copy_every, self.plane_turns)
+        return divide_up(self.copies * self.copy_every, self.plane_shares)
 
     @property
     def copy_lines(self) -> int:
@@ -309,11 +309,11 @@ class Shape(TilePlanes):
 
     @property
     def units(self) -> int:
-        """What leaves with a step of two by two tiles, so that a group is gone when the next one is there."""
+        """What leaves with each share of a step, so that a group is gone when the next one is there."""
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows
-        return divide_up(rows * columns // PAIR, self.squares * self.constants.depth * self.turns)
+        return divide_up(rows * columns // PAIR, self.squares * self.constants.depth * self.shares)
 
     # ---- what a work group keeps
 

@@ -122,6 +122,7 @@ class AmxGradient(Shaped[AmxGradientConstants]):
             Constexpr("TILES_OUT", shape.tiles_out, "tiles of a group's outputs, of one j"),
             Constexpr("TILES_IN", shape.tiles_in, "tiles of an (i, j)'s inputs"),
             Constexpr("STEPS", shape.steps, "tiles along a block of the batch, 32 entries each"),
+            Constexpr("SHARES", shape.shares, "of a step's products, one after the other"),
             Constexpr("COMPONENTS", shape.products.parts, "16-bit operands that an element becomes"),
             Constexpr("TILE_ITEMS", TILE_ITEMS, "operands of a tile"),
             Constexpr("TILE_SUMS", TILE_SUMS, "sums of a tile"),
