@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from ksgen.families.amx.cycles import multiply_cycles
-from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
+from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, Shape, products_of
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, PAST_BYTES, alike
@@ -66,10 +66,8 @@ def _rows_meet(kernel: KernelSpec, block: int) -> bool:
 
 
 def past_of(kernel: KernelSpec, batch: int) -> int:
-    """Whether outputs are stored past the caches: many, unless they leave as pieces of lines, each of which memory would merge."""
-    run = least_of(kernel).run if kernel.layout == "bsf" else LANES
-    is_whole = run == kernel.pattern.d or kernel.layout == "bsl" or run * kernel.item_bytes % LINE_BYTES == 0
-    return int(is_whole and batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
+    """Whether outputs are stored past the caches: many. Of those whole lines alone are: memory would merge each piece."""
+    return int(batch * kernel.pattern.out_features * kernel.item_bytes >= PAST_BYTES)
 
 
 def _with_parts(shape: Shape, limits: Limits, batch: int) -> AmxConstants:
