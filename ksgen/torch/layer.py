@@ -33,7 +33,7 @@ from ksgen.torch.splits import Split, checked_processes
 from ksgen.torch.weight import Weight
 from ksgen.values import excerpt, listed
 
-OPTIONS: dict[str, Any] = {  # may be set anew, checked; and what they are where nobody says
+OPTIONS: dict[str, Any] = {  # that may be set later, with their defaults
     "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
     "out_layout": None,
 }  # fmt: skip

@@ -36,7 +36,7 @@ from ksgen.torch.rule import write_stored
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
-SETTABLE = ("layout", "activation", "between", "fuse")  # anew, checked
+SETTABLE = ("layout", "activation", "between", "fuse")  # options that may be set later
 CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
 
 
@@ -81,11 +81,15 @@ class QuantizedKSLinear(Folding, nn.Module):
         super().__setattr__(name, value)
 
     def _forget(self) -> None:
-        """What belongs to this process."""
-        self._made = _Made(())
+        """What was made of buffers: it belongs to this process, and is never saved or copied."""
+        self._ready = _Ready(())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": _Made(())}
+        return {name: each for name, each in vars(self).items() if name != "_ready"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
 
     # ---- the weights
 
@@ -280,16 +284,16 @@ class QuantizedKSLinear(Folding, nn.Module):
     def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         return tuple(pattern.shape for pattern in self.chain)
 
-    def _quantized(self) -> "_Made":
+    def _quantized(self) -> "_Ready":
         """What is made of buffers as they are: another one, once they were written to, moved or replaced.
 
         It is kept before anything is made, so that a thaw beside another thread's first call drops what that one makes.
         """
         seen = tuple([_seen(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"])
-        made = self._made
+        made = self._ready
         if made.seen != seen:
             self._read_x_scale()
-            made = self._made = _Made(seen)
+            made = self._ready = _Ready(seen)
         if not made.parts:
             every = zip(self.values, self.scales, self._x_scales, strict=True)
             made.parts = [_made_of(values, scale, self.storage, self.per, beside) for values, scale, beside in every]
@@ -399,7 +403,7 @@ _UNMET: Any = object()  # of tensors of a shape that was never met
 
 
 @dataclass(eq=False)
-class _Made:
+class _Ready:
     """What was made of buffers that were seen so: what launchers take, and prepared calls; None for what the usual way does."""
 
     seen: tuple[tuple[int, object], ...]
