@@ -12,7 +12,7 @@ from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom, is_near
+from ksgen.wisdom.store import Entry, Wisdom, is_near
 
 MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
 
@@ -86,14 +86,22 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
         except ConstantsError as error:
             why = f"the family's default: what wisdom has does not fit this device ({error})"
         else:
-            where = f"batch {batch}" if found.batch == batch else f"batch {found.batch}, the nearest to {batch}"
-            where += ", as that one's time cannot be trusted" if found.batch != batch and batch in wisdom.batches(kernel) else ""
+            where = f"batch {found.batch}"
+            if found.batch != batch:
+                where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
             said, is_measured = f"{who} measured at {where}{doubt}", is_near(found.batch, batch) and found.is_sound
             return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
+
+
+def _passed_over(entry: Entry | None) -> str:
+    """Why another batch's entry goes before the one of this batch, where its time is the reason."""
+    if entry is None or entry.is_sound:
+        return ""
+    return ", as that one's time cannot be trusted" if entry.doubt else ", as that one is of another template version"
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

@@ -250,8 +250,8 @@ def tile_words(lines: list[str]) -> list[str]:
     [
         ("bfloat16", "bsf", 0, 4, 4),
         ("bfloat16", "bsf", 1, 4, 4),
-        ("bfloat16", "bsl", 1, 4, 4),
-        ("bf16x6", "bsf", 1, 14, 24),
+        ("bfloat16", "bsl", 2, 4, 4),
+        ("bf16x6", "bsf", 2, 14, 24),
         ("tf32x3", "bsl", 1, 14, 24),
     ],
 )

@@ -158,6 +158,8 @@ def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
     assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
     told = "wisdom, measured at batch 1000, the nearest to 1500, as that one's time cannot be trusted"
     assert choose(KERNEL, 1500, GPU, known).why == told
+    of_another_text = told.replace("1500", "1600").replace("that one's time cannot be trusted", "that one is of another template version")
+    assert choose(KERNEL, 1600, GPU, known).why == of_another_text
     assert Wisdom([doubtful, entry(5999, 3)]).lookup(KERNEL, 1500).batch == 5999
     assert Wisdom([doubtful, entry(6001, 3)]).lookup(KERNEL, 1500) == doubtful
 
@@ -168,7 +170,7 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     hopper = Entry(kernel, 1024, "wgmma_shared", found["wgmma_shared"], {"template": template_digest("wgmma_shared")})
     known = Wisdom([hopper, Entry(kernel, 64, "mma", found["mma"], {"template": template_digest("mma")})])
     assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
-    for batch, aligned in ((1001, True), (1000, False)):  # rows of 2002 bytes; arrays off their 16 bytes
+    for batch, aligned in ((1001, True), (1000, False), (1024, False)):  # rows of 2002 bytes; arrays off their 16 bytes
         assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 64, the nearest to {batch}"
     assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: what was searched, at batch 1024")
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
