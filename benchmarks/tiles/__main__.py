@@ -68,8 +68,8 @@ def counted(kernel: KernelSpec, constants: AmxConstants | ChainConstants, batch:
     arrays = {name: Memory(size) for name, size in sizes.items()}
     own, middle = arrays["own"].begin, max(int(groups * WHERE), 2)
     ends = {name: (each.begin, each.begin + each.size) for name, each in arrays.items()}
-    work_space, panel = (shape.work_space, shape.factors[0].panels) if isinstance(shape, ChainShape) else (shape.slot, shape.panels)
-    split, between = own + panel * 4, own + work_space * 4  # in a chain, panels and sums of other factors lie otherwise
+    work_space, panels = (shape.work_space, shape.factors[0].panels) if isinstance(shape, ChainShape) else (shape.slot, shape.panels)
+    split, between = own + panels * 4, own + work_space * 4  # in a chain, panels and sums of other factors lie otherwise
     library.watch(
         {
             **{name: ends[name] for name in ("x", "weights", "y")},
