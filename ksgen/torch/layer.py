@@ -69,8 +69,10 @@ class KSLinear(Folding, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
         self.chain = as_chain(patterns)
-        given = (layout, precision, backend, activation, between, fuse, intermediates, out_layout)
-        options: dict[str, Any] = dict(zip(OPTIONS, given, strict=True))
+        options: dict[str, Any] = {
+            "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between, "fuse": fuse,
+            "intermediates": intermediates, "out_layout": out_layout,
+        }  # fmt: skip
         check_device(device)
         dtype = checked_dtype(self.chain, bias, dtype, **options)
         for name, value in options.items():
