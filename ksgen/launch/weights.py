@@ -59,6 +59,10 @@ class Packed(NamedTuple):
     keep: Any = None  # what keeps their memory: needed until the last launch was enqueued
 
 
+class WrittenError(LaunchError):
+    """Weights that were packed once, and whose tensor was written to since."""
+
+
 @dataclass(eq=False)
 class Weights:
     """What `Launcher.pack` returns: canonical weights on a device, and their packed forms as they become needed.
@@ -95,9 +99,9 @@ class Weights:
         return Packed(self._pack(plan, stream) if packed is None else packed, self.check)
 
     def check(self) -> None:
-        """Raise `LaunchError` where the tensor that they came from can be seen to have changed."""
+        """Raise `WrittenError` where the tensor that they came from can be seen to have changed."""
         if what := self.what_happened():
-            raise LaunchError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
+            raise WrittenError(f"the tensor behind these weights {what} after launcher.pack; pack it again")
 
     def what_happened(self) -> str:
         """What became of a tensor that they came from, in words; nothing where nothing can be noticed."""

@@ -23,6 +23,7 @@ from ksgen.torch.choice import (
     size_of,
     told_of,
 )
+from ksgen.torch.folding import Folding
 from ksgen.torch.layer import KSLinear, freeze
 from ksgen.torch.operands import operand
 from ksgen.torch.ops import contiguous, is_plain, rows_of
@@ -81,6 +82,7 @@ class KSLinears(nn.ModuleList):
 
     def to_dense(self) -> Tensor:
         """The matrix of all of them."""
+        self._check_has_layers()
         return torch.cat([_dense(layer, number) for number, layer in enumerate(self, 1)])
 
     @property
@@ -107,7 +109,23 @@ class KSLinears(nn.ModuleList):
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
             # A process's own features of each, beside each other, are no neighbours of the whole.
             raise LaunchError("a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()")
-        return torch.cat([layer(x) for layer in self], dim=0 if len(self) and getattr(self[0], "layout", "bsf") == "bsl" else -1)
+        axis = self._axis()
+        return torch.cat([layer(x) for layer in self], dim=axis)
+
+    def _axis(self) -> int:
+        """Along which outputs lie beside each other. Options of layers may have been set since they became a group."""
+        self._check_has_layers()
+        for layer in self:
+            if isinstance(layer, KSLinear):
+                layer.refuse_turned("a layer of a group")
+        layouts = sorted({layer.layout for layer in self if isinstance(layer, Folding)})
+        if len(layouts) > 1:
+            raise LaunchError(f"a group with layers of layouts {', '.join(layouts)}; accepted: one layout, or parts(x)")
+        return 0 if layouts == ["bsl"] else -1
+
+    def _check_has_layers(self) -> None:
+        if not len(self):  # such as a slice of one
+            raise LaunchError("a group without layers; accepted: one or more")
 
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch, where that serves them and is expected, or on a processor was seen, to be the faster way."""

@@ -68,8 +68,8 @@ def _prepared(layers: Sequence[Any], x: Tensor) -> "_Prepared | str":
 
 
 def are_alike(layers: Sequence[Any]) -> bool:
-    """Whether they differ in their chains alone."""
-    return len({(_options(each), each.bias is None) for each in layers}) == 1
+    """Whether they differ in their chains alone. Not where they turn y, which groups refuse."""
+    return len({(_options(each), each.bias is None) for each in layers}) == 1 and layers[0].out_layout is None
 
 
 def are_watched(layers: Sequence[Any]) -> bool:

@@ -17,7 +17,7 @@ from ksgen.errors import DeviceError, LaunchError, SpecError, ToolchainError
 from ksgen.launch import checks
 from ksgen.launch.chain import ChainLauncher
 from ksgen.launch.planner import PLANNER
-from ksgen.launch.weights import writes_to
+from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import ROUNDED, Quantized, quantize, quantize_inputs, scales_told
 from ksgen.spec import STORAGES, Epilogue
@@ -38,6 +38,7 @@ from ksgen.words import counted
 
 SETTABLE = ("layout", "activation", "between", "fuse")  # options that may be set later
 CALIBRATED_ROWS = 4096  # of x, from which a layer's scales are chosen
+MOST_TRIES = 8  # of a call beside another thread's writes to the weights
 
 
 class QuantizedKSLinear(Folding, nn.Module):
@@ -72,6 +73,8 @@ class QuantizedKSLinear(Folding, nn.Module):
         self._forget()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS and name not in SETTABLE:  # it would be an attribute that nobody reads
+            raise LaunchError(f"{self._name()}: {name} is no option of it; accepted: {', '.join(SETTABLE)}")
         if name in vars(self):
             if name in ("chain", "storage", "per"):
                 raise LaunchError(f"{self._name()}: {name} cannot be set; accepted: a KSLinear that is quantized so")
@@ -232,11 +235,10 @@ class QuantizedKSLinear(Folding, nn.Module):
         x, residual = rows_of(x), rows_of(residual)
         bias = None if bias is None else contiguous(bias)
         options = {"layout": self.layout, "activation": self.activation, "bias": bias, "residual": residual, "precision": kind}
-        own, parts = chain_launcher(self._shapes, self.between, self.fuse), self._quantized().parts
-        if x.device.type == "cuda" and self.fuse == "auto" and len(parts) > 1:
-            return self._on_gpu(own, x, parts, options)
-        y: Tensor = own(x, parts, **options)
-        return y
+        own = chain_launcher(self._shapes, self.between, self.fuse)
+        if x.device.type == "cuda" and self.fuse == "auto" and len(self.chain) > 1:
+            return _beside_writes(lambda: self._on_gpu(own, x, self._quantized().parts, options))
+        return _beside_writes(lambda: own(x, self._quantized().parts, **options))
 
     def _on_gpu(self, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]) -> Tensor:
         """All factors in one launch where that pays; one by one, and so from then on, where its kernel cannot be built."""
@@ -456,9 +458,19 @@ def _prepared(
                 return None
             calls.append(Own(call, [weights]))
             x = x.new_empty(shapes[number - 1])
-    except (DeviceError, ToolchainError):
+    except (DeviceError, ToolchainError, WrittenError):
         return None
     return in_kernels(calls, shapes)
+
+
+def _beside_writes(use: Callable[[], Tensor]) -> Tensor:
+    """What `use` makes of weights that it looks at itself: again, where another thread wrote to them after that look."""
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return use()
+        except WrittenError:
+            continue
+    return use()
 
 
 # ---- one factor as a PyTorch operator
@@ -481,9 +493,8 @@ def _compute(
         with torch.no_grad():
             return multiply(x, wide, bias, residual, layout=layout, activation=activation)
     options = {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual), "precision": dtype_name(kind)}
-    made = _made_of(values, scale, storage, per, x_scale)
-    y: Tensor = launcher(*values.shape)(rows_of(x), made, layout=layout, activation=activation, **options)
-    return y
+    own, rows, what = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
+    return _beside_writes(lambda: own(rows, _made_of(*what), layout=layout, activation=activation, **options))
 
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:

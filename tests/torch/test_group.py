@@ -223,6 +223,42 @@ def test_compiled_and_exported(launched: list[int]) -> None:
     assert not launched
 
 
+@pytest.mark.usefixtures("in_one_launch")
+def test_layers_that_are_turned_later_are_refused(launched: list[int]) -> None:
+    """Also where shapes would allow it: of x with as many entries as features."""
+    for turned in ((1,), (0, 1)):
+        together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)], fuse="yes", backend="ksgen") for _ in range(2)]).eval(), rows(48)
+        together.freeze()
+        with torch.no_grad():
+            for _ in range(3):
+                together(x)
+            for number in turned:
+                together[number].out_layout = "bsl"
+            launched.clear()
+            for _ in range(3):
+                with pytest.raises(LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"):
+                    together(x)
+                assert [y.shape for y in together.parts(x)] == [(48, 48)] * 2
+                torch.testing.assert_close(together.parts(x)[1], together[1](x))
+        assert not launched
+
+
+def test_outputs_of_several_layouts_are_not_put_beside_each_other() -> None:
+    together, x = KSLinear.group([KSLinear([(2, 8, 4, 3)]) for _ in range(2)]), rows(24)
+    together[1].layout = "bsl"
+    with pytest.raises(LaunchError, match=r"layers of layouts bsf, bsl; accepted: one layout, or parts\(x\)"):
+        together(x)
+    assert [y.shape for y in together.parts(x)] == [(24, 48), (48, 24)]
+
+
+def test_a_group_without_layers() -> None:
+    together = KSLinear.group([KSLinear([(2, 8, 4, 3)])])[:0]
+    assert list(together.parts(rows(2))) == []
+    for call in (lambda: together(rows(2)), together.to_dense):
+        with pytest.raises(LaunchError, match="a group without layers; accepted: one or more"):
+            call()
+
+
 def test_what_is_no_group() -> None:
     with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more"):
         KSLinear.group([])

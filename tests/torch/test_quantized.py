@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ksgen.errors import KsgenError, LaunchError, SpecError, ToolchainError
 from ksgen.launch.fused import Verdict
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.weights import Weights
 from ksgen.spec import Epilogue
 from ksgen.torch import KSLinear, quantize, quantized
 from ksgen.torch.quantized import QuantizedKSLinear
@@ -111,6 +113,15 @@ def test_an_option_that_is_set_later_is_checked_at_once() -> None:
     assert "=" not in repr(made).replace("_features=", "").replace("bias=", "").replace("weights=", "")
 
 
+def test_an_option_of_the_layer_that_it_was_made_of_is_refused() -> None:
+    """It would be an attribute that nobody reads."""
+    _, made = layer_of()
+    for name, value in {"out_layout": "bsl", "backend": "strided", "precision": "float16", "intermediates": "keep"}.items():
+        with pytest.raises(LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"):
+            setattr(made, name, value)
+        assert not hasattr(made, name)
+
+
 def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a first call is prepared, another thread writes unseen, thaws and calls: what that first call leaves behind serves nobody."""
     _, made = layer_of(bias=False)
@@ -132,6 +143,34 @@ def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeyp
     with torch.no_grad():
         assert made(x).any()  # by the weights as they were when it began
         assert not made(x).any()
+
+
+@pytest.mark.parametrize("way", ["by a prepared call", "the usual way", "by operators"])
+def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the look at the weights, and before their launch looks at them."""
+    x, is_apart = torch.randn(4, 48), way == "by operators"
+    layer = KSLinear(CHAIN, bias=False)
+    made = layer.quantize("int8", **({"x": x, "x_too": True} if way == "the usual way" else {}))
+    use, writes = Weights.use, list[int]()
+
+    def beside() -> None:
+        with torch.no_grad():
+            made.scale_2.mul_(2)
+
+    def used_beside_a_write(own: Weights, *given: Any) -> Any:
+        if len(writes) < 2:
+            writes.append(len(writes))
+            with ThreadPoolExecutor(1) as other:
+                other.submit(beside).result()
+        return use(own, *given)
+
+    with torch.set_grad_enabled(is_apart):
+        given = x.requires_grad_(is_apart)
+        first = made(given)
+        monkeypatch.setattr(Weights, "use", used_beside_a_write)
+        PLANNER.forget()  # else a call that was prepared would be launched, which looks no more
+        torch.testing.assert_close(made(given), 4 * first)
+    assert writes == [0, 1]
 
 
 def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
