@@ -13,12 +13,17 @@ GROUP = KernelSpec(SECOND, "float16", "bsl", ALL, job="chain", before=(FIRST,), 
 
 
 @dataclass(frozen=True)
+class Own:
+    size: int
+
+
+@dataclass(frozen=True)
 class Words:
     tiles: str
 
     @property
-    def parsed(self) -> list[int]:
-        return [int(size) for size, _ in listed(self.tiles)]
+    def parsed(self) -> list[Own]:
+        return [Own(int(size)) for size, _ in listed(self.tiles)]
 
 
 def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> None:
@@ -41,15 +46,8 @@ def test_tiles_are_one_word() -> None:
 
 
 def test_the_rule_of_tiles_says_whose_rule_is_broken() -> None:
-    @dataclass(frozen=True)
-    class Own:
-        size: int
-
-    def own_of(kernel: KernelSpec, words: Words) -> list[tuple[KernelSpec, Own]]:
-        return list(zip(factor_kernels(kernel), map(Own, words.parsed), strict=True))
-
     even: Rule[Own] = Rule("size is even", lambda k, c: c.size % 2 == 0)
-    rule = rule_of_tiles((even,), own_of)
+    rule = rule_of_tiles((even,))
     assert rule.holds(GROUP, Words("2, 4; 6"))
     assert rule.comes_to
     for tiles, why in (
