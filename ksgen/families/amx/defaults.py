@@ -38,14 +38,14 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
 
 def in_place(kernel: KernelSpec, found: AmxConstants) -> AmxConstants:
     """The same, with rows that are read where they lie if they can be."""
-    return replace(found, panel=0) if reads_in_place(kernel) and not _rows_meet(kernel, found.block) else found
+    return replace(found, panel=0) if _lie_ready(kernel, found.block) else found
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
     """Rows that can be read where they lie are, if they do not meet in the cache."""
     past, parts = past_of(kernel, batch), _planes_apart(kernel)
     for block in dict.fromkeys(min(block, round_up(batch, PAIR)) for block in BLOCKS):
-        panels = (0,) if reads_in_place(kernel) and not _rows_meet(kernel, block) else (2, 1)
+        panels = (0,) if _lie_ready(kernel, block) else (2, 1)
         for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
             yield AmxConstants(block, outputs, parts, panel, past, depth)
 
@@ -58,11 +58,11 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
     return product(outputs, depths)
 
 
-def _rows_meet(kernel: KernelSpec, block: int) -> bool:
-    """Whether rows of X, read where they lie, drive each other out of the first-level cache."""
+def _lie_ready(kernel: KernelSpec, block: int) -> bool:
+    """Whether rows of X can be read where they lie, and do not drive each other out of the first-level cache there."""
     apart = kernel.in_features * kernel.item_bytes
     sets = next(SETS_BYTES // step for step in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if apart % step == 0)
-    return block > WAYS * sets
+    return reads_in_place(kernel) and block <= WAYS * sets
 
 
 def past_of(kernel: KernelSpec, batch: int) -> int:

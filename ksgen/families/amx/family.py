@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ksgen.families.amx.cycles import DOT_MULTIPLY_ADDS, dots, multiply_cycles
-from ksgen.families.amx.defaults import default, reads_in_place
+from ksgen.families.amx.defaults import default, least_of, reads_in_place
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, TILE_ITEMS, AmxConstants, Shape, has_tiles_for
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.drawing import Side, draw
@@ -61,7 +61,7 @@ class Amx(Shaped[AmxConstants]):
         return default(kernel, limits, batch)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AmxConstants]:
-        least = Shape(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
+        least = least_of(kernel)
         depths = sorted({divide_up(least.steps, divide_up(least.steps, depth)) for depth in (2, 4, 6, 8)})
         for block, outputs, parts, panel, past, depth in product(
             (32, 64, 96, 128), (32, 64, 128, 256), sorted({1, 4, 16, least.planes}), (0, 1, 2), (0, 1), depths
