@@ -11,27 +11,32 @@ NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
 # What was installed, and cuda-bindings besides where that lacks it: tests run them over a stand-in driver.
 INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE))
 BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
+# What `make test-torch` installs where no PyTorch is there.
+TORCH ?= torch
 # A test that waits in a library, where no signal reaches it, ends its worker after the time limit and not the whole run.
-PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread
+PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress -o console_output_style=classic --durations=10
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test test-all quick test-times check lint types pycuda matrix gpu-check setup clean help
+.PHONY: demo test test-torch test-all quick test-times check lint types pycuda matrix gpu-check setup clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
 	@$(BIN) -m ksgen demo
 
 test: .venv/.ready-dev  ## Run the tests: of slow ones with many cases, a sample. No GPU is needed.
 	-@$(BIN) -m tests.driver
-	@$(PYTEST) --every 24
+	@$(PYTEST) --every 24 -m "not libraries"
 
-test-all: .venv/.ready-dev  ## Run all tests with all their cases.
+test-torch: .venv/.ready-torch  ## Install PyTorch and other libraries that ksgen works with, and run the tests that need them.
+	@$(PYTEST) --every 24 -m libraries
+
+test-all: .venv/.ready-torch  ## Run all tests with all their cases.
 	-@$(BIN) -m tests.driver
 	@$(PYTEST)
 
 quick: .venv/.ready-dev  ## Run the tests without the slow ones.
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not libraries"
 
-test-times: .venv/.ready-dev  ## Run all tests, print the slowest twenty, and list what `make quick` leaves out.
+test-times: .venv/.ready-torch  ## Run all tests, print the slowest twenty, and list what `make quick` leaves out.
 	-@$(BIN) -m tests.driver
 	@$(PYTEST) --durations=20 --junitxml=.pytest_cache/times.xml
 	@$(BIN) -m tests.slow .pytest_cache/times.xml
@@ -78,4 +83,10 @@ help:  ## List these targets.
 .venv/.ready-dev: .venv/.ready
 	@echo "ksgen: installing what the tests need into .venv"
 	@$(INSTALL) ".[$(INSTALLED),$(BINDINGS)tune,dev]"
+	@touch $@
+
+.venv/.ready-torch: .venv/.ready-dev
+	@echo "ksgen: installing PyTorch and other libraries into .venv"
+	@$(BIN) -c "import torch" 2>/dev/null || $(BIN) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(INSTALL) ".[bench,interop]"
 	@touch $@

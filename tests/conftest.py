@@ -9,7 +9,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import settings
 from tests import slow
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
+from tests.support import libraries
 
 ROOT = Path(__file__).parents[1]
 settings.register_profile("untimed", deadline=None)
@@ -65,6 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if beyond:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in beyond])
         items[:] = [item for item in items if item.nodeid not in beyond]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that skips for want of a library is one of `make test-torch`, or it would run nowhere."""
+    report = yield
+    if report.skipped and libraries.REASON in str(report.longrepr) and not item.get_closest_marker("libraries"):
+        report.outcome, report.longrepr = "failed", f"mark it: @pytest.mark.libraries\n{report.longrepr}"
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

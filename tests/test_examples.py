@@ -6,19 +6,18 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.hasty import compiles_hastily
+from tests.support.libraries import needs
 from tests.support.program import needs_device
 
 __all__ = ["compiles_hastily"]  # which pytest finds by its name
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ROOT = EXAMPLES.parent
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="pip install -e '.[torch]'")
-needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="pip install transformers")
+needs_torch, needs_transformers = needs("torch"), needs("transformers")
 
 
 def run(program: str, *arguments: str, cwd: Path, launcher: tuple[str, ...] = (), **environment: str) -> str:
@@ -53,6 +52,7 @@ def test_every_program_is_run_here() -> None:
     assert [name for name in programs if not re.search(rf'(run|played)\("{name}"', tests)] == []
 
 
+@pytest.mark.libraries
 @needs_torch
 def test_decode_8bit(played: Callable[..., str]) -> None:
     out = played("decode_8bit.py", "--short", "--storage", "e4m3")
@@ -62,6 +62,7 @@ def test_decode_8bit(played: Callable[..., str]) -> None:
     assert int(re.findall(r"(\d+)% of the next ones are equal", out)[0]) > 50
 
 
+@pytest.mark.libraries
 @needs_torch
 def test_digits(played: Callable[..., str]) -> None:
     lines = played("digits.py", "--short").splitlines()
@@ -72,6 +73,7 @@ def test_digits(played: Callable[..., str]) -> None:
     assert sparse < dense < masked
 
 
+@pytest.mark.libraries
 @needs_torch
 @needs_transformers
 def test_fine_tune(played: Callable[..., str]) -> None:
@@ -84,6 +86,7 @@ def test_fine_tune(played: Callable[..., str]) -> None:
     assert "2 layers replaced" in out
 
 
+@pytest.mark.libraries
 @needs_torch
 def test_learn_fft(played: Callable[..., str]) -> None:
     out = played("learn_fft.py", "--short", "--size", "16")
@@ -102,6 +105,7 @@ def test_serve(tmp_path: Path) -> None:
     assert out.count("an answer of 16 x 1536 numbers\n") == 5
 
 
+@pytest.mark.libraries
 @needs_torch
 def test_propose_vit(played: Callable[..., str]) -> None:
     out = played("propose_vit.py", "--short", "--device", "sm_80", "--most", "1")
@@ -110,6 +114,7 @@ def test_propose_vit(played: Callable[..., str]) -> None:
     assert after < before == 22_050_664
 
 
+@pytest.mark.libraries
 @needs_torch
 def test_several_processes(tmp_path: Path) -> None:
     """The launcher is what `torchrun` starts."""

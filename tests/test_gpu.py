@@ -30,6 +30,7 @@ from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.kernels import MATRIX, PATTERNS, SERVED, batches_for, kernel_of, on_device, patterns_of, serves, source_of
+from tests.support.libraries import library
 
 RUNTIMES = sorted({line.runtime for line in list_devices() if isinstance(line, Found) and line.runtime not in PROCESSOR_RUNTIMES})
 Record = Callable[[str, object], None]
@@ -132,7 +133,7 @@ def test_what_the_planner_chooses_agrees_with_float64(precision: str, layout: st
 
 
 def on_gpu(*shape: int) -> Any:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     return torch.randn(*shape, device="cuda")
 
 
@@ -142,8 +143,9 @@ def check(y: Any, x: Any, weights: Any) -> None:
     assert np.linalg.norm(y.cpu().numpy() - truth) <= 1e-6 * np.linalg.norm(truth)
 
 
+@pytest.mark.libraries
 def test_pytorch_on_its_current_stream() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     ks = Launcher(1, 192, 48, 2)
     x, weights = on_gpu(1000, 96), on_gpu(1, 192, 48, 2)
     check(ks(x, weights), x, weights)
@@ -158,8 +160,9 @@ def test_pytorch_on_its_current_stream() -> None:
     check(ks(x, weights), x, weights)
 
 
+@pytest.mark.libraries
 def test_a_cuda_graph_replays_on_new_data() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     ks = Launcher(1, 192, 48, 2)
     x, weights, y = on_gpu(500, 96), on_gpu(1, 192, 48, 2), on_gpu(500, 384)
     fresh, arguments = Launcher(1, 190, 46, 2), (on_gpu(500, 92), on_gpu(1, 190, 46, 2))

@@ -24,6 +24,7 @@ from tests.ptx import on_gpu as ptx
 from tests.support import kernels
 from tests.support.fake_gpu import FakeGpu
 from tests.support.kernels import JOB_OF, SERVED, kernel_of, on_device, source_of
+from tests.support.libraries import library
 
 ROOT = Path(__file__).parents[1]
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
@@ -393,8 +394,9 @@ def test_each_benchmark_is_a_command_that_exists_and_all_fit() -> None:
     assert "60" in stages[1].arguments
 
 
+@pytest.mark.libraries
 def test_a_benchmark_that_fails_or_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
+    library("torch")
     failing, hanging, told, late = (Stage(name, ("x",), 6, name == "told") for name in ("failing", "hanging", "told", "late"))
     commands = []
 

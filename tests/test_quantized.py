@@ -2,9 +2,9 @@
 
 from itertools import product
 
+import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 import ksgen
 from ksgen import reference
@@ -14,6 +14,7 @@ from ksgen.quantized import CLIPPED, PER, Quantized, QuantizedInputs, numpy_type
 from ksgen.spec import STORAGES
 from ksgen.spec.storage import STORED
 from tests.support.hasty import compiles_hastily
+from tests.support.libraries import library
 from tests.support.native import chosen_native
 
 __all__ = ["compiles_hastily"]  # which pytest finds by its name
@@ -89,7 +90,9 @@ def test_zeros_and_tiny_weights() -> None:
             assert made.saturated == 0
 
 
+@pytest.mark.libraries
 def test_tensors_give_tensors_of_the_same_bytes() -> None:
+    torch = library("torch")
     for storage, dtype in (("int8", torch.int8), ("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         wanted = quantize(WEIGHTS, storage, x=X)
         made = quantize(torch.nn.Parameter(torch.tensor(WEIGHTS)), storage, x=torch.tensor(X))
@@ -159,7 +162,7 @@ def test_launchers_take_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_launchers_refuse_what_they_cannot_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
-    own, made = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8")
+    own, made = Launcher(2, 6, 8, 3), quantize(WEIGHTS, "int8")
     x = X.astype(np.float32)
     with pytest.raises(LaunchError, match="weights in int8 with precision=float64; accepted: x of float32, float16, bfloat16"):
         own(X, made)
@@ -167,6 +170,12 @@ def test_launchers_refuse_what_they_cannot_multiply(monkeypatch: pytest.MonkeyPa
         own(x, made, precision="tf32x3")
     with pytest.raises(LaunchError, match=r"got Quantized\(2,6,8,3, int8.*; weights of 2,6,8,1 are needed"):
         Launcher(2, 6, 8, 1).pack(made)
+
+
+@pytest.mark.libraries
+def test_a_write_to_values_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, _ = library("torch"), chosen_native(monkeypatch)
+    own, made, x = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8"), X.astype(np.float32)
     own(x, made)
     made.values[0, 0, 0, 0] += 1
     with pytest.raises(LaunchError, match=r"the tensor behind these weights was written to after launcher.pack; pack it again"):
@@ -194,10 +203,16 @@ def test_x_has_one_scale_and_none_of_it_saturates(storage: str) -> None:
     assert np.abs(made.dequantized() - X).max() <= 0.51 * made.scale * how.largest * smallest
     again = quantize_inputs(X / 2, storage, scale=made.scale)
     assert again.scale == made.scale
+    assert quantize_inputs(np.zeros((2, 3)), storage).scale == 1
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize("storage", STORAGES)
+def test_x_in_a_tensor_has_the_same_bytes(storage: str) -> None:
+    torch, made = library("torch"), quantize_inputs(X, storage)
     tensor = quantize_inputs(torch.tensor(X), storage)
     np.testing.assert_array_equal(tensor.values.view(torch.uint8).numpy(), made.values.view(np.uint8))
     assert tensor.dequantized().dtype == torch.float32
-    assert quantize_inputs(np.zeros((2, 3)), storage).scale == 1
 
 
 def test_what_saturates_of_x_is_refused_or_counted() -> None:
@@ -251,13 +266,22 @@ def test_launchers_take_x_in_eight_bits(storage: str, layout: str, monkeypatch: 
             assert np.linalg.norm(y.astype(np.float64) - wanted) <= within * np.linalg.norm(wanted)
     packed = own.pack(made)
     np.testing.assert_array_equal(own.prepare(given.values, packed, layout=layout)(), own(given.values, made, layout=layout))
+    wide = np.concatenate([given.values, given.values], 1)  # of which a half is a slice
+    half = wide[:, : given.values.shape[1]]
+    np.testing.assert_array_equal(own(half, packed, layout=layout), own(given.values, packed, layout=layout))
+
+
+@pytest.mark.libraries
+@pytest.mark.parametrize(("storage", "layout"), list(product(STORAGES, ["bsf", "bsl"])))
+def test_launchers_take_tensors_in_eight_bits(storage: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, _ = library("torch"), chosen_native(monkeypatch)
+    own, given = Launcher(2, 6, 8, 3), quantize_inputs(X if layout == "bsf" else np.ascontiguousarray(X.T), storage)
+    made = quantize(WEIGHTS, storage, x_scale=given.scale)
+    truth = reference.multiply(own.pattern, reference.dequantized(given.values, given.scale), made._exact(), layout)
     tensor = quantize_inputs(torch.tensor(given.dequantized()), storage, scale=given.scale).values
     y = own(tensor, quantize(torch.tensor(WEIGHTS), storage, x_scale=given.scale), layout=layout, precision="bfloat16")
     assert (y.dtype, tuple(y.shape)) == (torch.bfloat16, truth.shape)
     assert np.linalg.norm(y.double().numpy() - truth) <= 4e-3 * np.linalg.norm(truth)
-    wide = np.concatenate([given.values, given.values], 1)  # of which a half is a slice
-    half = wide[:, : given.values.shape[1]]
-    np.testing.assert_array_equal(own(half, packed, layout=layout), own(given.values, packed, layout=layout))
 
 
 def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +384,9 @@ def test_a_layer_refuses_before_its_first_launch(fuse: str, monkeypatch: pytest.
     assert launched == []
 
 
+@pytest.mark.libraries
 def test_a_write_to_a_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen_native(monkeypatch)
+    torch, _ = library("torch"), chosen_native(monkeypatch)
     own, made = Launcher(2, 6, 8, 3), quantize(torch.tensor(WEIGHTS), "int8")
     x = X.astype(np.float32)
     packed = own.pack(made)
@@ -394,11 +419,12 @@ def test_what_float32_has_not_is_rounded_to_bfloat16_as_ever() -> None:
 
 @pytest.mark.parametrize(("batch", "layout"), [(1, "bsf"), (3, "bsl"), (70, "bsf"), (70, "bsl")])
 def test_weights_in_bfloat16_that_are_not_finite_stay_so_and_reach_their_outputs_alone(batch: int, layout: str) -> None:
-    """As PyTorch rounds them: what is finite and beyond bfloat16 becomes Inf."""
+    """Finite values beyond bfloat16 become Inf."""
     bad = WEIGHTS.copy()
     bad[0, 1, 2, 0], bad[0, 2, 3, 1], bad[1, 3, 0, 2], bad[1, 4, 5, 0] = np.nan, np.inf, -np.inf, 3.4e38
     made = quantize(bad, "bfloat16")
-    wide = torch.tensor(bad).bfloat16().float().numpy()
+    with np.errstate(over="ignore"):
+        wide = bad.astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(made.dequantized(), wide)
     assert (made.saturated, np.isinf(wide).sum(), np.isnan(wide).sum()) == (0, 3, 1)
     x = np.abs(RANDOM.standard_normal((batch, 48) if layout == "bsf" else (48, batch))).astype(np.float32) + 1

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
+from functools import cache
 from itertools import product
 from math import fsum, sqrt
 
@@ -36,6 +37,11 @@ def stratified(n: int) -> list[Pattern]:
     Each is the one whose classes are covered least by those before it. A class of more patterns counts for more, but
     only as the square root of their number, so that the rare ones come early too; the paper's order breaks ties.
     """
+    return list(_stratified(n))
+
+
+@cache
+def _stratified(n: int) -> tuple[Pattern, ...]:
     left = paper_patterns()
     counts = Counter(each for pattern in left for each in _classes(pattern))
     covered: Counter[tuple[object, ...]] = Counter()
@@ -48,9 +54,10 @@ def stratified(n: int) -> list[Pattern]:
         chosen.append(max(left, key=gain))
         left.remove(chosen[-1])
         covered.update(_classes(chosen[-1]))
-    return chosen
+    return tuple(chosen)
 
 
+@cache
 def _classes(pattern: Pattern) -> tuple[tuple[object, ...], ...]:
     a, b, c, d = pattern.shape
     band = bisect_left(_BANDS, b * c / (b + c))

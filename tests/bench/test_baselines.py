@@ -7,8 +7,10 @@ from ksgen.bench.roster import LIBRARIES, PARTS
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
 from ksgen.spec import LAYOUTS
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench.baselines import BASELINES, UnsupportedError, library_version  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 

@@ -2,7 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the clock is also the GPU's")
+from tests.support.libraries import library
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 from ksgen.bench import clock  # noqa: E402  (after the skip)
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402

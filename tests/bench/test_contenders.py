@@ -16,8 +16,10 @@ from ksgen.spec import LAYOUTS
 from ksgen.wisdom.store import Entry, save
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu, TextCompiler
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench.contenders import _on_tensors, contenders, tune  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from tests.support.bench_runs import JOB, has_opencl, measure  # noqa: E402

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="facts name PyTorch's version")
+from tests.support.libraries import library
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 import ksgen  # noqa: E402  (after the skip)
 from ksgen.bench import facts  # noqa: E402

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from ksgen.bench.roster import OURS
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench.baselines import UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import Job, Problem  # noqa: E402

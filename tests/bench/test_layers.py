@@ -13,8 +13,10 @@ from ksgen.devices import find_device
 from ksgen.errors import DeviceError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench import layers  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.layers import LayerArrays, LayerJob, LayerRunner, layer_contenders  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from ksgen.bench.published import published
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the models are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench import linear_share  # noqa: E402  (PyTorch may be missing)
 from ksgen.commands import bench_share  # noqa: E402
 from ksgen.torch.models import VIT_S16, VisionTransformer  # noqa: E402

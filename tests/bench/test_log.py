@@ -7,8 +7,10 @@ import pytest
 
 from ksgen.bench.log import Log, read_log
 from ksgen.errors import KsgenError
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench.problem import Job  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 

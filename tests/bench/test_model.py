@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+from tests.support.libraries import library
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
 from ksgen.bench.model import MODULES, Job, Row, measure, modules_of  # noqa: E402

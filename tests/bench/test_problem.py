@@ -5,8 +5,10 @@ import pytest
 
 from ksgen.pattern import Pattern
 from ksgen.reference import multiply
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench.problem import Job, Problem  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 

@@ -3,8 +3,10 @@
 import pytest
 
 from ksgen.bench.roster import NAMES, OURS
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES  # noqa: E402
 from ksgen.bench.problem import Job  # noqa: E402

@@ -8,8 +8,10 @@ import pytest
 from ksgen.bench.rows import read_rows, write_csv, write_parquet
 from ksgen.errors import KsgenError
 from tests.support.bench_rows import row
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 
 def test_rows_are_the_same_from_a_log_and_from_csv(log_text: str, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, read_rows
 from ksgen.measure import pause
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from ksgen.bench import contenders as contenders_module  # noqa: E402
 from ksgen.bench import runner  # noqa: E402
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402

@@ -5,8 +5,10 @@ import pytest
 from ksgen.commands.bench_common import patterns_named
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 
 def test_large_patterns_can_be_left_out() -> None:

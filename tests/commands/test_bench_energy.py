@@ -9,6 +9,7 @@ import pytest
 
 from ksgen.bench.energy import EnergyError, open_nvml
 from tests.support.bench_energy import Nvml
+from tests.support.libraries import library
 
 
 def nvml_module(start: Callable[[], None]) -> Any:
@@ -30,9 +31,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_nvml() is module
 
 
+@pytest.mark.libraries
 def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
     """Through the runner, on the processor, with the stand-in's energy."""
-    pytest.importorskip("torch")
+    library("torch")
     from ksgen.bench.log import Log
     from ksgen.bench.problem import Job
     from ksgen.bench.rows import read_rows

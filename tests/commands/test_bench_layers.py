@@ -14,8 +14,10 @@ from ksgen.commands import bench
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.install import install_line
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 
 SPEC = """
 layers:

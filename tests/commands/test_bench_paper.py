@@ -15,8 +15,10 @@ from ksgen.bench.roster import OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, read_rows
 from ksgen.errors import KsgenError
 from ksgen.install import install_line
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from tests.support.bench_runs import has_opencl, lines_of  # noqa: E402
 
 needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip install -e '.[cpu]'")

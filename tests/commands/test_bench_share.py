@@ -3,8 +3,10 @@
 import pytest
 
 from ksgen.errors import SpecError
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the models are PyTorch's")
+pytestmark = pytest.mark.libraries
+torch = library("torch")
 from tests.support.bench_share import run  # noqa: E402
 
 

@@ -30,6 +30,7 @@ from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Wisdom
 from tests.families import test_vector as vector
 from tests.families import test_vector_slices as slices
+from tests.support.libraries import library
 from tests.support.native import chosen_native
 
 FE_INVALID = 1  # on x86 and ARM
@@ -238,8 +239,9 @@ assert product().tobytes() == wanted
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.libraries
 def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     if not torch.backends.openmp.is_available():
         pytest.skip("this PyTorch has no OpenMP")
     assert native._openmp()

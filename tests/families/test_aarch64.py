@@ -38,6 +38,9 @@ CASES = [
 ]
 
 
+pytestmark = pytest.mark.libraries
+
+
 @pytest.fixture(scope="module")
 def compiler() -> HostCompiler:
     try:

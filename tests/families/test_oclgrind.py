@@ -30,6 +30,7 @@ TOGETHER = 9  # cases of a process
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.libraries,
     pytest.mark.skipif(DRIVER is None, reason="oclgrind is not installed: apt-get install oclgrind"),
     pytest.mark.skipif(find_spec("pyopencl") is None, reason="PyOpenCL is not installed: pip install pyopencl"),
 ]

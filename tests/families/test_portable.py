@@ -13,7 +13,11 @@ from ksgen.spec import LAYOUTS
 from tests.support.processor_cases import CHAIN, SLICES, VECTOR, VECTOR_GRADIENT, Case, passes
 
 HAS_POCL = any(isinstance(line, Found) and "Portable Computing Language" in line.target for line in list_devices())
-pytestmark = [pytest.mark.skipif(not HAS_POCL, reason="PoCL is not installed: apt-get install pocl-opencl-icd"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(not HAS_POCL, reason="PoCL is not installed: apt-get install pocl-opencl-icd"),
+    pytest.mark.slow,
+    pytest.mark.libraries,
+]
 
 
 @pytest.mark.parametrize("case", [*SLICES, *VECTOR, *CHAIN, *VECTOR_GRADIENT], ids=str)

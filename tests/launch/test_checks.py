@@ -10,7 +10,8 @@ from ksgen.launch.arrays import ArrayView
 from ksgen.launch.checks import are_aligned, result_shape
 from ksgen.launcher import Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
-from tests.support.launching import BATCH, PATTERN, SHAPE, inputs, needs_opencl, torch_or_skip, zeros
+from tests.support.launching import BATCH, PATTERN, SHAPE, inputs, needs_opencl, zeros
+from tests.support.libraries import library
 
 
 def mistakes() -> list[tuple[str, dict[str, Any], str]]:
@@ -56,9 +57,10 @@ def test_an_address_inside_a_number_is_refused(gpu: FakeGpu, ks: Launcher) -> No
         ks(array, FakeArray(gpu, weights), out=zeros(gpu))
 
 
+@pytest.mark.libraries
 @needs_opencl
 def test_torch_gradients_are_refused_not_lost(ks: Launcher) -> None:
-    torch = torch_or_skip()
+    torch = library("torch")
     x, weights = torch.randn(BATCH, PATTERN.in_features), torch.randn(*SHAPE, requires_grad=True)
     with pytest.raises(LaunchError, match="weights requires gradients, which launchers do not record"):
         ks(x, weights)

@@ -26,6 +26,7 @@ from tests.support import kernels
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.gradients import kernel
 from tests.support.kernels import in_emulator, source_of
+from tests.support.libraries import library
 
 FAMILY, TENSOR_CORES = Gradient(), GradientMma()
 SHAPE, BATCH = (2, 9, 5, 3), 300  # a batch of several parts
@@ -90,9 +91,10 @@ def test_numpy_arrays(precision: str, layout: str) -> None:
     agrees(grad, x, grad_y, layout, precision)
 
 
+@pytest.mark.libraries
 @needs_opencl
 def test_out_and_tensors_on_the_host() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     x, grad_y = inputs()
     out = np.full(SHAPE, np.nan, np.float32)
     assert Launcher(*SHAPE).gradient(x, grad_y, out=out) is out
@@ -208,8 +210,9 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
         Launcher(*SHAPE).gradient(given.pop("x"), given.pop("grad_y"), **given)
 
 
+@pytest.mark.libraries
 def test_tensors_that_record_gradients_are_refused() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     x, grad_y = map(torch.tensor, inputs())
     with pytest.raises(LaunchError, match="x requires gradients, which launchers do not record"):
         Launcher(*SHAPE).gradient(x.requires_grad_(), grad_y)

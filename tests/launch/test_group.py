@@ -31,7 +31,7 @@ from ksgen.tuning.search import Tuned
 from ksgen.tuning.trials import TrialStore
 from tests.support.fake_gpu import FakeGpu, FakeTensor
 from tests.support.host_memory import processor
-from tests.support.launching import torch_or_skip
+from tests.support.libraries import library
 from tests.support.native import chosen_native
 from tests.support.tuning_search import TimedEngine
 
@@ -156,8 +156,9 @@ def test_a_prepared_call_reads_what_the_arrays_hold_by_then(either: Device, layo
         own.prepare(x[1:, 1:], weights, layout=layout)
 
 
+@pytest.mark.libraries
 def test_a_prepared_call_keeps_the_memory_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, _ = torch_or_skip(), chosen_native(monkeypatch)
+    torch, _ = library("torch"), chosen_native(monkeypatch)
     x, weights = torch.randn(MANY, 24), [[torch.from_numpy(each) for each in listed] for listed in weights_of()]
     call = group().prepare(x, weights)
     assert call is not None
@@ -180,8 +181,9 @@ def test_layers_of_one_factor_take_their_weights_alone(either: Device, launched:
         assert launched == ["vector_chain"] * 2
 
 
+@pytest.mark.libraries
 def test_tensors() -> None:
-    torch, _ = torch_or_skip(), processor()
+    torch, _ = library("torch"), processor()
     x, weights = rows(24, "bsf"), weights_of()
     ys = group()(torch.from_numpy(x), [[torch.from_numpy(each) for each in listed] for listed in weights])
     assert all(is_right(y.numpy(), truth_of(x, number, weights[number], "bsf")) for number, y in enumerate(ys))

@@ -13,7 +13,8 @@ from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
-from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inputs, needs_opencl, torch_or_skip
+from tests.support.launching import BATCH, PATTERN, SHAPE, check, dtype_of, inputs, needs_opencl
+from tests.support.libraries import library
 
 
 @needs_opencl
@@ -26,10 +27,11 @@ def test_numpy_arrays(ks: Launcher, precision: str, layout: str) -> None:
     check(y, x, weights, layout, precision)
 
 
+@pytest.mark.libraries
 @needs_opencl
 @pytest.mark.parametrize("precision", arrays.DTYPES)
 def test_torch_tensors_on_the_processor(ks: Launcher, precision: str) -> None:
-    torch = torch_or_skip()
+    torch = library("torch")
     x, weights = torch.randn(BATCH, PATTERN.in_features), torch.randn(*SHAPE)
     x, weights = x.to(getattr(torch, precision)), weights.to(getattr(torch, precision))
     y = ks(x, weights)

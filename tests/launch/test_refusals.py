@@ -23,6 +23,7 @@ from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, load
 from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Wisdom
+from tests.support.libraries import library
 
 needs_opencl = pytest.mark.skipif(
     not any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices()), reason="no OpenCL device"
@@ -129,7 +130,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
 
 
 def torch_calls() -> Iterator[tuple[str, Callable[[Any], object]]]:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     from ksgen.torch import KSLinear, convert, factorize, models, multiply
 
     x, weights, dense, shapes = torch.ones(4, 30), torch.ones(SHAPE), torch.ones(54, 30), [SHAPE]
@@ -186,9 +187,9 @@ def test_what_is_strange_is_taken_or_refused_in_a_line(name: str) -> None:
         check(CALLS[name], named, value)
 
 
+@pytest.mark.libraries
 def test_what_is_strange_to_the_layer_is_taken_or_refused_in_a_line() -> None:
-    import torch  # skipped above where there is none
-
+    torch = library("torch")
     tensors = {
         "sparse": torch.ones(4, 30).to_sparse(), "int8": torch.ones(4, 30, dtype=torch.int8), "meta": torch.ones(4, 30, device="meta"),
         "0-d": torch.tensor(1.0), "type": torch.float32, "module": torch.nn.Linear(3, 4),
@@ -258,8 +259,9 @@ def test_a_look_at_a_thing_is_short() -> None:
         assert len(repr(thing)) < 600
 
 
+@pytest.mark.libraries
 def test_a_look_at_what_was_found_is_short() -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     from ksgen.torch import KSLinear, convert, factorize
 
     model = torch.nn.Sequential(*[torch.nn.Linear(30, 54) for _ in range(20)])

@@ -16,7 +16,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from tests.support.device_arrays import CudaArray
 from tests.support.host_memory import processor
-from tests.support.launching import torch_or_skip
+from tests.support.libraries import library
 
 SHAPE = (2, 9, 5, 3)
 PATTERN = Pattern(*SHAPE)
@@ -93,8 +93,9 @@ def test_a_chain_of_slices(either: Device, layout: str) -> None:
     np.testing.assert_array_equal(whole, outside)
 
 
+@pytest.mark.libraries
 def test_slices_of_tensors_and_of_what_speaks_dlpack() -> None:
-    torch, _ = torch_or_skip(), processor()
+    torch, _ = library("torch"), processor()
     ks, weights = Launcher(*SHAPE), draw(*SHAPE)
     _, x = columns(PATTERN.in_features, "bsf", 3, 8, 1)
     truth = reference.multiply(PATTERN, x, weights, "bsf")

@@ -15,6 +15,7 @@ from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
+from tests.support.libraries import library
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -27,8 +28,9 @@ def test_arrays_of_the_host(precision: str) -> None:
     check_turns("a layer", view(x))
 
 
+@pytest.mark.libraries
 def test_tensors_of_the_host() -> None:
-    torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+    torch = library("torch")
     x = torch.arange(40.0).reshape(4, 10)[:, 2:7]
     got = turned(x, None)
     assert torch.equal(got, x.t())

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ksgen.bench.log import Log
 from ksgen.bench.rows import Row, read_rows
 from ksgen.devices import Found, list_devices
 from ksgen.pattern import Pattern
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the baselines are PyTorch's")
+torch = library("torch")
 from ksgen.bench.problem import Job  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from ksgen.cli import cli
+from tests.support.libraries import library
 
-torch = pytest.importorskip("torch", reason="the models are PyTorch's")
+torch = library("torch")
 
 
 def run(*arguments: str) -> Any:

@@ -71,7 +71,3 @@ def in_16_bits() -> tuple[Any, Any]:
 def launched(gpu: FakeGpu) -> list[str]:
     """Ends of the entries' names: none of the one that multiplies."""
     return [re.sub(r"^ks_1x16x8x2_float16_bsf_[0-9a-f]{8}_?", "", entry) for entry, _ in gpu.launches]
-
-
-def torch_or_skip() -> Any:
-    return pytest.importorskip("torch", reason="PyTorch is not installed")

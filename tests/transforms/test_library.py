@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 
 from ksgen import transforms
+from tests.support.libraries import library
 from tests.support.program import needs_device
 from tests.transforms.arrays import hartley
 
 fft = pytest.importorskip("scipy.fft", reason="pip install scipy")
 
 
+@pytest.mark.libraries
 @needs_device
 def test_tensors_of_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
+    torch = library("torch")
     x = torch.randn(4, 30, dtype=torch.float64)
     z = torch.randn(4, 30, dtype=torch.complex128)
     for found, truth in (

@@ -13,7 +13,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import factor_kernels, factors_hold, own_of_factors, refused_factor
 from ksgen.families.few import family
 from ksgen.families.few.chain_counts import work_of
-from ksgen.families.few.chain_defaults import best, options
+from ksgen.families.few.chain_defaults import best, is_possible, options
 from ksgen.families.few.chain_shape import ChainShape, FewChainConstants, is_narrow, most_alike
 from ksgen.families.few.defaults import entries_for
 from ksgen.families.few.shape import Shape
@@ -79,7 +79,7 @@ class FewChain(PackedElsewhere[FewChainConstants]):
             return False
         if kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
-        return best(kernel, limits, 1) is not None
+        return is_possible(kernel, limits)
 
     def shape(self, kernel: KernelSpec, constants: FewChainConstants) -> ChainShape:
         return ChainShape(kernel, constants)

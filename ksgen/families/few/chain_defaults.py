@@ -102,6 +102,12 @@ def expected_cycles(kernel: KernelSpec, constants: FewChainConstants, limits: Li
 
 
 @lru_cache(maxsize=REMEMBERED)
+def is_possible(kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether any constants fit this GPU. Nothing is compared, so that this takes milliseconds where `best` takes up to a second."""
+    return next(options(kernel, limits, 1), None) is not None
+
+
+@lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, entries: int) -> FewChainConstants | None:
     """Of blocks of so many entries, or of fewer; None where there is no room for any."""
     sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
