@@ -433,7 +433,7 @@ def test_the_page_of_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "wrong.json").write_text("[]")
     told = "\n".join(gpu_benchmarks.page(tmp_path, []))
     assert "benchmark: 1 patterns, 2 rows, 2026-01-02, commit c0ffee\n" in told
-    assert "  float32    bsl     1         100 %" in told
+    assert "  9      float32    bsl     1         100 %" in told
     assert "vit-s16, whole, time over the dense model's\n  float32   ksgen    0.78" in told
     assert "wrong.json: cannot be read (" in told
     results.write_text("{\n")

@@ -56,21 +56,24 @@ def at_least(what: str, least: float, found: Sequence[float], summed_up: Callabl
 # ---- what was found
 
 
-def fastest(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> dict[tuple[str, str], Row]:
-    """By pattern and layout, of the rows that count."""
-    found: dict[tuple[str, str], Row] = {}
+Key = tuple[str, str, int]
+
+
+def fastest(rows: Sequence[Row], wanted: Callable[[Row], bool]) -> dict[Key, Row]:
+    """By pattern, layout and batch size, of the rows that count."""
+    found: dict[Key, Row] = {}
     for row in rows:
-        key = (row.pattern, row.layout)
+        key = (row.pattern, row.layout, row.batch)
         if row.counts and wanted(row) and (key not in found or (row.median_us or 0) < (found[key].median_us or 0)):
             found[key] = row
     return found
 
 
-def ratios(rows: Sequence[Row], ours: Callable[[Row], bool], others: Callable[[Row], bool], layout: str) -> dict[str, float]:
-    """The best other's time over our best, by pattern."""
+def ratios(rows: Sequence[Row], ours: Callable[[Row], bool], others: Callable[[Row], bool], layout: str) -> dict[Key, float]:
+    """The best other's time over our best, by pattern and batch size."""
     one, other = fastest(rows, ours), fastest(rows, others)
     both = [key for key in one if key in other and key[1] == layout]
-    return {key[0]: (other[key].median_us or 0) / (one[key].median_us or 1) for key in both}
+    return {key: (other[key].median_us or 0) / (one[key].median_us or 1) for key in both}
 
 
 def is_compute_bound(row: Row) -> bool:
@@ -96,7 +99,7 @@ def lines_of_products(rows: Sequence[Row]) -> Iterator[Line]:
             fastest(whole, by_tiles),
             ratios(whole, by_tiles, lambda row: not by_tiles(row) and row.implementation in (OURS, *PYTORCH), layout),
         )
-        bound = [ratio for pattern, ratio in times.items() if is_compute_bound(own[pattern, layout])]
+        bound = [ratio for key, ratio in times.items() if is_compute_bound(own[key])]
         yield at_least(f"{SIX}, {layout}: over the best float32 way, {COMPUTE_BOUND}, geometric mean", 1.6, bound, geometric_mean)
         yield at_least(f"{SIX}, {layout}: the same, of all, least", 1.0, [*times.values()], min)
         for name, some in (("bfloat16", small), (SIX, whole)):

@@ -48,11 +48,11 @@ class Duel:
 
 
 class Results:
-    """The rows of one precision's comparison, by pattern and layout."""
+    """The rows of one precision at one batch size, by pattern and layout: times at different batch sizes are never compared."""
 
-    def __init__(self, rows: Iterable[Row], precision: str) -> None:
-        self.precision = precision
-        self.rows = [row for row in rows if row.precision == precision]
+    def __init__(self, rows: Iterable[Row], precision: str, batch: int) -> None:
+        self.precision, self.batch = precision, batch
+        self.rows = [row for row in rows if (row.precision, row.batch) == (precision, batch)]
         self._times: dict[str, dict[str, dict[str, float]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
         for row in self.rows:
             us = row.median_us
@@ -63,6 +63,10 @@ class Results:
                 for layout in (row.layout, BEST):
                     times = self._times[layout].setdefault(row.pattern, {})
                     times[name] = min(us, times.get(name, us))
+
+    @property
+    def title(self) -> str:
+        return f"{self.precision}, batch {self.batch}"
 
     @property
     def patterns(self) -> list[str]:
@@ -139,21 +143,19 @@ class Gains:
 def gains(rows: Sequence[Row]) -> list[Gains]:
     """The gains of every batch, precision and layout of a processor's rows that has any."""
     found = []
-    ours = [row for row in rows if row.runtime in PROCESSOR_RUNTIMES]
-    for batch in sorted({row.batch for row in ours}):
-        some = [row for row in ours if row.batch == batch]
-        for precision in precisions_of(some):
-            results = Results(some, precision)
-            for layout in LAYOUTS:
-                best = results.best_rows(OURS, layout)
-                pairs = tuple((ratio, best[str(pattern)].share_of_floor) for pattern, ratio in results.ratios(OURS, PYTORCH, layout))
-                if pairs:
-                    found.append(Gains(batch, precision, layout, pairs))
+    for results in comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]):
+        for layout in LAYOUTS:
+            best = results.best_rows(OURS, layout)
+            pairs = tuple((ratio, best[str(pattern)].share_of_floor) for pattern, ratio in results.ratios(OURS, PYTORCH, layout))
+            if pairs:
+                found.append(Gains(results.batch, results.precision, layout, pairs))
     return found
 
 
-def precisions_of(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(row.precision for row in rows))
+def comparisons(rows: Sequence[Row]) -> list[Results]:
+    """One per batch size and precision: batch sizes ascending, precisions in the rows' order."""
+    found = dict.fromkeys((row.batch, row.precision) for row in rows)
+    return [Results(rows, precision, batch) for batch, precision in sorted(found, key=lambda each: each[0])]
 
 
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:

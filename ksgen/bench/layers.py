@@ -146,13 +146,12 @@ class LayerArrays:
 
 
 class LayerRunner(Runner):
-    """Measures layers: a log may hold several batches."""
+    """Measures layers."""
 
     def _contenders(self, job: LayerJob) -> list[Contender]:
         return list(layer_contenders(job, self.device, self.protocol.names))
 
-    def _check_batch(self, jobs: Sequence[Any]) -> None:
-        """A row says its batch, and nothing is concluded over several; but layers and products have files of their own."""
+    def _check_kind(self) -> None:
         if any("layer" not in each.facts for each in self.log.content.contenders.values()):
             raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench paper`; name another file with -o")
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from ksgen import __version__
 from ksgen.bench import figures, tables
-from ksgen.bench.comparison import BEST, Results, gains, group_by, precisions_of
+from ksgen.bench.comparison import BEST, Results, comparisons, gains, group_by
 from ksgen.bench.heuristic import judge
 from ksgen.bench.layer_tables import each_layer, in_short
 from ksgen.bench.published import published
@@ -45,7 +45,7 @@ class Map:
 
 @dataclass
 class Section:
-    """The part of the page for one precision, or for all of them. Details are folded away."""
+    """The part of the page for one batch size and precision, or for all of them. Details are folded away."""
 
     title: str
     says: str = ""
@@ -58,7 +58,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        return self.title.lower().replace(" ", "-")
+        return self.title.lower().replace(", ", "-").replace(" ", "-")
 
 
 def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -> str:
@@ -71,7 +71,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
         above=ABOVE,
-        sections=_sections(rows, wholes, _precision),
+        sections=_sections(rows, wholes, _with_figures),
         dark_style=Markup(svg.dark_style()),
         source=published()["source"],
         version=__version__,
@@ -109,40 +109,39 @@ def _devices(rows: Sequence[Row]) -> str:
 
 
 def _sections(
-    rows: Sequence[Row], wholes: Sequence[Table], of_precision: Callable[[Sequence[Row], str], Section], with_figures: bool = True
+    rows: Sequence[Row], wholes: Sequence[Table], section_of: Callable[[Results], Section], with_figures: bool = True
 ) -> list[Section]:
     """Products first, then whole layers."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     shown = [tables.overview(products), tables.processors(products), in_short(layers), tables.setting(rows)]
     found = [Section("Overview", "", [table for table in shown if table.rows])]
-    found += [of_precision(products, each) for each in precisions_of(products)]
+    found += map(section_of, comparisons(products))
     found += [Section("Layers", "Every factor of a layer, and several layers on one x.", list(each_layer(layers)))] if layers else []
     found += _closing(products, wholes, with_figures)
     trust = Section("What is right, and what is missing", "", [tables.doubted(rows), tables.errors(rows), tables.absent(rows)])
     return [*found, *([trust] if any(table.rows for table in trust.tables) else [])]
 
 
-def _tables(rows: Sequence[Row], precision: str) -> Section:
-    known = COMPARISONS.get(precision)
-    section = Section(precision, f"{known.says}." if known else "")
-    section.tables = [tables.table3(rows, precision), tables.table5(rows, precision)]
-    section.tables += [tables.table8(rows, precision, BEST)]
-    section.folded_tables = [tables.table8(rows, precision, layout) for layout in LAYOUTS]
-    section.tables += [tables.layouts(rows, precision), tables.rewriting(rows, precision), *_heuristics(rows, precision)]
+def _tables(results: Results) -> Section:
+    known = COMPARISONS.get(results.precision)
+    section = Section(results.title, f"{known.says}." if known else "")
+    section.tables = [tables.table3(results), tables.table5(results), tables.table8(results, BEST)]
+    section.folded_tables = [tables.table8(results, layout) for layout in LAYOUTS]
+    section.tables += [tables.layouts(results), tables.rewriting(results), *_heuristics(results)]
     section.tables = [table for table in section.tables if table.rows]
     return section
 
 
-def _precision(rows: Sequence[Row], precision: str) -> Section:
-    section, results = _tables(rows, precision), Results(rows, precision)
+def _with_figures(results: Results) -> Section:
+    section = _tables(results)
     for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
         by_layout = {layout: ratios for layout in (*LAYOUTS, BEST) if (ratios := results.ratios(OURS, others, layout))}
         scale = [ratio for ratios in by_layout.values() for _, ratio in ratios]
         for layout, ratios in by_layout.items():
-            title = f"Figure 6: ksgen beside the fastest of {label}, {precision}, {tables.LAYOUT_WORDS[layout]}"
+            title = f"Figure 6: ksgen beside the fastest of {label}, {results.title}, {tables.LAYOUT_WORDS[layout]}"
             section.figures.append(figures.boxes(title, RATIO, FASTER, group_by(ratios, _ratio), scale=scale))
     for layout in LAYOUTS:
-        words = f"{precision}, {tables.LAYOUT_WORDS[layout]}"
+        words = f"{results.title}, {tables.LAYOUT_WORDS[layout]}"
         if shares := results.rewriting_share(layout):
             title = f"Figure 4: share of bmm that rewrites memory, {words}"
             section.figures.append(figures.boxes(title, RATIO, "share", group_by(shares, _ratio), reference=None))
@@ -160,9 +159,9 @@ def _precision(rows: Sequence[Row], precision: str) -> Section:
 
 def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -> list[Section]:
     energy = Section("Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(rows)])
-    for precision in precisions_of(rows) if with_figures else ():
-        if ratios := Results(rows, precision).energy_ratios(OURS, OTHERS):
-            title = f"Figure 7: energy of ksgen over the least of the others, {precision}"
+    for results in comparisons(rows) if with_figures else ():
+        if ratios := results.energy_ratios(OURS, OTHERS):
+            title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
             groups = group_by(ratios, lambda each: each.d * each.rewrite_ratio)
             energy.figures.append(figures.boxes(title, "d (b+c)/(bc)", "times the energy", groups))
     models = Section("Whole models", "", list(wholes))
@@ -170,15 +169,15 @@ def _closing(rows: Sequence[Row], wholes: Sequence[Table], with_figures: bool) -
     return [section for section in (energy, models, rest) if any(table.rows for table in section.tables)]
 
 
-def _heuristics(rows: Sequence[Row], precision: str) -> list[Table]:
+def _heuristics(results: Results) -> list[Table]:
     """By layout: which one-line rule predicts the gain."""
     found = []
-    is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in rows)
+    is_gpu = all(row.runtime not in PROCESSOR_RUNTIMES for row in results.rows)
     for layout in LAYOUTS:
-        if len(ratios := Results(rows, precision).ratios(OURS, OTHERS, layout)) > 1:
+        if len(ratios := results.ratios(OURS, OTHERS, layout)) > 1:
             verdict = judge(ratios, is_gpu)
             lines = tuple((each.rule.says, f"{each.correlation:.2f}", tables.percent(each.accuracy)) for each in verdict.judged)
-            title = f"What predicts the gain, {precision}, {tables.LAYOUT_WORDS[layout]}"
+            title = f"What predicts the gain, {results.title}, {tables.LAYOUT_WORDS[layout]}"
             patterns = counted(verdict.patterns, "pattern")
             wins = f"Ours wins in {verdict.wins} of {patterns}"
             if 0 < verdict.wins < verdict.patterns:

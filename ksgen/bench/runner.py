@@ -75,7 +75,7 @@ class Runner:
 
     def run(self, jobs: Sequence[Asked]) -> int:
         """Returns how many jobs are complete: all of them, or those that fit the time limit."""
-        self._check_batch(jobs)
+        self._check_kind()
         waiting, ahead = iter(jobs), _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
         while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
@@ -91,13 +91,10 @@ class Runner:
                 done += 1
         return done
 
-    def _check_batch(self, jobs: Sequence[Asked]) -> None:
-        """Refuses another batch: times of a pattern at two batches cannot be compared."""
+    def _check_kind(self) -> None:
+        """Layers and products have files of their own."""
         if any("layer" in each.facts for each in self.log.content.contenders.values()):
             raise KsgenError(f"{self.log.path} holds measurements of `ksgen bench layers`; name another file with -o")
-        known = {each.facts["batch"] for each in self.log.content.contenders.values()}
-        if other := next((job.batch for job in jobs if known and job.batch not in known), 0):
-            raise KsgenError(f"{self.log.path} holds measurements of batch {min(known)}, and this is {other}; name another file with -o")
 
     def _in_time(self) -> bool:
         return monotonic() < self.deadline

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
-from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, gains, group_by, precisions_of
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
@@ -33,17 +33,17 @@ def markdown(table: Table) -> str:
 
 
 def overview(rows: Sequence[Row]) -> Table:
-    """One line per precision and layout: what a reader wants to know first."""
+    """One line per batch size, precision and layout: what a reader wants to know first."""
     lines = []
-    for precision in precisions_of(rows):
-        results = Results(rows, precision)
+    for results in comparisons(rows):
         for layout in LAYOUTS:
             papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, OTHERS))
             shares = [row.share_of_floor for row in results.best_rows(OURS, layout).values() if row.share_of_floor]
             if all_others.patterns:
                 floor = percent(median(shares)) if shares else "-"
-                lines.append((precision, layout, str(all_others.patterns), *_beats(papers), *_beats(all_others), floor))
-    columns = ("precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
+                which = (str(results.batch), results.precision, layout, str(all_others.patterns))
+                lines.append((*which, *_beats(papers), *_beats(all_others), floor))
+    columns = ("batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
     note += f" {said}" if (said := in_doubt(rows)) else ""
     note += _above(rows)
@@ -56,7 +56,7 @@ def _above(rows: Sequence[Row]) -> str:
 
 
 def processors(rows: Sequence[Row]) -> Table:
-    """A processor's results in short: a line per batch, precision and layout."""
+    """A processor's results in short: a line per batch size, precision and layout."""
     lines = []
     for found in gains(rows):
         ratios, shares = [ratio for ratio, _ in found.pairs], [share for _, share in found.pairs if share]
@@ -81,8 +81,8 @@ def setting(rows: Sequence[Row]) -> Table:
     return Table("Where and when", ("", ""), tuple(line for line in lines if line[1]))
 
 
-def table3(rows: Sequence[Row], precision: str) -> Table:
-    results = Results(rows, precision)
+def table3(results: Results) -> Table:
+    precision = results.precision
     lines = [
         _line("bmm faster than einsum and bsr", results.duel("bmm", ("einsum", "bsr"), BEST), _claim("bmm_beats_einsum_bsr", precision)),
         _line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), _claim("kernel_beats_all", precision)),
@@ -98,37 +98,34 @@ def table3(rows: Sequence[Row], precision: str) -> Table:
                 _claim("specialised_beats_dense_sparse", precision),
             )
         )
-    return _shares(f"Table 3, {precision}: everyone in the better of the two layouts", lines)
+    return _shares(f"Table 3, {results.title}: everyone in the better of the two layouts", lines)
 
 
-def table5(rows: Sequence[Row], precision: str) -> Table:
-    results = Results(rows, precision)
+def table5(results: Results) -> Table:
     lines = []
     for layout in LAYOUTS:
-        paper = _claim(f"kernel_beats_all_{layout}", precision)
+        paper = _claim(f"kernel_beats_all_{layout}", results.precision)
         lines += [
             _line(f"{layout}: ksgen faster than min(bmm, einsum, bsr, dense, sparse)", results.duel(OURS, PAPERS, layout), paper),
             _line(f"{layout}: ksgen faster than the expert's", results.duel(OURS, EXPERTS, layout)),
         ]
-    return _shares(f"Table 5, {precision}: by layout", lines)
+    return _shares(f"Table 5, {results.title}: by layout", lines)
 
 
-def table8(rows: Sequence[Row], precision: str, layout: str) -> Table:
+def table8(results: Results, layout: str) -> Table:
     """Every contender against every other."""
-    results = Results(rows, precision)
     names = results.names
     lines = []
     for one in names:
         duels = [None if one == other else results.duel(one, [other], layout) for other in names]
         lines.append((one, *("" if duel is None else _short(duel) for duel in duels)))
-    title = f"Table 8, {precision}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
+    title = f"Table 8, {results.title}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
     return Table(title, ("", *names), tuple(lines), "Share of patterns, and the median factor where it is.")
 
 
-def layouts(rows: Sequence[Row], precision: str) -> Table:
+def layouts(results: Results) -> Table:
     """Appendix B.5: the cost of a layout for each contender."""
-    results = Results(rows, precision)
-    theirs = published()["layout_recomputed"] if precision == "float32" else {}
+    theirs = published()["layout_recomputed"] if results.precision == "float32" else {}
     names = [name for name in results.names if results.layouts_ratio(name)]
     by_name = {name: group_by(results.layouts_ratio(name), lambda pattern: pattern.d) for name in names}
     every_d = sorted({d for groups in by_name.values() for d in groups})
@@ -136,49 +133,48 @@ def layouts(rows: Sequence[Row], precision: str) -> Table:
         (str(d), *(number(median(groups[d])) if d in groups else "-" for groups in by_name.values()), number(theirs.get(d)))
         for d in every_d
     ]
-    paper = _claim("bsf_over_bsl", precision)
+    paper = _claim("bsf_over_bsl", results.precision)
     if names:
         whole = (number(median(ratio for _, ratio in results.layouts_ratio(name))) for name in names)
         lines.append(("all", *whole, number(paper.factor if paper else None)))
     note = "Median of the time in batch-size-first over that in batch-size-last."
-    return Table(f"Layouts, {precision}", ("d", *names, "the authors' kernel"), tuple(lines), note)
+    return Table(f"Layouts, {results.title}", ("d", *names, "the authors' kernel"), tuple(lines), note)
 
 
-def rewriting(rows: Sequence[Row], precision: str) -> Table:
+def rewriting(results: Results) -> Table:
     """Appendix B.2 and Figure 4."""
-    results = Results(rows, precision)
     lines = []
     for layout in LAYOUTS:
         for ratio, shares in group_by(results.rewriting_share(layout), lambda pattern: pattern.rewrite_ratio).items():
             lines.append((layout, f"{ratio:.4f}", str(len(shares)), percent(median(shares)), percent(max(shares))))
-    paper = _claim("rewriting_most", precision)
+    paper = _claim("rewriting_most", results.precision)
     note = f"The paper: up to {percent(paper.share)} ({paper.where}), growing with (b+c)/(bc)." if paper else ""
     columns = ("layout", "(b+c)/(bc)", "patterns", "median share", "largest")
-    return Table(f"Share of bmm that rewrites memory, {precision}", columns, tuple(lines), note)
+    return Table(f"Share of bmm that rewrites memory, {results.title}", columns, tuple(lines), note)
 
 
 def energy(rows: Sequence[Row]) -> Table:
     """Figure 7 in numbers."""
     lines = []
-    for precision in precisions_of(rows):
-        theirs = published()["energy_recomputed"].get(precision)
+    for results in comparisons(rows):
+        theirs = published()["energy_recomputed"].get(results.precision)
         for label, others in (("bmm and einsum", ("bmm", "einsum")), ("everyone", OTHERS)):
-            ratios = [ratio for _, ratio in Results(rows, precision).energy_ratios(OURS, others)]
+            ratios = [ratio for _, ratio in results.energy_ratios(OURS, others)]
             if ratios:
                 paper = f"x{theirs['ratio']:.2f}, {percent(theirs['share'])}" if theirs and label != "everyone" else ""
                 less = percent(sum(ratio < 1 for ratio in ratios) / len(ratios))
-                lines.append((precision, label, str(len(ratios)), f"x{median(ratios):.2f}", less, paper))
+                lines.append((str(results.batch), results.precision, label, str(len(ratios)), f"x{median(ratios):.2f}", less, paper))
     idle = spanned((row.idle_watt for row in rows if row.idle_watt), number)
     note = f"Above idle, which was {idle} W. Below x1 ours takes less energy." if idle else ""
-    return Table("Energy", ("precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel"), tuple(lines), note)
+    columns = ("batch", "precision", "ours against", "patterns", "median", "takes less in", "the authors' kernel")
+    return Table("Energy", columns, tuple(lines), note)
 
 
 def authors(rows: Sequence[Row]) -> Table:
     """Pattern by pattern beside the times that the authors published, where the batch is theirs."""
     lines = []
-    at_theirs = [row for row in rows if row.batch == published()["batch"]]
-    for precision in precisions_of(at_theirs):
-        results = Results(at_theirs, precision)
+    for results in comparisons([row for row in rows if row.batch == published()["batch"]]):
+        precision = results.precision
         for layout in LAYOUTS:
             ours = results.best_rows(OURS, layout)
             for pattern, times in results.times(layout).items():
@@ -222,6 +218,7 @@ def doubted(rows: Sequence[Row]) -> Table:
     lines = [
         (
             row.pattern,
+            str(row.batch),
             row.precision,
             row.layout,
             row.implementation,
@@ -231,7 +228,7 @@ def doubted(rows: Sequence[Row]) -> Table:
         )
         for row in some
     ]
-    columns = ("pattern", "precision", "layout", "contender", "median, us", "fastest, us", "why")
+    columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
     return Table(
         "Times that cannot be trusted", columns, tuple(lines), "They count in no other table. On a quiet machine, measure them again."
     )

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install
 
 
 def test_a_duel_by_hand() -> None:
-    results = Results(FOUR, "float32")
+    results = Results(FOUR, "float32", 25088)
     assert results.duel(OURS, ["bmm", "einsum"], "bsl") == Duel((2.0, 0.6))
     assert results.duel(OURS, ["dense", "sparse"], "bsl") == Duel(())  # nothing that counts
     assert results.duel(UNTUNED, ["bmm"], "bsl") == Duel((100 / 120, 0.6))
@@ -29,7 +29,7 @@ def test_a_duel_by_hand() -> None:
     duel = Duel((2.0, 0.6, 4.0, 1.0))
     assert (duel.patterns, duel.wins, duel.share, duel.factor_where_faster, duel.factor) == (4, 2, 0.5, 3.0, 1.5)
     assert (Duel(()).share, Duel(()).factor_where_faster, Duel((0.5,)).factor_where_faster) == (None, None, None)
-    assert Results(FOUR, "float16").patterns == []
+    assert Results(FOUR, "float16", 25088).patterns == Results(FOUR, "float32", 1).patterns == []
 
 
 def test_rewriting_and_energy_by_hand() -> None:
@@ -41,10 +41,10 @@ def test_rewriting_and_energy_by_hand() -> None:
         row("1,48,48,2", OURS, layout="bsf", joule=1.5),
         row("1,48,48,2", "einsum", joule=1.0, error=0.1),  # wrong
     ]
-    results = Results(some, "float32")
+    results = Results(some, "float32", 25088)
     assert results.rewriting_share("bsl") == [(Pattern(1, 48, 48, 2), 0.4)]
     assert results.energy_ratios(OURS, ["bmm", "einsum"]) == [(Pattern(1, 48, 48, 2), 0.5)]
     assert group_by(results.rewriting_share("bsl"), lambda each: each.d) == {2: [0.4]}
-    assert lines(tables.rewriting(some, "float32")) == {"bsl": ("0.0417", "1", "40 %", "40 %")}
-    assert "up to 45 % (Figure 4)" in tables.rewriting(some, "float32").note
-    assert tables.energy(some).rows[0] == ("float32", "bmm and einsum", "1", "x0.50", "100 %", "x0.84, 72 %")
+    assert lines(tables.rewriting(results)) == {"bsl": ("0.0417", "1", "40 %", "40 %")}
+    assert "up to 45 % (Figure 4)" in tables.rewriting(results).note
+    assert tables.energy(some).rows[0] == ("25088", "float32", "bmm and einsum", "1", "x0.50", "100 %", "x0.84, 72 %")

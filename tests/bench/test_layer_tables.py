@@ -51,7 +51,7 @@ def test_a_report_has_products_and_layers_apart() -> None:
     text = report.markdown([*ROWS, row("1,48,48,2", median_us=3.0), row("1,48,48,2", "bmm", median_us=6.0)])
     assert "## Layers" in text
     assert "| up: 2,4,8,1 then 1,8,8,1 | 8 | 40 % |" in text
-    assert "| float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone
+    assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone
     assert "others took 90%" in text
     page = report.page(ROWS)
     assert 'id="layers"' in page

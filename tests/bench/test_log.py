@@ -1,4 +1,4 @@
-"""The log: one batch, process and device; what was cut off costs one line."""
+"""The log: one process and device, any batch sizes; what was cut off costs one line."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from ksgen.bench.problem import Job  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 
-def test_a_log_is_of_one_batch(cpu: Any, tmp_path: Path) -> None:
+def test_a_log_takes_another_batch_size(cpu: Any, tmp_path: Path) -> None:
     measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",))
-    with pytest.raises(KsgenError, match="holds measurements of batch 40, and this is 41; name another file with -o"):
-        measure(cpu, tmp_path / "a.jsonl", [Job(JOB.pattern, "float32", "bsf", 41)])
+    _, rows = measure(cpu, tmp_path / "a.jsonl", [Job(JOB.pattern, "float32", "bsf", 41)], names=("bmm",))
+    assert [(each.batch, each.measurements) for each in rows] == [(40, 2), (41, 2)]
 
 
 def test_a_log_that_was_cut_off_anywhere_loses_one_line(log_text: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_figures_come_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = figures.figures(tmp_path)
     for name in ("abacus", "processor"):
         assert shown.count(f"Abacus, 2026-01-02, commit c0ffee; all of it: `ksgen bench report {name}/paper.csv`.") == 1
-    assert "| float32 | bsl | 1 | 100 % | x2.00 |" in shown
+    assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in shown
     assert "ours beside the best of PyTorch" in shown
     write_csv([row(), row(precision="bfloat16", commit="facade" * 4)], tmp_path / "abacus" / "paper.csv")
     when = "Abacus, float32 at batch 25088: 2026-01-02, commit c0ffee; bfloat16 at batch 25088: 2026-01-02, commit facadefacade; all"

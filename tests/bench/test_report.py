@@ -14,8 +14,9 @@ from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
 from ksgen.measure.roofline import ABOVE
+from ksgen.spec import stratified
 from tests.support.bench_report import FOUR, processor_rows
-from tests.support.bench_rows import row
+from tests.support.bench_rows import row, rows_of
 
 pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
 
@@ -72,7 +73,7 @@ def test_the_page_holds_what_the_issue_asks_for(page: str) -> None:
     for start in ("Figure 4", "Figure 6", "Figure 7", "Figures 9 to 17", "by sparsity", "by size"):
         assert any(title.startswith(start) for title in titles), start
     for name in OTHERS:
-        assert f"Figures 9 to 17: ksgen beside {name}, float16, batch-size-last" in titles
+        assert f"Figures 9 to 17: ksgen beside {name}, float16, batch 25088, batch-size-last" in titles
     for title in (
         "Table 3, float16",
         "Table 5, float16",
@@ -86,6 +87,35 @@ def test_the_page_holds_what_the_issue_asks_for(page: str) -> None:
     assert '<td style="--share: ' in page
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
+
+
+def parts_of(rows: list[Row]) -> dict[str, str]:
+    """All tables and figures of a report that hold one batch size, by section of the page and title of the table."""
+    page, text = report.page(rows), report.markdown(rows)
+    sections = re.findall(r'<section id="([^"]*-batch-[^"]*)">(.*?)</section>', page, re.DOTALL)
+    tables = re.findall(r"^### ([^\n]*, batch [^\n]*)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE)
+    return {**dict(sections), **dict(tables)}
+
+
+def lines_with_batch(rows: list[Row]) -> set[str]:
+    """Lines of all other tables that begin with a batch size, but those of layers."""
+    batches = {str(each.batch) for each in rows}
+    return {line for line in report.markdown(rows).splitlines() if line.split(" | ")[0].strip("| ") in batches}
+
+
+def test_no_figure_compares_times_of_different_batch_sizes() -> None:
+    """What is said of one batch size is the same whatever else the file holds."""
+    ways = ("one_launch", "each_factor", "dense")
+    first = [*rows_of(stratified(30), ("float32",)), *(row("2,4,8,1", way, layer="up", median_us=9.0) for way in ways)]
+    fast = [replace(each, batch=977, median_us=each.median_us and each.median_us / 1000) for each in first]
+    fast = [replace(each, joule=each.joule and each.joule / 50, runtime="native") for each in fast if each.implementation != "strided"]
+    apart, mixed = {**parts_of(fast), **parts_of(first)}, parts_of([*first, *fast])
+    assert set(mixed) == set(apart)
+    for name, text in apart.items():
+        assert mixed[name] == text, name
+    assert lines_with_batch([*first, *fast]) == lines_with_batch(first) | lines_with_batch(fast)
+    assert sum("<svg" in text for text in mixed.values()) == 2
+    assert {line.split(" | ")[0] for line in lines_with_batch([*first, *fast])} == {"| 977", "| 25088"}
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from ksgen.bench import report, tables
+from ksgen.bench.comparison import Results
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import Row
 from tests.support.bench_report import FOUR, lines
@@ -11,16 +12,17 @@ pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install
 
 
 def test_the_papers_tables_with_the_papers_numbers() -> None:
-    three = lines(tables.table3(FOUR, "float32"))
+    results = Results(FOUR, "float32", 25088)
+    three = lines(tables.table3(results))
     assert three["ksgen faster than the paper's five"] == ("2", "50 %", "x1.60", "x1.10", "88 % (x1.39), Table 3")
     assert "ksgen faster than the expert's" not in three  # nobody measured them
-    five = lines(tables.table5(FOUR, "float32"))
+    five = lines(tables.table5(results))
     assert five["bsl: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"][-1] == "88 % (x1.39), Table 5"
     assert five["bsf: ksgen faster than min(bmm, einsum, bsr, dense, sparse)"] == ("1", "0 %", "-", "x0.50", "20 % (x1.28), Table 5")
-    eight = tables.table8(FOUR, "float32", "bsl")
+    eight = tables.table8(results, "bsl")
     assert eight.columns == ("", OURS, "bmm", "einsum")
     assert lines(eight)[OURS] == ("", "50 % (x2.00)", "100 % (x8.00)")
-    assert lines(tables.layouts(FOUR, "float32"))["all"] == ("3.2", "0.8", "2")
+    assert lines(tables.layouts(results))["all"] == ("3.2", "0.8", "2")
     errors = {line[1]: line[2:] for line in tables.errors(FOUR).rows}
     assert errors["dense"] == ("float32", "1", "5.0e-01", "1")
     assert tables.absent(FOUR).rows == (("sparse", "failed", "1", "no luck"),)
@@ -30,9 +32,9 @@ def test_markdown_tables(rows: list[Row]) -> None:
     text = report.markdown(rows)
     assert text.startswith("# Kronecker-sparse products: Abacus\n")
     for title in (
-        "### Table 3, float16",
-        "### Table 5, float16",
-        "### Table 8, float16, batch-size-last",
+        "### Table 3, float16, batch 25088",
+        "### Table 5, float16, batch 25088",
+        "### Table 8, float16, batch 25088, batch-size-last",
         "## Energy",
         "### What predicts the gain",
     ):

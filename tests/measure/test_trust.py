@@ -96,11 +96,11 @@ def test_a_row_in_doubt_stands_there_and_counts_nowhere() -> None:
     ]
     assert [(each.median_us, each.doubt) for each in rows[1:]] == [(34159.0, "the median is 128 times the fastest"), (8.0, "")]
     assert [each.counts for each in rows] == [True, False, False]
-    assert Results(rows, "float32").duel(OURS, ["bmm"], "bsf").patterns == 0
-    assert Results(rows, "float32").rewriting_share("bsf") == []
+    assert Results(rows, "float32", 40).duel(OURS, ["bmm"], "bsf").patterns == 0
+    assert Results(rows, "float32", 40).rewriting_share("bsf") == []
     assert tables.overview(rows).rows == ()
     assert "1 of 3 times cannot be trusted, and count in no table." in tables.overview(rows).note
-    assert tables.doubted(rows).rows == (("1,8,8,2", "float32", "bsf", "bmm", "34159?", "266", rows[1].doubt),)
+    assert tables.doubted(rows).rows == (("1,8,8,2", "40", "float32", "bsf", "bmm", "34159?", "266", rows[1].doubt),)
     for text in (report.markdown(rows), report.page(rows)):
         assert rows[1].doubt in text
         assert "Times that cannot be trusted" in text
