@@ -24,7 +24,7 @@ from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
 from ksgen.files import read
-from ksgen.measure.roofline import ABOVE
+from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted
@@ -70,7 +70,7 @@ def page(rows: Sequence[Row], wholes: Sequence[Table] = (), machine: str = "") -
     environment.filters["svg"] = Markup  # figures are ours, and nothing in them is the file's
     return environment.get_template("page.html.j2").render(
         title=f"Kronecker-sparse products: {machine or _devices(rows)}",
-        above=ABOVE,
+        no_floor=NO_FLOOR,
         sections=_sections(rows, wholes, _with_figures),
         dark_style=Markup(svg.dark_style()),
         source=published()["source"],

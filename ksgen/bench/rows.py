@@ -6,7 +6,7 @@ A row's columns are `COLUMNS`; files are the log of `ksgen bench`, CSV, or Parqu
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, get_type_hints
@@ -15,6 +15,7 @@ from ksgen.bench.log import MOST_BYTES_OF_FILE, Contender, Facts, read_log
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.files import read, replaced
+from ksgen.measure.roofline import share_of_floor
 from ksgen.measure.trust import doubt
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
@@ -97,7 +98,7 @@ def row_of(contender: Contender) -> Row:
     others = [each["others_share"] for each in contender.measurements if each.get("others_share") is not None]
     others_share = median(others) if others else None
     on_processors = facts.get("runtime") in PROCESSOR_RUNTIMES  # else a GPU's clock counts, and the host's load is not in it
-    floor, middle = facts.get("floor_us"), median(times) if times else None
+    middle = median(times) if times else None
     derived: Facts = {
         "measurements": len(times),
         "runs": max((each["runs"] for each in contender.measurements if "us" in each), default=0),
@@ -108,7 +109,7 @@ def row_of(contender: Contender) -> Row:
         "slowest_us": times[-1] if times else None,
         "others_share": others_share,
         "doubt": doubt(times, others_share if on_processors else None),
-        "share_of_floor": floor / middle if floor and middle else None,
+        "share_of_floor": share_of_floor(facts.get("floor_us"), middle),
         "energy_measurements": len(joules),
         "joule": median(joules) if joules else None,
         "idle_watt": median(idle) if idle else None,
@@ -124,7 +125,7 @@ def read_rows(path: Path) -> list[Row]:
     rows = readers[path.suffix](path)
     if not rows:
         raise KsgenError(f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds some")
-    return rows
+    return [replace(row, share_of_floor=share_of_floor(row.floor_us, row.median_us)) for row in rows]  # older files have some above 1
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:

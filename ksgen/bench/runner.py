@@ -18,7 +18,7 @@ from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.host_memory import keep_freed_memory, return_freed_memory
 from ksgen.bench.log import Facts, Log
-from ksgen.bench.problem import Arrays, Asked
+from ksgen.bench.problem import MOST_SETS, Arrays, Asked
 from ksgen.bench.roster import COMPILED, OUR_WAYS, OURS, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed
@@ -239,7 +239,7 @@ class Runner:
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        return {} if contender.is_part else {"floor_us": ceilings.floor_s(job.kernel(contender.arithmetic), job.batch) * 1e6}
+        return {} if contender.is_part else {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
         """Why a contender is not run at all on a processor, where a run may take minutes: even at a pace far better than it ever had,
@@ -288,11 +288,12 @@ class Runner:
         """
         known = self.log.content.ceilings.get(arithmetic)
         if known and not self.device.limits.is_cpu:
-            return Ceilings(known["bytes_per_s"], known["flops_per_s"])
+            return Ceilings(known["bytes_per_s"], known["flops_per_s"], cache_bytes_per_s=known.get("cache_bytes_per_s", 0.0))
         kernel, limits = job.factor(arithmetic), limits_of(self.device)
         found = measure_ceilings(self.device, arithmetic, operand_of(kernel, family_for(kernel, limits).default(kernel, limits)))
         if known is None:
-            self.log.append("ceilings", {"arithmetic": arithmetic, "bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s})
+            rates = {name: getattr(found, name) for name in ("bytes_per_s", "flops_per_s", "cache_bytes_per_s")}
+            self.log.append("ceilings", {"arithmetic": arithmetic, **rates})
         return found
 
 

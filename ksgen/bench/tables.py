@@ -8,11 +8,12 @@ from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, ga
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import EXPERTS, OTHERS, OURS, PAPERS
 from ksgen.bench.rows import OK, Row
-from ksgen.measure.roofline import ABOVE
+from ksgen.measure.roofline import NO_FLOOR
 from ksgen.measure.trust import marked
 from ksgen.spec import LAYOUTS
 from ksgen.words import counted, spanned
 
+NONE = "-"  # in a cell without a figure
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}
 
 
@@ -40,19 +41,19 @@ def overview(rows: Sequence[Row]) -> Table:
             papers, all_others = (results.duel(OURS, names, layout) for names in (PAPERS, OTHERS))
             shares = [row.share_of_floor for row in results.best_rows(OURS, layout).values() if row.share_of_floor]
             if all_others.patterns:
-                floor = percent(median(shares)) if shares else "-"
+                floor = percent(median(shares)) if shares else NONE
                 which = (str(results.batch), results.precision, layout, str(all_others.patterns))
                 lines.append((*which, *_beats(papers), *_beats(all_others), floor))
     columns = ("batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "of the floor")
     note = "Ours against the fastest of the paper's five, and of all others. Medians are over all patterns: above x1 ours is faster."
     note += f" {said}" if (said := in_doubt(rows)) else ""
-    note += _above(rows)
+    note += _without_floor(lines)
     return Table("Ours beside the others", columns, tuple(lines), note)
 
 
-def _above(rows: Sequence[Row]) -> str:
-    """Why a share of the floor is above one; empty where none of ours is."""
-    return f" {ABOVE}" if any(row.counts and row.implementation == OURS and (row.share_of_floor or 0) > 1 for row in rows) else ""
+def _without_floor(lines: Sequence[tuple[str, ...]]) -> str:
+    """Why a line ends without a share of the floor; empty if all have one."""
+    return f" {NO_FLOOR}" if any(line[-1] == NONE for line in lines) else ""
 
 
 def processors(rows: Sequence[Row]) -> Table:
@@ -60,13 +61,13 @@ def processors(rows: Sequence[Row]) -> Table:
     lines = []
     for found in gains(rows):
         ratios, shares = [ratio for ratio, _ in found.pairs], [share for _, share in found.pairs if share]
-        floor = (percent(median(shares)), percent(min(shares))) if shares else ("-", "-")
+        floor = (percent(median(shares)), percent(min(shares))) if shares else (NONE, NONE)
         speeds = (geometric_mean(ratios), min(ratios), max(ratios))
         wins = percent(sum(ratio > 1 for ratio in ratios) / len(ratios))
         lines.append((str(found.batch), found.precision, found.layout, str(len(ratios)), *map(_times, speeds), wins, *floor))
     columns = ("batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "of the floor", "least share")
     note = "Ours against the fastest of PyTorch's ways, pattern by pattern: the geometric mean, least and most. The share is the median."
-    note += _above(rows)
+    note += _without_floor(lines)
     return Table("On a processor: ours beside the best of PyTorch", columns, tuple(lines), note)
 
 
@@ -75,7 +76,10 @@ def setting(rows: Sequence[Row]) -> Table:
     names = ("device", "target", "driver", "runtime", "compiler", "torch", "baselines_on", "ksgen", "commit", "date")
     measured = [row for row in rows if row.measurements]
     facts = {name.replace("_", " "): {getattr(row, name) for row in rows} for name in names}
-    facts |= {"batch": {str(row.batch) for row in rows}, "measurements": {spanned((row.measurements for row in measured), number)}}
+    facts |= {
+        "batch": {", ".join(map(str, sorted({row.batch for row in rows})))},
+        "measurements": {spanned((row.measurements for row in measured), number)},
+    }
     facts |= {"runs in a measurement": {spanned((row.runs for row in measured), number)}}
     lines = [(name, ", ".join(sorted(filter(None, values)))) for name, values in facts.items()]
     return Table("Where and when", ("", ""), tuple(line for line in lines if line[1]))
@@ -245,7 +249,7 @@ def absent(rows: Sequence[Row]) -> Table:
 
 
 def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
+    return NONE if share is None else f"{100 * share:.0f} %"
 
 
 def number(value: float | None) -> str:

@@ -84,9 +84,9 @@ def command(
     from ksgen.families import operand_of
     from ksgen.families.chains import factor_kernels, turned_bytes
     from ksgen.launch.choice import limits_of
-    from ksgen.measure.roofline import measure_ceilings
+    from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.trust import Watch, doubt
-    from ksgen.measure.verify import measure
+    from ksgen.measure.verify import measure, most_sets
 
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
@@ -116,7 +116,7 @@ def command(
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, kernel.precision, operand)
-    seconds, floor = measured.median_s, ceilings.floor_s(kernel, batch)
+    seconds, floor_us = measured.median_s, ceilings.floor_us(kernel, batch, most_sets(where.limits.is_cpu))
     turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
@@ -134,8 +134,8 @@ def command(
         "slowest_us": max(measured.seconds) * 1e6,
         "gflop_per_s": kernel.flops(batch) / seconds / 1e9,
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
-        "floor_us": floor * 1e6,
-        "share_of_floor": None if why else floor / seconds,
+        "floor_us": floor_us,
+        "share_of_floor": None if why else share_of_floor(floor_us, seconds * 1e6),
         **({"each_factor_us": [each.median_s * 1e6 for each in apart], "each_factor_doubt": each_why} if apart else {}),
         **({"turn_us": turn_s * 1e6} if turn_s else {}),
         "others_share": others_share,
@@ -178,7 +178,7 @@ def _check_spec(spec: Path | None, named: str | None, given: list[str]) -> None:
 def _print(figures: dict[str, object], chosen: str) -> None:
     from rich.table import Table
 
-    from ksgen.measure.roofline import ABOVE
+    from ksgen.measure.roofline import NO_FLOOR
     from ksgen.measure.trust import marked
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -193,7 +193,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
             "floor",
-            "{floor_us:.1f} us: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
+            "{floor}: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do {measured_gflop_per_s:.0f}"
             " GFLOP/s of {multiply_adds}",
         ),
         ("share", "{share}"),
@@ -206,11 +206,13 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
         said = _untrusted(why or of_each) if why or of_each else ratio
         rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for a launch of each factor{copied}: {said}"))
-    share_of_floor = cast("float | None", figures["share_of_floor"]) or 0.0
-    share = _untrusted(why) if why else f"{share_of_floor:.0%} of the floor{f'. {ABOVE}' if share_of_floor > 1 else ''}"
+    floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
+    floor = "none" if floor_us is None else f"{floor_us:.1f} us"
+    reached = NO_FLOOR if floor_us is None else "none, as the time is below the floor" if part is None else f"{part:.0%} of the floor"
+    share = _untrusted(why) if why else reached
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
     for name, text in rows:
-        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, chosen=chosen, **figures))
+        table.add_row(f"[bold]{name}[/]", text.format(verdict=verdict, share=share, floor=floor, chosen=chosen, **figures))
     console().print(table)
 
 

@@ -107,21 +107,26 @@ def time_us(trial: "Trial") -> str:
 
 
 def share(trial: "Trial") -> str:
-    """Of the floor; empty where the time is in doubt."""
-    return f"{trial.floor_us / trial.median_us:.0%}" if trial.floor_us and trial.median_us and not trial.note else ""
+    """Share of the floor as text; empty if the time is unreliable, or there is no floor."""
+    from ksgen.tuning import candidates
+
+    return "" if trial.note else candidates.share(trial.floor_us, trial.median_us)
 
 
 def summary(trial: "Trial") -> str:
-    said = f"in doubt: {trial.note}" if trial.note else f"{share(trial)} of the floor"
-    return f"{time_us(trial)} us, {said}, {trial.family}: {trial.constants}"
+    part = share(trial)
+    said = f"in doubt: {trial.note}, " if trial.note else f"{part} of the floor, " if part else ""
+    return f"{time_us(trial)} us, {said}{trial.family}: {trial.constants}"
 
 
 def figures(tuned: "Tuned") -> dict[str, object]:
     """For `--json`."""
+    from ksgen.measure.roofline import share_of_floor
+
     best, default = tuned.best, tuned.default
     return entry_figures(tuned.entry()) | {
         "default_us": default.median_us if default else None,
-        "share_of_floor": best.floor_us / best.median_us if best.floor_us and best.median_us and not best.note else None,
+        "share_of_floor": None if best.note else share_of_floor(best.floor_us, best.median_us),
         "doubt": best.note or (default.note if default else ""),
         "candidates": tuned.looked,
         "measured_now": tuned.measured_now,

@@ -187,10 +187,12 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
 
 
 def _time(entry: "Entry") -> str:
+    from ksgen.measure.roofline import share_of_floor
     from ksgen.measure.trust import marked
 
     time, floor = entry.median_us, entry.measured.get("floor_us")
-    share = f", {floor / time:4.0%} of the floor" if time and floor and not entry.doubt else ""
+    part = None if entry.doubt else share_of_floor(floor, time)
+    share = "" if part is None else f", {part:4.0%} of the floor"
     return marked(f"{time:9.1f} us", entry.doubt) + share if time else "of unknown time"
 
 

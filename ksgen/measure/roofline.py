@@ -14,6 +14,7 @@ from ksgen.families import cuda_limits
 from ksgen.families.ptx import Wgmma
 from ksgen.families.tiles import WARP
 from ksgen.measure.queued import time_launches
+from ksgen.measure.verify import CACHE_BYTES
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.precision import K_BYTES, OPERANDS
 
@@ -30,7 +31,7 @@ CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400  # of each multiprocessor at a time, and ro
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
-ABOVE = "Above 100 %: what stays in a cache between runs is not read from memory, but the floor counts it at memory's rate."
+NO_FLOOR = "There is no share where the floor would count at memory's rate what a cache may keep between runs."
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,28 @@ class Ceilings:
     cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """Seconds: the longer of moving X, weights and Y once, and doing all multiply-adds."""
+        """Seconds, if no cache holds anything: the longer of moving X, weights and Y once, and doing all multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
+
+    def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
+        """Microseconds: the floor of a time measured on the same weights and at most so many sets of X and Y in turn.
+
+        What a cache may keep between runs counts at the cache's rate. If that rate is unknown, it does not count, and there is no floor
+        (None) if it would take longer than all the rest.
+        """
+        weights, moved = kernel.weight_bytes, kernel.bytes(batch)
+        cached = sum(each for each, in_turn in ((weights, 1), (moved - weights, sets)) if each * in_turn < CACHE_BYTES)
+        floor_s = max((moved - cached) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
+        if self.cache_bytes_per_s:
+            floor_s = max(floor_s, moved / self.cache_bytes_per_s)
+        elif cached / self.bytes_per_s > floor_s:
+            return None
+        return 1e6 * floor_s
+
+
+def share_of_floor(floor_us: float | None, time_us: float | None) -> float | None:
+    """The floor over a time, at most 1. None if either is unknown, or the time is below the floor and so refutes it."""
+    return floor_us / time_us if floor_us and time_us and floor_us <= time_us else None
 
 
 def best_of(one: Ceilings, other: Ceilings) -> Ceilings:

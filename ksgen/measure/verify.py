@@ -231,6 +231,11 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
     )
 
 
+def most_sets(is_cpu: bool) -> int:
+    """Sets of X and Y, at most, that timed runs take in turn."""
+    return CPU_ROTATED if is_cpu else GPU_ROTATED
+
+
 class Bench:
     """One problem's arrays on one device, for any number of its plans.
 
@@ -259,8 +264,7 @@ class Bench:
 
     def _rotated(self) -> list[dict[str, Buffer]]:
         """Enough sets of arrays that no cache holds them all."""
-        most = CPU_ROTATED if self.device.limits.is_cpu else GPU_ROTATED
-        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most)
+        wanted = min(1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()), most_sets(self.device.limits.is_cpu))
         while len(self._sets) < wanted:
             self._sets.append(self._new_set())
         return self._sets

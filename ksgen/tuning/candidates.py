@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
+from ksgen.measure.roofline import share_of_floor
 from ksgen.tuning.trials import Trial
 
 MOST_ROWS = 1000
@@ -62,8 +63,9 @@ def microseconds(time_us: float) -> str:
     return f"{time_us:.0f}" if time_us >= 100 else f"{time_us:.3g}"
 
 
-def share(part: float | None, whole: float | None) -> str:
-    return f"{part / whole:.0%}" if part and whole else ""
+def share(floor_us: float | None, time_us: float | None) -> str:
+    found = share_of_floor(floor_us, time_us)
+    return "" if found is None else f"{found:.0%}"
 
 
 def _cells(number: int, trial: Trial) -> tuple[str, ...]:

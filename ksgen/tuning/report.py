@@ -17,6 +17,7 @@ from ksgen.families import family_named
 from ksgen.figures import svg
 from ksgen.files import check_writable, write
 from ksgen.measure.ranks import rank_correlation
+from ksgen.measure.roofline import share_of_floor
 from ksgen.tuning import figures
 from ksgen.tuning.candidates import reasons, table_of
 from ksgen.tuning.sections import Section, sections_of, time_us
@@ -112,11 +113,12 @@ def _overview(section: Section) -> list[Drawn]:
     if not (winner := section.winner):
         return []
     times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
-    drawn = [Drawn(Markup(figures.best_so_far(times, place, winner.floor_us)), f"The winner was candidate {place + 1} of {len(times)}.")]
+    floor_us = winner.floor_us if share_of_floor(winner.floor_us, winner.median_us) else None
+    drawn = [Drawn(Markup(figures.best_so_far(times, place, floor_us)), f"The winner was candidate {place + 1} of {len(times)}.")]
     predicted = [trial for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
     if len(predicted) >= LEAST_PREDICTED:
         drawn.append(_cost_model(predicted, winner))
-    if winner.bytes_per_s and winner.flops_per_s:
+    if floor_us and winner.bytes_per_s and winner.flops_per_s:
         drawn.append(_roofline(winner, winner.bytes_per_s, winner.flops_per_s))
     return drawn
 

@@ -18,6 +18,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.families.chains import turned_bytes
+from ksgen.measure.verify import most_sets
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.model import Machine, misfit
@@ -80,7 +81,7 @@ class Tuned:
         best = self.best
         measured = {
             "median_us": round(best.median_us or 0, 3),
-            "floor_us": round(best.floor_us or 0, 3),
+            **({"floor_us": round(best.floor_us, 3)} if best.floor_us else {}),
             "spread": round(best.spread or 0, 4),
             "driver": best.driver,
             "compiler": best.compiler,
@@ -273,7 +274,8 @@ class Search:
             kernel=job.kernel, batch=job.batch, device=facts.name, family=candidate.family, constants=candidate.constants,
             template=template_digest(candidate.family), state=outcome.state, reason=outcome.reason,
             median_us=outcome.median_us if runs else None, spread=outcome.spread if runs else None, runs=len(runs),
-            predicted_us=self.pool.predicted_us[index], floor_us=ceilings.floor_s(job.kernel, job.batch) * 1e6,
+            predicted_us=self.pool.predicted_us[index],
+            floor_us=ceilings.floor_us(job.kernel, job.batch, most_sets(self.machine.limits.is_cpu)),
             bytes_per_s=ceilings.bytes_per_s, flops_per_s=ceilings.flops_per_s,
             registers=binary.resources.registers if binary else None,
             shared_bytes=family_named(candidate.family).shared_bytes(job.kernel, candidate.constants),

@@ -61,8 +61,8 @@ class Section:
             return ["No candidate was measured.", *lines]
         spread = "" if winner.spread is None else f", which spread over {winner.spread:.1%}"
         first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}."]
-        if winner.floor_us:
-            first.append(f"{share(winner.floor_us, winner.median_us)} of the floor, which is {microseconds(winner.floor_us)} µs.")
+        if winner.floor_us and (part := share(winner.floor_us, winner.median_us)):
+            first.append(f"{part} of the floor, which is {microseconds(winner.floor_us)} µs.")
         if min(map(time_us, self.measured)) < time_us(winner):
             first.append("Shorter times were seen, but not in the finals, where candidates are measured side by side.")
         if winner.note:

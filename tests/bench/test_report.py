@@ -13,7 +13,7 @@ from ksgen.bench.roster import OTHERS, OURS
 from ksgen.bench.rows import Row, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
-from ksgen.measure.roofline import ABOVE
+from ksgen.measure.roofline import NO_FLOOR
 from ksgen.spec import stratified
 from tests.support.bench_report import FOUR, processor_rows
 from tests.support.bench_rows import row, rows_of
@@ -104,7 +104,7 @@ def lines_with_batch(rows: list[Row]) -> set[str]:
 
 
 def test_no_figure_compares_times_of_different_batch_sizes() -> None:
-    """What is said of one batch size is the same whatever else the file holds."""
+    """Tables and figures of one batch size are the same, whatever else the file holds."""
     ways = ("one_launch", "each_factor", "dense")
     first = [*rows_of(stratified(30), ("float32",)), *(row("2,4,8,1", way, layer="up", median_us=9.0) for way in ways)]
     fast = [replace(each, batch=977, median_us=each.median_us and each.median_us / 1000) for each in first]
@@ -150,11 +150,11 @@ def test_a_processors_results_are_beside_the_best_of_pytorch() -> None:
     table = tables.processors([*first, *second, *wrong, *FOUR])
     assert table.rows == (("25088", "float32", "bsl", "2", "x1.20", "x0.90", "x1.60", "50 %", "60 %", "50 %"),)
     assert tables.processors(FOUR).rows == ()
-    assert ABOVE not in table.note
-    assert tables.processors([*first, replace(second[0], share_of_floor=1.01), second[1]]).note.endswith(
-        f" The share is the median. {ABOVE}"
-    )
-    assert ABOVE not in tables.processors([*first, replace(second[1], share_of_floor=1.01)]).note  # another's
+    assert NO_FLOOR not in table.note
+    without = [replace(each, share_of_floor=None) for each in (*first, *second)]
+    for table in (tables.processors(without), tables.overview(without)):
+        assert table.rows[0][-1] == "-"
+        assert table.note.endswith(f" {NO_FLOOR}")
     whole = processor_rows()
     assert tables.processors(whole).title in report.markdown(whole)
     assert tables.processors(whole).title in report.page(whole)

@@ -48,3 +48,9 @@ def test_a_damaged_table_is_named(change: Any, message: str, tmp_path: Path) -> 
     path.write_text(change(path.read_text()))
     with pytest.raises(KsgenError, match=message):
         read_rows(path)
+
+
+def test_a_file_s_share_above_one_is_dropped(tmp_path: Path) -> None:
+    """Older files have them: their floors counted weights in a cache at memory's rate."""
+    write_csv([row(floor_us=139.0, share_of_floor=1.39), row(layout="bsf", floor_us=50.0, share_of_floor=0.5)], tmp_path / "rows.csv")
+    assert [each.share_of_floor for each in read_rows(tmp_path / "rows.csv")] == [None, 0.5]

@@ -55,6 +55,16 @@ def test_a_time_in_doubt_is_marked_and_no_gain_or_share_is_said_of_it(
     assert tune_table.summary(best).startswith("200.0? us, in doubt: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, ")
 
 
+@pytest.mark.parametrize("floor_us", [None, 201.0])
+def test_a_time_without_a_floor_or_below_it_has_no_share(floor_us: float | None, capsys: pytest.CaptureFixture[str]) -> None:
+    best = replace(some_trials()[0], median_us=200.0, floor_us=floor_us, note="")
+    found = Tuned(Job(best.kernel, best.batch), best, None, 1, 1, 1.0, True)
+    assert tune_table.summary(best) == f"200.0 us, {best.family}: {best.constants}"
+    assert tune_table.figures(found)["share_of_floor"] is None
+    tune_table.print_results([found])
+    assert "%" not in capsys.readouterr().out.replace(f"{best.spread:.1%}", "")
+
+
 def test_what_is_not_kept_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ksgen.paths.wisdom_dir", lambda: Path("wisdom"))
     first = some_trials()[0]

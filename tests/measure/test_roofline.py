@@ -18,7 +18,7 @@ from ksgen.errors import ToolchainError
 from ksgen.families.gpus import TYPICAL
 from ksgen.launch.choice import limits_of
 from ksgen.measure import roofline
-from ksgen.measure.roofline import GROUPS_A_CORE, PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings
+from ksgen.measure.roofline import GROUPS_A_CORE, PROCESSOR_COPIED_BYTES, Ceilings, load_probe, measure_ceilings, share_of_floor
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.emulator import is_installed, run_cuda
@@ -33,6 +33,37 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
     moved, computed = 4 * (100 * 30 + 200), 2 * 100 * 200
     assert Ceilings(1e3, 1e30).floor_s(kernel, 100) == pytest.approx(moved / 1e3)
     assert Ceilings(1e30, 1e3).floor_s(kernel, 100) == pytest.approx(computed / 1e3)
+
+
+# Bytes and operations: 4 * 30 and 400 per row of the batch, 800 of weights.
+@pytest.mark.parametrize(
+    ("ceilings", "batch", "sets", "floor_us"),
+    [
+        (Ceilings(1e9, 1e30), 1, 8, None),  # weights, and X and Y, may stay in a cache: how fast it is, is unknown
+        (Ceilings(1e9, 1e30), 10**6, 8, 120e6 / 1e3),  # X and Y move; weights stay
+        (Ceilings(1e9, 1e30), 10**6, 1, None),  # one set of X and Y, which a cache may keep
+        (Ceilings(1e9, 4e8), 1, 8, 1.0),  # multiply-adds take longer than memory would
+        (Ceilings(1e9, 4.5e8), 1, 8, None),  # and here not: 0.92 us of cached data, 0.89 us of multiply-adds
+        (Ceilings(1e9, 1e30, cache_bytes_per_s=4e9), 1, 256, 0.23),  # a GPU's second-level cache
+        (Ceilings(1e9, 1e30, cache_bytes_per_s=4e9), 10**7, 256, 1200e6 / 1e3),
+    ],
+)
+def test_the_floor_of_a_time_counts_what_a_cache_may_keep_at_its_rate(
+    ceilings: Ceilings, batch: int, sets: int, floor_us: float | None
+) -> None:
+    assert ceilings.floor_us(KernelSpec(Pattern(1, 10, 20, 1), "float32"), batch, sets) == (floor_us and pytest.approx(floor_us))
+
+
+def test_weights_that_no_cache_holds_are_moved_in_every_run() -> None:
+    kernel = KernelSpec(Pattern(1, 8192, 8192, 1), "float32")
+    assert kernel.weight_bytes == roofline.CACHE_BYTES
+    assert Ceilings(1e9, 1e30).floor_us(kernel, 1, 8) == pytest.approx(kernel.weight_bytes / 1e3)
+
+
+def test_no_share_of_the_floor_is_above_one() -> None:
+    assert [share_of_floor(*each) for each in ((1.0, 2.0), (2.0, 2.0), (2.1, 2.0), (None, 2.0), (1.0, None), (0.0, 2.0))] == [
+        0.5, 1.0, None, None, None, None,
+    ]  # fmt: skip
 
 
 def test_a_probe_that_may_not_be_compiled_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,15 +71,15 @@ def test_the_fastest_right_candidate_wins_and_is_wisdom(engine: LocalEngine, sto
     assert told[-1].best == found.best
     assert found.default is not None
     assert found.default.constants == FAMILIES["simt"].default(JOB.kernel, Tuner(engine, store).limits)
-    assert found.best.floor_us is not None
-    assert 0 < found.best.floor_us < found.best.median_us * 1.5
+    assert found.best.floor_us is None or 0 < found.best.floor_us < found.best.median_us * 1.5
 
     (entry,) = load_wisdom(engine.facts.name).entries()
     assert (entry.kernel, entry.batch, entry.constants) == (JOB.kernel, 70, found.best.constants)
     assert entry.median_us == pytest.approx(found.best.median_us, abs=1e-3)
     assert entry.measured["template"] == template_digest("simt")
     assert not entry.is_stale
-    assert {"spread", "driver", "compiler", "ksgen", "date", "floor_us"} <= set(entry.measured)
+    assert {"spread", "driver", "compiler", "ksgen", "date"} <= set(entry.measured)
+    assert ("floor_us" in entry.measured) == (found.best.floor_us is not None)
 
     assert [each.phase for each in told].count("done") == 1
     assert told[-1].phase == "done"
