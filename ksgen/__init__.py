@@ -7,6 +7,7 @@
 Names are imported when they are first used, so that `import ksgen` costs nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ksgen.tuning import tune
 
 __version__ = "0.1.0"
+try:
+    STARTED_IN = os.getcwd()  # relative paths in the environment are meant from here, wherever the program goes later
+except OSError:  # a folder that is gone
+    STARTED_IN = os.sep
 __all__ = [
     "Chain",
     "ChainLauncher",

@@ -26,12 +26,12 @@ class KsgenError(Exception):
     """The root of every error that ksgen raises on purpose."""
 
 
-class PatternError(KsgenError):
-    """A pattern, a chain or a named family that cannot be."""
+class PatternError(KsgenError, ValueError):
+    """A pattern, a chain or a named family that cannot be. A `ValueError` too, as Python raises for them."""
 
 
-class SpecError(KsgenError):
-    """A YAML spec, or a kernel specification, that asks for something unknown."""
+class SpecError(KsgenError, ValueError):
+    """A YAML spec, or a kernel specification, that asks for something unknown. A `ValueError` too."""
 
 
 class ConstantsError(KsgenError):

@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
+from ksgen import STARTED_IN
+
 _PACKAGE = Path(__file__).resolve().parent
+_FOLDERS, _LISTS, _PROGRAMS = ("CUDA_HOME", "CUDA_PATH"), ("PATH",), ("KSGEN_NVCC", "NVCC_CCBIN")
 
 
 def resource(name: str) -> Path:
@@ -22,10 +25,34 @@ def wisdom_dir() -> Path:
     return _own_folder("KSGEN_WISDOM_DIR", "user_data_path")
 
 
-def _own_folder(variable: str, fallback: str) -> Path:
-    if named := os.environ.get(variable):
-        return Path(os.path.expanduser(named))  # an unknown user's ~ stays as it is
+def from_start(path: str) -> str:
+    """A path of the environment, absolute: a relative one is meant from the folder in which ksgen was imported."""
+    return os.path.join(STARTED_IN, os.path.expanduser(path))  # an unknown user's ~ stays unchanged
+
+
+def program(word: str) -> str:
+    """The same of a program; a bare name is searched for on PATH."""
+    named = os.path.expanduser(word)
+    return from_start(named) if os.sep in named else named
+
+
+def variable(name: str) -> str | None:
+    """A variable of the environment that says where compilers are, with absolute paths; None where it is not set."""
+    if not (value := os.environ.get(name)):
+        return value
+    if name in _LISTS:
+        return os.pathsep.join(map(from_start, value.split(os.pathsep)))
+    return program(value) if name in _PROGRAMS else from_start(value)
+
+
+def variables_for_compilers() -> dict[str, str]:
+    """The variables that are set, for compilers, which run in a folder of their own."""
+    return {name: value for name in (*_FOLDERS, *_LISTS, *_PROGRAMS) if (value := variable(name))}
+
+
+def _own_folder(name: str, fallback: str) -> Path:
+    if named := os.environ.get(name):
+        return Path(from_start(named))
     import platformdirs
 
-    folder: Path = getattr(platformdirs, fallback)("ksgen", appauthor=False)
-    return folder
+    return Path(from_start(str(getattr(platformdirs, fallback)("ksgen", appauthor=False))))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import TypeGuard
 
 from ksgen.errors import PatternError
 from ksgen.values import excerpt, listed, whole_number
@@ -53,6 +54,17 @@ class Pattern:
         if not isinstance(text, str) or not (found := _WRITTEN.fullmatch(text)):
             raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
         return cls(*map(int, found.groups()))
+
+    @classmethod
+    def read(cls, given: object, name: str = "pattern") -> "Pattern":
+        """The pattern that a user gave in any form: `Pattern(1, 192, 48, 2)`, `(1, 192, 48, 2)` or `"1,192,48,2"`."""
+        if isinstance(given, cls):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if not _is_shape(given):
+            raise PatternError(f"{name}={excerpt(given)}; accepted: a Pattern, four numbers (a, b, c, d), or text such as 1,192,48,2")
+        return cls(*given)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.shape))
@@ -122,16 +134,24 @@ class Chain:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        factors = listed(self.factors)
-        if not factors or not all(isinstance(pattern, Pattern) for pattern in factors):
+        if isinstance(self.factors, str) or not (factors := listed(self.factors)):
             raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more")
-        object.__setattr__(self, "factors", factors)
+        patterns = tuple(Pattern.read(each, f"factors[{place}]") for place, each in enumerate(factors))
+        object.__setattr__(self, "factors", patterns)
         for first, then in pairwise(self.factors):
             if first.out_features != then.in_features:
                 raise PatternError(
                     f"{first} gives {first.out_features} features and {then}, next in the chain, takes "
                     f"{then.in_features}; accepted: patterns that fit, from the factor that meets X first",
                 )
+
+    @classmethod
+    def read(cls, given: object) -> "Chain":
+        """The chain that a user gave in any form: a `Chain`, a list of patterns, or the only pattern, each in any form."""
+        if isinstance(given, cls):
+            return given
+        is_one = isinstance(given, Pattern | str) or _is_shape(given)
+        return cls((given,) if is_one else given)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Pattern]:
         return iter(self.factors)
@@ -175,6 +195,9 @@ class Chain:
     def is_chainable(self) -> bool:
         """Whether every neighbouring pair is chainable, so that the factorisation by SVDs comes with its guarantees."""
         return all(are_chainable(left, right) for right, left in pairwise(self.factors))
+
+
+Patterns = Chain | Pattern | str | Sequence[Pattern | str | Sequence[int]]  # what `Chain.read` reads
 
 
 def are_chainable(left: Pattern, right: Pattern) -> bool:
@@ -273,6 +296,13 @@ def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
         raise PatternError(f"features={features}; accepted: a power of two from 2 up{times}")
     stages = count.bit_length() - 1
     return tuple(Pattern(2 ** (stages - 1 - stage), 2 * block, 2 * block, 2**stage) for stage in range(stages))
+
+
+def _is_shape(given: object) -> TypeGuard[Sequence[int]]:
+    """Whether it is four numbers, of a pattern, and no list of patterns."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return False
+    return len(given) == 4 and not any(isinstance(each, Pattern | Sequence) for each in given)
 
 
 def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:

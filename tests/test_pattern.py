@@ -1,6 +1,7 @@
 """Patterns, chains and the named families: sizes, shuffles, what is refused and how."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -130,10 +131,37 @@ def test_a_chain_refuses_factors_that_do_not_meet() -> None:
         Chain((Pattern(1, 768, 192, 2), Pattern(6, 64, 64, 1)))
 
 
-@pytest.mark.parametrize("factors", [(), ((6, 64, 64, 1),)])
-def test_a_chain_refuses_what_are_not_patterns(factors: tuple[Pattern, ...]) -> None:
-    with pytest.raises(PatternError, match=r"factors=\(.*\); accepted: one Pattern or more"):
-        Chain(factors)
+PAIR = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))
+
+
+@pytest.mark.parametrize("one", [PAIR[0], PAIR[0].shape, [*PAIR[0].shape], "6,64,64,1", "(6, 64, 64, 1)"])
+def test_a_pattern_is_read_in_any_form(one: Any) -> None:
+    assert Pattern.read(one) == PAIR[0]
+    assert Chain.read(one) == Chain([one]) == Chain((PAIR[0],))  # type: ignore[arg-type]
+    assert Chain.read([one, "1,768,192,2"]) == Chain.read((one, (1, 768, 192, 2))) == Chain(PAIR)
+
+
+def test_a_chain_of_four_is_no_pattern() -> None:
+    assert Chain.read(["2,3,3,1"] * 4) == Chain((Pattern(2, 3, 3, 1),) * 4)
+    assert Chain.read(Chain(PAIR, "own")).name == "own"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), r"factors=\(\); accepted: one Pattern or more"),
+        (None, "factors=None; accepted: one Pattern or more"),
+        ([(2, 8, 4)], r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text such as 1,192,48,2"),
+        ((2, 8, 4), r"factors\[0\]=2; accepted: a Pattern, four numbers"),
+        ((2, 0, 4, 3), "b=0; accepted: a whole number from 1"),
+        (b"2843", r"factors\[0\]=50; accepted: a Pattern"),
+        ("2,8,4", "'2,8,4' is not a pattern; accepted: whole numbers a,b,c,d"),
+    ],
+)
+def test_a_chain_refuses_what_are_not_patterns(given: Any, message: str) -> None:
+    for error in (PatternError, ValueError):
+        with pytest.raises(error, match=message):
+            Chain.read(given)
 
 
 @pytest.mark.parametrize(

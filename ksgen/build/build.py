@@ -69,9 +69,9 @@ class Layers:
 
 
 def default_caches(*bundles: CacheLayer) -> Layers:
-    listed = [Path(os.path.expanduser(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
-    project = tuple(place.absolute() for place in listed if place.exists())
-    return Layers((*_layers(project, paths.cache_dir().absolute(), max_bytes_from_environment()), *bundles_in_use(), *bundles))
+    listed = [Path(paths.from_start(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
+    project = tuple(place for place in listed if place.exists())
+    return Layers((*_layers(project, paths.cache_dir(), max_bytes_from_environment()), *bundles_in_use(), *bundles))
 
 
 def put_in_use(bundle: Bundle) -> None:

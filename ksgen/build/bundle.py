@@ -74,7 +74,7 @@ class Bundle:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            self.path = Path(path)
+            self.path = Path(path).absolute()  # it is opened again after a fork, wherever the program is then
         except TypeError:
             raise KsgenError(f"bundle={excerpt(path)}; accepted: the path of a file that ksgen bundle wrote") from None
         self._archive = self._open()

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ksgen.errors import ToolchainError
+from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
@@ -35,7 +36,7 @@ class Children:
         """Runs a command to its end or its time limit. An interrupted wait ends the command too."""
         command = tuple(command)
         environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
-        environment |= {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
+        environment |= variables_for_compilers() | {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
         with self._guard:
             if self.stopped:
                 raise ToolchainError(f"{command[0]} was not started: the build is being stopped")

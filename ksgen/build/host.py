@@ -25,6 +25,7 @@ from ksgen.build.processors import InstructionSet, digest_of_processor, machine,
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
+from ksgen.paths import program, variable
 
 WORDS = Path(__file__).with_name("host_words.hpp")
 KEEPS_REGISTERS = (
@@ -99,7 +100,7 @@ def source_of(text: str, entries: Sequence[str]) -> str:
 
 def find_host_compiler() -> HostCompiler:
     """The one that works; `ToolchainError` if there is none."""
-    found = _find(os.environ.get("KSGEN_CXX"), os.environ.get("PATH"))
+    found = _find(os.environ.get("KSGEN_CXX"), variable("PATH"))
     if isinstance(found, str):
         raise ToolchainError(found)
     return found
@@ -176,7 +177,7 @@ def _cross_compiler(wanted: str) -> HostCompiler:
     own, usual = os.environ.get("KSGEN_CXX"), f"{wanted}-linux-gnu-g++"
     if own and _builds_for(find_host_compiler().command) == wanted:
         return HostCompiler(find_host_compiler().command, wanted)
-    if found := shutil.which(usual):
+    if found := shutil.which(usual, path=variable("PATH")):
         return HostCompiler((found,), wanted)
     if importlib.util.find_spec("ziglang"):
         return HostCompiler((sys.executable, "-m", "ziglang", "c++", "-target", f"{wanted}-linux-gnu"), wanted)
@@ -192,9 +193,9 @@ def _builds_for(command: tuple[str, ...]) -> str:
 def _find(named: str | None, path: str | None) -> HostCompiler | str:
     """A compiler, or why there is none."""
     if named:
-        command = tuple(shlex.split(named))
-        if command and shutil.which(os.path.expanduser(command[0]), path=path):
-            return HostCompiler((os.path.expanduser(command[0]), *command[1:]))
+        command = tuple(map(_absolute, shlex.split(named)))
+        if command and shutil.which(command[0], path=path):
+            return HostCompiler(command)
         return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"
     for candidate in _CANDIDATES:
         if found := shutil.which(candidate, path=path):
@@ -202,6 +203,12 @@ def _find(named: str | None, path: str | None) -> HostCompiler | str:
     if importlib.util.find_spec("ziglang"):
         return HostCompiler((sys.executable, "-m", "ziglang", "c++"))
     return f"no C++ compiler found ({', '.join(_CANDIDATES)} on PATH, ziglang); {_REMEDY}"
+
+
+def _absolute(word: str) -> str:
+    """A program of a command, such as a compiler behind `ccache`, from the folder where it is meant; any other word unchanged."""
+    found = program(word)
+    return found if os.path.isfile(found) else word
 
 
 @functools.cache

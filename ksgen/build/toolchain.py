@@ -27,6 +27,7 @@ from ksgen.build.children import current_children
 from ksgen.build.refused import first_error, refusal
 from ksgen.build.request import Binary, read_notes, read_resources
 from ksgen.errors import ToolchainError, warn
+from ksgen.paths import variable
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
@@ -154,7 +155,7 @@ def find_compiler(name: str | None = None) -> CudaCompiler:
     """The machine's CUDA compiler, or the one asked for by name (`nvcc`, `nvrtc`)."""
     if name is not None and not is_word(name, ("nvcc", "nvrtc")):
         raise ToolchainError(f"no compiler is called {excerpt(name)}; try nvcc or nvrtc")
-    found = _find(name, *map(os.environ.get, _SURROUNDINGS))
+    found = _find(name, *map(variable, _SURROUNDINGS))
     if isinstance(found, str):
         raise ToolchainError(found)
     return found
@@ -162,7 +163,7 @@ def find_compiler(name: str | None = None) -> CudaCompiler:
 
 def compilers(name: str | None = None) -> list[CudaCompiler]:
     """All that the search finds, in the order in which they are tried."""
-    return list(_in_order(name, *map(os.environ.get, _SURROUNDINGS)))
+    return list(_in_order(name, *map(variable, _SURROUNDINGS)))
 
 
 def fit_for(compiler: CudaCompiler, target: str) -> CudaCompiler:
@@ -284,7 +285,7 @@ def _reason(unfit: UnfitError) -> str:
 def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     """A compiler, or why there is none. The arguments are the whole environment that the answer depends on."""
     named, path, _, _, host = surroundings
-    if named and name != "nvrtc" and not shutil.which(os.path.expanduser(named)):
+    if named and name != "nvrtc" and not shutil.which(named, path=path):
         return f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
     if found := next(_in_order(name, *surroundings), None):
         return found
@@ -308,7 +309,7 @@ def _in_order(name: str | None, *surroundings: str | None) -> Iterator[CudaCompi
 def _in_order_of_places(name: str | None, *surroundings: str | None) -> Iterator[CudaCompiler]:
     named, path, _, _, host = surroundings
     if named and name != "nvrtc":
-        if runnable := shutil.which(os.path.expanduser(named)):
+        if runnable := shutil.which(named, path=path):
             yield Nvcc(os.path.abspath(runnable))
         return
     if name != "nvrtc" and _has_host(path, host):
@@ -358,7 +359,7 @@ def _packaged_toolkits() -> list[Path]:
 
 def _include_folders() -> list[Path]:
     """CUDA's own headers for NVRTC, which brings none. Kernels need them only if their author includes one."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    homes = [variable(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     toolkits = [*(Path(home) for home in homes if home), *_packaged_toolkits()]
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
     return [folder for folder in folders if folder.is_dir()]

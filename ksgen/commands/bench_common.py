@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import REPLACED, console, device_option, find_spec, print_json, say_if_busy
+from ksgen.commands.common import REPLACED, ReadBy, console, device_option, find_spec, print_json, say_if_busy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.pattern import Pattern
@@ -41,9 +41,10 @@ def duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def words_from(known: Collection[str], what: str) -> Callable[[str], tuple[str, ...]]:
+def words_from(known: Collection[str], what: str) -> ReadBy:
     """A click type: some of the known words, separated by commas."""
 
+    @ReadBy
     def parse(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
         for word in found:

@@ -22,7 +22,7 @@ from ksgen.commands.bench_common import (
     seconds_option,
     words_from,
 )
-from ksgen.commands.common import device_option, find_spec, json_option
+from ksgen.commands.common import ReadBy, device_option, find_spec, json_option
 from ksgen.errors import DeviceError, SpecError
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue
 from ksgen.spec.kernel import hint
@@ -38,8 +38,9 @@ SETS = ("transformers", "random")
 BATCHES = "1,16,1568"
 
 
+@ReadBy
 def _batches(text: str) -> tuple[int, ...]:
-    """A click type."""
+    """Batch sizes."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
         raise SpecError(f"--batch {excerpt(text)}; accepted: whole numbers from 1 up, separated by commas, such as {BATCHES}")

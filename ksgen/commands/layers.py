@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import LAYOUT, find_spec
+from ksgen.commands.common import LAYOUT, ReadBy, find_spec
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ksgen.spec.nodes import Place
 
 
+@ReadBy
 def chain_in(text: str) -> Chain:
     """A chain from text such as `6,64,64,1 1,768,192,2`."""
     if not (words := text.split()):

@@ -5,6 +5,7 @@ The same input gives the same bytes. Never chooses constants: a family does, or 
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import Wgmma
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import PRECISIONS, KernelSpec, LayerOptions, Spec
+from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word
 from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
@@ -266,9 +267,9 @@ def _launchers(spec: Spec) -> str:
         "",
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
-    lines += [f"layer_{name} = {_layer(chain, spec.options_of(name))}" for name, chain in spec.layers.items()]
+    lines += [f"layer_{name} = {_layer(chain, _options(spec, name))}" for name, chain in spec.layers.items()]
     for name, chains in spec.groups.items():
-        lines.append(f"layer_{name} = GroupLauncher({', '.join(_layer(chain, spec.options_of(name)) for chain in chains)})")
+        lines.append(f"layer_{name} = GroupLauncher({', '.join(_layer(chain, _options(spec, name)) for chain in chains)})")
     return "\n".join(lines) + "\n"
 
 
@@ -277,12 +278,22 @@ def _launcher_classes(spec: Spec) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def _layer(chain: Chain, options: LayerOptions) -> str:
-    told = {name: value for name, value in options.told.items() if name != "between" or len(chain) > 1}
-    more = "".join(f', {name}="{value}"' for name, value in told.items())
-    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{more})"
+def _options(spec: Spec, layer: str) -> dict[str, Any]:
+    """The options of a layer's launcher that are not as usual."""
+    return spec.options_of(layer).told | spec.stated_of(layer).told
+
+
+def _layer(chain: Chain, options: Mapping[str, Any]) -> str:
+    own = {name: value for name, value in options.items() if name != "between" or len(chain) > 1}
+    return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{_as_arguments(own)})"
 
 
 def _arguments(spec: Spec, pattern: Pattern) -> str:
     batches = sorted({kernel.batch for kernel in spec.kernels if kernel.pattern == pattern and kernel.batch is not None})
-    return ", ".join(map(str, pattern.shape)) + (f", batches={batches}" if batches else "")
+    options = ({"batches": batches} if batches else {}) | spec.stated_of(pattern).told
+    return ", ".join(map(str, pattern.shape)) + _as_arguments(options)
+
+
+def _as_arguments(options: Mapping[str, Any]) -> str:
+    """Keyword arguments that follow others, as Python spells them."""
+    return "".join(f", {name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in options.items())

@@ -18,45 +18,57 @@ from ksgen.launch.launcher import Launcher, bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import on_device, on_shared
 from ksgen.launch.planner import PLANNER
+from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.turned import check_turns, turned
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.pattern import Chain
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
-from ksgen.spec.kernel import FUSES, activations_of, chain_kernel, checked_batch, is_layer, is_turned, is_word
+from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, activations_of, chain_kernel, checked_batch, is_layer, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
 
 
 class ChainLauncher:
-    """One layer: the launchers of its factors, from the one that meets X first to the last one. `between` is the activation of each
-    factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which is an error where it cannot be had,
-    and "no" for a launch of each factor. `out_layout`: of y where a call does not say it; None: that of x."""
+    """One layer: the launchers of its factors, or their patterns, from the one that meets X first to the last one; or a chain.
+
+    `between` is the activation of each factor but the last. `fuse`: "auto" for one launch where that is faster, "yes" for one always, which
+    is an error where it cannot be had, and "no" for a launch of each factor. `out_layout`: of y where a call does not name it; None: as x
+    has it. `stated`: as a `Launcher` takes it; what the factors state does not count."""
 
     parts = "factor"  # that a launch serves, where one for all cannot be had
 
-    def __init__(self, *factors: Launcher, between: str = "none", fuse: str = "auto", out_layout: str | None = None) -> None:
-        if not factors or not all(isinstance(factor, Launcher) for factor in factors):
-            raise LaunchError(f"factors={excerpt(factors)}; accepted: Launchers, one an argument, from the one that meets X first")
-        self.chain = Chain(tuple(factor.pattern for factor in factors))  # refuses factors that do not fit each other
-        if not is_word(between, ACTIVATIONS) or (between != "none" and len(factors) < 2):
-            accepted = ", ".join(ACTIVATIONS) if len(factors) > 1 else "none, where there is one factor"
+    def __init__(
+        self, *factors: Any, between: str = "none", fuse: str = "auto", out_layout: str | None = None, **stated: Any
+    ) -> None:  # fmt: skip
+        own = _factors(factors)
+        self.chain = Chain(tuple(factor.pattern for factor in own))  # refuses factors that do not fit each other
+        if not is_word(between, ACTIVATIONS) or (between != "none" and len(own) < 2):
+            accepted = ", ".join(ACTIVATIONS) if len(own) > 1 else "none, where there is one factor"
             raise LaunchError(f"{self.chain}: between={excerpt(between)}; accepted: {accepted}")
         if not is_word(fuse, FUSES):
             raise LaunchError(f"{self.chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
         if out_layout is not None and not is_word(out_layout, LAYOUTS):
             raise LaunchError(f"{self.chain}: out_layout={excerpt(out_layout)}; accepted: {', '.join(LAYOUTS)}")
-        self.factors, self.between, self.fuse, self.out_layout = factors, between, fuse, out_layout
+        self.factors, self.between, self.fuse, self.out_layout = own, between, fuse, out_layout
+        self.stated = checked(self.chain, StatedOptions(**stated))
+        self.__doc__ = docstring((self.chain,), self.stated, LayerOptions(between, out_layout, fuse))
+
+    def stating(self, stated: StatedOptions) -> "ChainLauncher":
+        """The same layer that states this."""
+        if stated == self.stated:
+            return self
+        return ChainLauncher(*self.factors, between=self.between, fuse=self.fuse, out_layout=self.out_layout, **stated.told)
 
     @property
     def title(self) -> str:
         return str(self.chain)
 
     def __repr__(self) -> str:
-        options = (("between", self.between, "none"), ("fuse", self.fuse, "auto"), ("out_layout", self.out_layout, None))
-        more = "".join(f", {name}={value!r}" for name, value, usual in options if value != usual)
+        told = LayerOptions(self.between, self.out_layout, self.fuse).told | self.stated.told
+        more = "".join(f", {name}={value!r}" for name, value in told.items())
         return f"ChainLauncher({', '.join(map(repr, self.factors))}{more})"
 
     def __call__(
@@ -64,9 +76,9 @@ class ChainLauncher:
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str = "bsf",
+        layout: str | None = None,
         bias: Any = None,
-        activation: str = "none",
+        activation: str | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
@@ -74,10 +86,9 @@ class ChainLauncher:
         out_layout: str | None = None,
     ) -> Any:
         """Apply every factor; bias, activation and residual belong to the last one. `weights`: one array a factor. `out_layout`: of y and
-        the residual, where it is not that of x."""
-        options = CallOptions(layout, activation, stream, precision)
-        out_layout = out_layout or self.out_layout
-        last_only = {name: array for name, array in (("bias", bias), ("residual", residual), ("out", out)) if array is not None}
+        the residual, where it is not that of x. What the layer states is as in a call of a `Launcher`."""
+        options, out_layout = options_of_call(self.stated, layout, activation, stream, precision), out_layout or self.out_layout
+        last_only, layout = self._last_only(bias=bias, residual=residual, out=out), options.layout
         own = self.weights_of_each(weights)
         options = with_precision(self, {"x": x, **last_only}, own, options)
         if fused := self._fused(x, own, last_only, options, out_layout):
@@ -89,23 +100,29 @@ class ChainLauncher:
             if is_turned(layout, out_layout) and number == self.chain.turn:
                 x = turned(x, stream)
             is_last = number + 1 == len(self.factors)
-            more = {"activation": activation, **last_only} if is_last else {"activation": self.between}
+            more = {"activation": options.activation, **last_only} if is_last else {"activation": self.between}
             x = factor(x, weights_of_it, layout=layouts[number], stream=stream, precision=options.precision, **more)
         return x
 
-    def prepare(self, x: Any, weights: Sequence[Any], *, layout: str = "bsf", activation: str = "none", precision: str | None = None,
-                out_layout: str | None = None, **last_only: Any) -> Call | None:  # fmt: skip
+    def prepare(self, x: Any, weights: Sequence[Any], *, layout: str | None = None, activation: str | None = None,
+                precision: str | None = None, out_layout: str | None = None, **last_only: Any) -> Call | None:  # fmt: skip
         """Everything but the launch of all factors as one, as `Launcher.prepare` does; None where they are launched one by one.
 
         `last_only`: bias, residual and out, where there are any.
         """
-        own = self.weights_of_each(weights)
-        options = with_precision(self, {"x": x, **last_only}, own, CallOptions(layout, activation, None, precision))
+        own, last_only = self.weights_of_each(weights), self._last_only(**last_only)
+        options = options_of_call(self.stated, layout, activation, None, precision)
+        options = with_precision(self, {"x": x, **last_only}, own, options)
         call = self._fused(x, own, last_only, options, out_layout or self.out_layout)
         if call:
             given = [each for each in (*own, *last_only.values(), call.out) if each is not None and not isinstance(each, Weights)]
             call.keep += tuple(map(storage_of, (view(x, "x"), *map(view, given))))
         return call
+
+    def _last_only(self, **given: Any) -> dict[str, Any]:
+        """The given arrays of the last factor: bias, residual and out."""
+        given |= {name: operand(self, name, given.get(name), getattr(self.stated, name)) for name in ADDED}
+        return {name: array for name, array in given.items() if array is not None}
 
     def weights_of_each(self, weights: Sequence[Any]) -> Sequence[Any]:
         """One array a factor; `LaunchError` on anything else."""
@@ -118,6 +135,7 @@ class ChainLauncher:
             if isinstance(each, Weights) and each.inputs != SAME:
                 only = "weights that ksgen.quantize made without x_scale, as what lies between factors is stored as y is"
                 raise LaunchError(f"{self!r}: weights of factor {number} multiply x in {each.inputs}; accepted: {only}")
+        check_storage(self, self.stated, taken)
         return taken
 
     def views_of_weights(self, own: Sequence[Any]) -> list[ArrayView | None]:
@@ -156,14 +174,15 @@ class ChainLauncher:
         return batch
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
+        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
+        device: str | None = None, out_layout: str | None = None, weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
         """Whether all factors are one launch on a device, by which family, and why; or what serves each of them. `weights`: how they are
-        stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside what lies between and y in that precision."""
-        out_layout = out_layout or self.out_layout
-        batch, where, last = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        stored = weights, inputs
+        stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside what lies between and y in that precision. None: as
+        the layer states it, else as usual, in float32."""
+        batch, where, out_layout = checked_batch(batch), find_device(device), out_layout or self.out_layout
+        precision, layout, last, *stored = explained(self.stated, precision, layout, epilogue, weights, inputs)
+        weights, inputs = stored
         found = self.verdict(where, precision, layout, last, batch, out_layout, *stored)
         told = str(self.chain) if self.between == "none" else f"{self.chain} with {self.between} between factors"
         told += f" from {layout} to {out_layout}" if is_turned(layout, out_layout) else ""
@@ -241,11 +260,20 @@ class ChainLauncher:
             raise LaunchError(f"{self!r}: {why}; accepted: fuse='auto' or 'no'")
 
 
-def layer_of(launcher: Any) -> ChainLauncher | None:
-    """A launcher as one of a layer; None for anything else."""
-    if isinstance(launcher, Launcher):
-        return ChainLauncher(launcher)
-    return launcher if isinstance(launcher, ChainLauncher) else None
+def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
+    """The launchers of a layer's factors: given as such or as patterns, one an argument, or all of them as a chain."""
+    if len(given) == 1 and not isinstance(given[0], Launcher):
+        given = Chain.read(given[0]).factors
+    if not given:
+        raise LaunchError("factors=(); accepted: Launchers, one an argument, or patterns, from the one that meets X first; or a Chain")
+    return tuple(each.stating(StatedOptions()) if isinstance(each, Launcher) else Launcher(each) for each in given)
+
+
+def layer_of(given: Any) -> ChainLauncher:
+    """One layer of a group: given as a launcher, or as a chain or a pattern in any form."""
+    if isinstance(given, ChainLauncher):
+        return given
+    return ChainLauncher(given, **given.stated.told) if isinstance(given, Launcher) else ChainLauncher(given)
 
 
 def with_precision(caller: object, arrays: Mapping[str, Any], own: Sequence[Any], options: CallOptions) -> CallOptions:

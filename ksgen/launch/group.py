@@ -19,16 +19,16 @@ from ksgen.launch.launcher import bytes_saved
 from ksgen.launch.memory import is_whole
 from ksgen.launch.places import new_outs, on_device_group, on_shared_group
 from ksgen.launch.planner import PLANNER
+from ksgen.launch.stated import ADDED, check_storage, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import where_to_work
 from ksgen.launch.views import CallOptions, views_of
 from ksgen.launch.weights import Weights, check_packed, check_stored, inputs_of, packed_in, storage_of, stored_alike
 from ksgen.spec import PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import chain_kernel, checked_batch
+from ksgen.spec.kernel import LayerOptions, StatedOptions, chain_kernel, checked_batch
 from ksgen.spec.storage import BYTE_TYPES, SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
-ADDED = ("bias", "residual")
 BETWEEN_DIFFERS = "the activations between their factors differ"
 
 
@@ -45,37 +45,41 @@ class _Given(NamedTuple):
 
 
 class GroupLauncher:
-    """Layers on one x. Each is a `ChainLauncher`, or the `Launcher` of its only factor."""
+    """Layers on one x. Each is a `ChainLauncher`, the `Launcher` of its only factor, or a chain. What they state they state alike."""
 
     parts = "layer"
 
     def __init__(self, *layers: Any) -> None:
-        self.layers = tuple(found for each in layers if (found := layer_of(each)))
-        if not layers or len(self.layers) < len(layers):
-            raise LaunchError(f"layers={excerpt(layers)}; accepted: ChainLaunchers or Launchers, one an argument")
-        self.chains = tuple(layer.chain for layer in self.layers)
+        if not layers:
+            raise LaunchError("layers=(); accepted: ChainLaunchers, Launchers or chains, one an argument")
+        given = tuple(map(layer_of, layers))
+        self.layers = tuple(layer.stating(StatedOptions()) for layer in given)
+        self.chains, self.stated = tuple(layer.chain for layer in given), given[0].stated
         if turned := [layer for layer in self.layers if layer.out_layout]:
             raise LaunchError(f"{turned[0]!r} of a group; accepted: layers without out_layout")
         if len({chain.in_features for chain in self.chains}) > 1:
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in self.chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
+        if others := [layer for layer in given if layer.stated != self.stated]:
+            raise LaunchError(f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the same")
+        self.__doc__ = docstring(self.chains, self.stated, LayerOptions(self._between or "none", None, self._fuse))
 
     @property
     def title(self) -> str:
         return ", beside ".join(map(str, self.chains))
 
     def __repr__(self) -> str:
-        return f"GroupLauncher({', '.join(map(repr, self.layers))})"
+        return f"GroupLauncher({', '.join(repr(layer.stating(self.stated)) for layer in self.layers)})"
 
     def __call__(
         self,
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str = "bsf",
-        bias: Sequence[Any] | None = None,
-        activation: str = "none",
-        residual: Sequence[Any] | None = None,
+        layout: str | None = None,
+        bias: Any = None,
+        activation: str | None = None,
+        residual: Any = None,
         out: Any = None,
         stream: Any = None,
         precision: str | None = None,
@@ -83,13 +87,14 @@ class GroupLauncher:
         """The layers' outputs: in new arrays, which are slices of one if one launch wrote them, or where `out` says: one array for all
         of them beside each other, or a list of arrays.
 
-        `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer.
+        `weights` has a list of arrays for each layer, one a factor; `bias` and `residual`, where there are any, one array a layer. What the
+        layers state is as in a call of a `Launcher`.
         """
-        given = self._read(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
+        given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, stream, precision))
         if fused := self._fused(given):
             return list(fused())
         ys, outs = [], given.outs or [None] * len(self.layers)
-        options = {"layout": layout, "activation": activation, "stream": stream, "precision": given.options.precision}
+        options = given.options._asdict()
         for layer, each, to, *both in zip(self.layers, given.own, outs, *given.added.values(), strict=True):
             more = {name: array for name, array in zip((*ADDED, "out"), (*both, to), strict=True) if array is not None}
             ys.append(layer(x, each, **options, **more))
@@ -100,28 +105,28 @@ class GroupLauncher:
         x: Any,
         weights: Sequence[Any],
         *,
-        layout: str = "bsf",
-        bias: Sequence[Any] | None = None,
-        activation: str = "none",
-        residual: Sequence[Any] | None = None,
+        layout: str | None = None,
+        bias: Any = None,
+        activation: str | None = None,
+        residual: Any = None,
         out: Any = None,
         precision: str | None = None,
     ) -> Call | None:
         """Everything but the launch of all layers as one, as `Launcher.prepare` does; None where they are launched one by one."""
-        given = self._read(x, weights, bias, residual, out, CallOptions(layout, activation, None, precision))
+        given = self._read(x, weights, bias, residual, out, options_of_call(self.stated, layout, activation, None, precision))
         if call := self._fused(given):
             own = [each for weights_of_it in given.own for each in weights_of_it if not isinstance(each, Weights)]
             call.keep += tuple(storage_of(view(each)) for each in (*given.arrays.values(), *own, *call.out))
         return call
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        weights: str = SAME, inputs: str = SAME,
+        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
+        device: str | None = None, weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
-        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them. `weights` and `inputs`:
-        as a `ChainLauncher` takes them."""
-        batch, where, own = checked_batch(batch), find_device(device), Epilogue() if epilogue is None else epilogue
-        what: dict[str, Any] = {"precision": precision, "layout": layout, "epilogue": own, "weights": weights, "inputs": inputs}
+        """Whether all layers are one launch on a device, by which family, and why; or what serves each of them. Options are as a
+        `ChainLauncher` takes them."""
+        batch, where = checked_batch(batch), find_device(device)
+        what: dict[str, Any] = explained(self.stated, precision, layout, epilogue, weights, inputs)._asdict()
         name, found = self.title, self.verdict(where, batch=batch, **what)
         if found.is_one:
             choice = PLANNER.choice(where, kernel := self._kernel(where, **what), batch)
@@ -168,7 +173,7 @@ class GroupLauncher:
 
     def _read(self, x: Any, weights: Sequence[Any], bias: Any, residual: Any, out: Any, options: CallOptions) -> _Given:
         """What a call was given; `LaunchError` on what any layer would refuse."""
-        own, added = self._own(weights), {"bias": self._each("bias", bias), "residual": self._each("residual", residual)}
+        own, added = self._own(weights), {"bias": self._added("bias", bias), "residual": self._added("residual", residual)}
         outs, arrays = self._outs(out, options), self._arrays(x, added)
         inputs = self._inputs(own)
         found = {"out": outs, **added}  # of which the first that is there tells the type
@@ -182,7 +187,10 @@ class GroupLauncher:
         """A list of arrays for each layer."""
         own = self._each("weights", weights)
         lone = [len(layer.factors) == 1 and not isinstance(each, list | tuple) for layer, each in zip(self.layers, own, strict=True)]
-        return [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
+        found = [layer.weights_of_each([each] if is_lone else each) for layer, each, is_lone in zip(self.layers, own, lone, strict=True)]
+        for each in found:
+            check_storage(self, self.stated, each)
+        return found
 
     def _inputs(self, own: Sequence[Sequence[Any]]) -> str:
         """How the x is stored that all layers take."""
@@ -200,6 +208,11 @@ class GroupLauncher:
             got = counted(len(given), "entry", "entries") if isinstance(given, list | tuple) else excerpt(given)
             raise LaunchError(f"{self!r}: {name}: got {got}; {len(self.layers)} are needed, one a layer, in a list")
         return list(given)
+
+    def _added(self, name: str, given: Any) -> list[Any]:
+        """An array for each layer, or None."""
+        each, is_stated = self._each(name, None if given is False else given), given is not False and getattr(self.stated, name)
+        return [operand(self, name, array, is_stated, "an array per layer, in a list") for array in each]
 
     def _arrays(self, x: Any, added: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """x and what is added, by the names of a group's operands."""

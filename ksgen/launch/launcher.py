@@ -6,6 +6,7 @@ no gradients: `ksgen.torch` does.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,13 +20,14 @@ from ksgen.launch.checks import check_memory, check_weights
 from ksgen.launch.fits import Fits
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.prepare import prepared
+from ksgen.launch.stated import ADDED, check_storage, checked, docstring, explained, operand, options_of_call
 from ksgen.launch.streams import device_and_stream, in_their_context
 from ksgen.launch.views import CallOptions
 from ksgen.launch.weights import Rooms, Weights, pack_host, pack_in_place, pack_quantized, storage_of
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import checked_batch, is_turned
+from ksgen.spec.kernel import StatedOptions, checked_batch, is_turned, is_word
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 
@@ -36,33 +38,45 @@ class Launcher:
     Weights are packed before every launch, since no array tells for certain that it did not change; what `pack` gave is not.
     A CUDA graph holds where a call's arrays and packed weights are: keep the launcher and the weights as long as the graph.
     One that recorded a call with weights packs them at each replay.
+
+    `a`: that of the pattern, or all of the pattern, such as "1,192,48,2". `stated`: layout, precision and activation of calls that name
+    no others, bias=True and residual=True where calls must have them, and how the weights of all calls, and x, are stored.
     """
 
-    def __init__(self, a: int, b: int, c: int, d: int, batches: Sequence[int] = ()) -> None:
-        self.pattern = Pattern(a, b, c, d)
+    def __init__(
+        self, a: Any, b: int | None = None, c: int | None = None, d: int | None = None, batches: Sequence[int] = (), **stated: Any
+    ) -> None:
+        self.pattern = Pattern.read(a) if b is c is d is None else Pattern(a, b, c, d)  # type: ignore[arg-type]
+        self.stated = checked(Chain((self.pattern,)), StatedOptions(**stated))
         if (wanted := listed(batches)) is None:
             raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
-        self.batches = frozenset(KernelSpec(self.pattern, batch=batch).batch for batch in wanted)  # with kernels of their own
+        self.batches = frozenset(map(checked_batch, wanted))  # with kernels of their own
         self.rooms = Rooms()
         self._quantized: WeakKeyDictionary[Quantized, Weights] = WeakKeyDictionary()  # what calls were given, packed once
         self._fits = Fits(self.pattern, self.batches)
         self._gradient_fits = Fits(self.pattern, self.batches, job="gradient")
+        self.__doc__ = docstring((Chain((self.pattern,)),), self.stated)
 
     def __repr__(self) -> str:
-        return f"Launcher{self.pattern.shape}"
+        more = "".join(f", {name}={value!r}" for name, value in self.stated.told.items())
+        return f"Launcher({', '.join(map(str, self.pattern.shape))}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and other processes start with nothing kept: plans and packed weights belong to this one."""
-        return Launcher, (*self.pattern.shape, tuple(self.batches))
+        return partial(Launcher, *self.pattern.shape, sorted(self.batches), **self.stated.told), ()
+
+    def stating(self, stated: StatedOptions) -> "Launcher":
+        """The launcher of the same kernels that states this."""
+        return self if stated == self.stated else Launcher(self.pattern, batches=sorted(self.batches), **stated.told)
 
     def __call__(
         self,
         x: Any,
         weights: Any,
         *,
-        layout: str = "bsf",
+        layout: str | None = None,
         bias: Any = None,
-        activation: str = "none",
+        activation: str | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
@@ -71,25 +85,28 @@ class Launcher:
     ) -> Any:
         """Y = X K^T, then bias, activation and residual. Host arrays return when it is done; others in stream order.
 
-        `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or what `pack` or
-        `ksgen.quantize` gave: weights in eight bits, which are packed once. Those with an `x_scale` take x in eight bits too, as
-        `ksgen.quantize_inputs` gives it, or its bits as uint8; y is then of the `precision`, or as out, bias or residual are, or float32.
+        Options that a call does not name are as the launcher states them, else layout "bsf" and no activation. A bias or residual that it
+        states must be given, or False. `x` is (batch, a*c*d) in layout "bsf" and (a*c*d, batch) in "bsl"; `weights` is (a, b, c, d), or
+        what `pack` or `ksgen.quantize` gave: weights in eight bits, which are packed once. Those with an `x_scale` take x in eight bits
+        too, as `ksgen.quantize_inputs` gives it, or its bits as uint8; y is then of the `precision`, or as out, bias or residual are, or
+        float32.
         Without a `stream` it is the one that the arrays work on: PyTorch's and CuPy's current one. The precision is the
         arrays' own; float32 arrays may ask for "tf32x3", "tf32" or "fp16x3", which multiply on tensor cores (what overflows float16 in
         the last is NaN, and an error for host arrays), or for "bf16x6", which multiplies on a processor's matrix tiles; complex64 ones
         for "c64_tf32x3", on tensor cores.
         """
-        self._check_layouts(layout, out_layout)
-        return self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))()
+        options = options_of_call(self.stated, layout, activation, stream, precision)
+        self._check_layouts(options.layout, out_layout)
+        return self._prepared(x, weights, bias, residual, out, options)()
 
     def prepare(
         self,
         x: Any,
         weights: Any,
         *,
-        layout: str = "bsf",
+        layout: str | None = None,
         bias: Any = None,
-        activation: str = "none",
+        activation: str | None = None,
         residual: Any = None,
         out: Any = None,
         stream: Any = None,
@@ -98,10 +115,11 @@ class Launcher:
     ) -> Call:
         """Everything but the launch: checks, builds, loads, packs. The `Call` that it returns does the rest, and keeps the
         memory that its launches work in: keep it as long as a graph that recorded it."""
-        self._check_layouts(layout, out_layout)
-        call = self._prepared(x, weights, bias, residual, out, CallOptions(layout, activation, stream, precision))
-        given = (weights, bias, residual, call.out)
-        found = [view(x, "x"), *[view(array) for array in given if array is not None and not isinstance(array, Weights | Quantized)]]
+        options = options_of_call(self.stated, layout, activation, stream, precision)
+        self._check_layouts(options.layout, out_layout)
+        call = self._prepared(x, weights, bias, residual, out, options)
+        given = [each for each in (weights, bias, residual, call.out) if each is not None and each is not False]
+        found = [view(x, "x"), *[view(array) for array in given if not isinstance(array, Weights | Quantized)]]
         # A tensor may be given other memory before the launch, and a stream ends with its object.
         call.keep += (stream, *map(storage_of, found))
         return call
@@ -112,7 +130,7 @@ class Launcher:
             raise LaunchError(f"{self!r}: out_layout={excerpt(out_layout)} beside layout={excerpt(layout)}; accepted: {turns}")
 
     def gradient(
-        self, x: Any, grad_y: Any, *, layout: str = "bsf", out: Any = None, stream: Any = None, precision: str | None = None
+        self, x: Any, grad_y: Any, *, layout: str | None = None, out: Any = None, stream: Any = None, precision: str | None = None
     ) -> Any:
         """The gradient of the weights, an array (a, b, c, d) like x, from x and the gradient of y = launcher(x, weights).
 
@@ -120,7 +138,7 @@ class Launcher:
         are as in a call.
         """
         arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
-        return prepared(self, self._gradient_fits, self.rooms, arrays, CallOptions(layout, "none", stream, precision))()
+        return prepared(self, self._gradient_fits, self.rooms, arrays, options_of_call(self.stated, layout, "none", stream, precision))()
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Put weights on their device once and for all. Host arrays go to `device`, else to `KSGEN_DEVICE`, else the best.
@@ -164,13 +182,15 @@ class Launcher:
         return self._quantized.setdefault(weights, self.pack(weights)) if packed is None else packed
 
     def explain(
-        self, batch: int, *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None, device: str | None = None,
-        job: str = "multiply", weights: str = SAME, inputs: str = SAME,
+        self, batch: int, *, precision: str | None = None, layout: str | None = None, epilogue: Epilogue | None = None,
+        device: str | None = None, job: str = "multiply", weights: str | None = None, inputs: str | None = None,
     ) -> str:  # fmt: skip
         """Which family and constants serve a call, or with `job="gradient"` one of `gradient`, on which device, and why. `weights`: how
-        they are stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside y in that precision."""
+        they are stored, such as "int8"; `inputs`: how x is, in eight bits as they are, beside y in that precision. None: as the launcher
+        states it, else as usual, in float32."""
         batch = checked_batch(batch)
-        epilogue = Epilogue() if epilogue is None else epilogue
+        own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
+        precision, layout, epilogue, weights, inputs = explained(own, precision, layout, epilogue, weights, inputs)
         # What cannot be is refused before a device is opened.
         KernelSpec(self.pattern, precision, layout, epilogue, batch, job, weights=weights, inputs=inputs)
         where, fits = find_device(device), self._gradient_fits if job == "gradient" else self._fits
@@ -180,12 +200,12 @@ class Launcher:
         return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {choice.why}{bytes_saved(kernel, batch)}"
 
     def _prepared(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, options: CallOptions) -> Call:
-        weights = self.taken(weights)
+        weights, stated = self.taken(weights), self.stated
+        check_storage(self, stated, (weights,))
         packed = weights if isinstance(weights, Weights) else None
         arrays = {"x": x} if packed else {"x": x, "weights": weights}
-        for name, array in (("bias", bias), ("residual", residual), ("out", out)):
-            if array is not None:
-                arrays[name] = array
+        added = operand(self, "bias", bias, stated.bias), operand(self, "residual", residual, stated.residual), out
+        arrays |= {name: array for name, array in zip((*ADDED, "out"), added, strict=True) if array is not None}
         return prepared(self, self._fits, self.rooms, arrays, options, packed)
 
 

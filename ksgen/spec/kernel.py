@@ -74,18 +74,39 @@ class Epilogue:
         return tuple(word for word, is_wanted in steps if is_wanted)
 
 
+class _Told:
+    """Options that go without saying where they are as usual."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The options that are not as usual, by name."""
+        return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
+
+
 @dataclass(frozen=True)
-class LayerOptions:
+class LayerOptions(_Told):
     """What a layer is besides its factors and the options of its kernels."""
 
     between: str = "none"  # the activation of each factor but the last
     out_layout: str | None = None  # of what it gives, where it is not that of X
     fuse: str = "auto"
 
+
+@dataclass(frozen=True)
+class StatedOptions(_Told):
+    """What a spec states of a launcher's calls: options unless a call names others, and the operands that it must have."""
+
+    layout: str = "bsf"
+    precision: str | None = None  # None: that of the arrays
+    activation: str = "none"
+    bias: bool = False
+    residual: bool = False
+    weights: str = SAME
+    inputs: str = SAME
+
     @property
-    def told(self) -> dict[str, Any]:
-        """Those that are not as usual, by name."""
-        return {name: value for name, value in asdict(self).items() if value != getattr(LayerOptions(), name)}
+    def epilogue(self) -> Epilogue:
+        return Epilogue(self.bias, self.activation, self.residual)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -19,6 +19,7 @@ from ksgen.spec.kernel import (
     Epilogue,
     KernelSpec,
     LayerOptions,
+    StatedOptions,
     activations_of,
     chain_kernel,
     hint,
@@ -53,12 +54,20 @@ class Options:
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
     batch_place: Place | None = None  # where the batches stand, if anywhere
+    names_precision: bool = False  # in the text: without, arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual, self.stride)
         for precision, (weights, inputs), layout, batch, bias, activation, residual, stride in product(*axes):
             epilogue = Epilogue(bias, activation, residual)
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """The values of an option that its kernels have."""
+        if name in ("weights", "inputs"):
+            return tuple(zip(*self._stored, strict=True))[name == "inputs"]
+        found: tuple[Any, ...] = getattr(self, name)
+        return found
 
     @property
     def _stored(self) -> list[tuple[str, str]]:
@@ -142,6 +151,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         {title: each.besides for title, each in layers.items()},
         launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
+        {**{title: _stated([each.options]) for title, each in layers.items()}, **_stated_of_patterns(requests)},
         {kernel: place for kernel, place in places.items() if place and kernel.batch},
     )
 
@@ -233,6 +243,25 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
     return tuple(found)
 
 
+def _stated_of_patterns(requests: list[Request]) -> dict[str | Pattern, StatedOptions]:
+    """What all entries state that ask for a pattern. One that only gradients ask for has no epilogue."""
+    asked: dict[Pattern, list[Options]] = {}
+    backward: dict[Pattern, list[Options]] = {}
+    for request in requests:
+        asked.setdefault(request.pattern, []).append(request.options)
+        if True in request.options.gradients:
+            backward.setdefault(request.pattern.transpose, []).append(request.options.without_epilogue())
+    return {pattern: _stated(options) for pattern, options in (backward | asked).items()}
+
+
+def _stated(entries: list[Options]) -> StatedOptions:
+    """The options of which all entries have the same one value: of several, a call chooses."""
+    found = {each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)}
+    if not all(entry.names_precision for entry in entries):
+        del found["precision"]
+    return StatedOptions(**{name: values.pop() for name, values in found.items() if len(values) == 1})
+
+
 def _chain(name: str, node: Node) -> Chain:
     """A list of patterns, or a named family with its arguments."""
     if not isinstance(node, Pairs):
@@ -263,6 +292,8 @@ def _options(node: Pairs, defaults: Options) -> Options:
     given: dict[str, Any] = {key: _one_or_more(node.pairs[key], read) for key, read in _OPTIONS.items() if key in node.pairs}
     if "batch" in given:
         given["batch_place"] = node.pairs["batch"].place
+    if "precision" in given:
+        given["names_precision"] = True
     return replace(defaults, **given)
 
 

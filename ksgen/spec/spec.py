@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ksgen.pattern import Chain
-from ksgen.spec.kernel import KernelSpec, LayerOptions
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec.kernel import KernelSpec, LayerOptions, StatedOptions
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import Place
@@ -22,7 +22,7 @@ class Spec:
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # of layers and groups
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of all of a layer or group, where there may be one
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)  # of a layer's or group's last factor, in its own layout
-
+    stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)  # of calls: of layers and groups by name, and of patterns
     batch_places: "Mapping[KernelSpec, Place]" = field(default_factory=dict)  # where batches of kernels and launches stand in the text
 
     @property
@@ -32,3 +32,7 @@ class Spec:
 
     def options_of(self, layer: str) -> LayerOptions:
         return self.options.get(layer, LayerOptions())
+
+    def stated_of(self, launcher: str | Pattern) -> StatedOptions:
+        """What the spec states of a layer or group, by name, or of a pattern."""
+        return self.stated.get(launcher, StatedOptions())

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from ksgen.errors import SpecError
-from ksgen.pattern import Chain
+from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.torch.checks import check_flags
 from ksgen.torch.factorize import Factorization, factorize
 from ksgen.torch.group import group
-from ksgen.torch.layer import KSLinear, Patterns, as_chain
+from ksgen.torch.layer import KSLinear
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.propose import Proposals, propose
 from ksgen.torch.report import Replaced, Report
@@ -80,7 +80,7 @@ def read_rule(rule: Any) -> dict[str, Beside]:
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
-    return {name: each if isinstance(each, Beside) else Beside(as_chain(each)) for name, each in chains.items()}
+    return {name: each if isinstance(each, Beside) else Beside(Chain.read(each)) for name, each in chains.items()}
 
 
 def _layers_of(spec: Spec) -> dict[str, Beside]:

@@ -12,9 +12,8 @@ from torch.linalg import vector_norm
 
 from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, doubt, said
-from ksgen.pattern import Chain
+from ksgen.pattern import Chain, Patterns
 from ksgen.torch.checks import check_flags, check_tensors
-from ksgen.torch.layer import Patterns, as_chain
 from ksgen.torch.progress import progress_bar
 from ksgen.torch.projection import balanced, block_ranks, least_squared_error, on_support, project
 from ksgen.torch.refinement import drawn, refined, relative_error
@@ -51,7 +50,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     100 steps each, with no guarantee but `least_error`. Computes on the tensor's device, in float64 for float64 and in
     float32 otherwise; the weights have that type.
     """
-    chain = as_chain(chain)
+    chain = Chain.read(chain)
     matrix = _checked(weight, chain, refine)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)

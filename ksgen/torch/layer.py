@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError, PatternError
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain, Patterns
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch import frozen, prepared, small_steps
@@ -37,7 +37,6 @@ OPTIONS: dict[str, Any] = {  # that may be set later, with their defaults
     "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto", "intermediates": "keep",
     "out_layout": None,
 }  # fmt: skip
-Patterns = Chain | Pattern | Sequence[Pattern | Sequence[int]]
 
 
 class KSLinear(Folding, nn.Linear):
@@ -68,7 +67,7 @@ class KSLinear(Folding, nn.Linear):
         out_layout: str | None = None,
     ) -> None:
         nn.Module.__init__(self)  # not nn.Linear's, which makes a dense parameter
-        self.chain = as_chain(patterns)
+        self.chain = Chain.read(patterns)
         options: dict[str, Any] = {
             "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between, "fuse": fuse,
             "intermediates": intermediates, "out_layout": out_layout,
@@ -106,7 +105,7 @@ class KSLinear(Folding, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
         if options.get("between", "none") != "none":
             raise LaunchError(f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix")
-        found = factorize(linear.weight.detach(), as_chain(patterns), refine=refine)
+        found = factorize(linear.weight.detach(), patterns, refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
         return cls.from_weights(found.weights, linear.bias, **options)
 
@@ -362,20 +361,3 @@ def freeze(model: nn.Module) -> list[str]:
 def thaw(model: nn.Module) -> list[str]:
     """`thaw()` every frozen `KSLinear` of a model. Returns their names."""
     return [name for name, layer in model.named_modules() if isinstance(layer, KSLinear) and frozen.thaw(layer)]
-
-
-def as_chain(patterns: Patterns) -> Chain:
-    """A chain, from a Chain, a Pattern, or a sequence of patterns and (a, b, c, d)."""
-    if isinstance(patterns, Chain):
-        return patterns
-    if isinstance(patterns, Pattern):
-        return Chain((patterns,))
-    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        raise PatternError(f"patterns={excerpt(patterns)}; accepted: a Chain, a Pattern, or a list of (a, b, c, d)")
-    return Chain(tuple(each if isinstance(each, Pattern) else _pattern(place, each) for place, each in enumerate(patterns)))
-
-
-def _pattern(place: int, shape: Any) -> Pattern:
-    if not isinstance(shape, Sequence) or isinstance(shape, str) or len(shape) != 4:
-        raise PatternError(f"patterns[{place}]={excerpt(shape)}; accepted: a Pattern, or four numbers (a, b, c, d)")
-    return Pattern(*shape)

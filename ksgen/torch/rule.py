@@ -16,10 +16,10 @@ from torch import nn
 
 from ksgen import files
 from ksgen.errors import KsgenError, SpecError
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain
 from ksgen.torch.group import KSLinears
 from ksgen.torch.layer import KSLinear
-from ksgen.values import excerpt, listed, shown, whole_number
+from ksgen.values import excerpt, shown, whole_number
 
 METHOD = "ksgen"  # the name in config.json
 _OPTIONS = {  # with what KSLinear takes for granted
@@ -94,7 +94,7 @@ def from_json(written: object, where: str) -> dict[str, Beside]:
             raise SpecError(f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(_OPTIONS)}")
         options = {option: layer[option] for option in _OPTIONS if option in layer}
         try:
-            chain = Chain(tuple(Pattern.parse(pattern) for pattern in listed(layer["chain"]) or ()))
+            chain = Chain.read(layer["chain"])
             rule[name] = Beside(chain, layer.get("count", 1), options)
         except KsgenError as error:
             raise SpecError(f"{where}: {name}: {error}") from error

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ksgen.errors import LaunchError
 from ksgen.launch.chain import ChainLauncher
-from ksgen.launch.launcher import Launcher
 from ksgen.pattern import Chain
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import check_word
@@ -81,7 +80,7 @@ class Transform:
 
     @cached_property
     def _launcher(self) -> ChainLauncher:
-        return ChainLauncher(*(Launcher(*pattern.shape) for pattern in self.chain))
+        return ChainLauncher(self.chain)
 
     def _on(self, library: Library, like: Any, name: Any, array: NDArray[Any]) -> Any:
         """An array of ours beside x, made once for each place and type."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ksgen.errors import KsgenError, SpecError
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.spec.storage import SAME
@@ -14,13 +14,14 @@ __all__ = ["Progress", "Tuned", "tune"]
 
 
 def tune(
-    pattern: Pattern | Chain | Sequence[Chain], *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
+    pattern: Patterns | Sequence[Chain], *, precision: str = "float32", layout: str = "bsf", epilogue: Epilogue | None = None,
     batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: str = "multiply", weights: str = SAME, inputs: str = SAME, between: str = "none", out_layout: str | None = None,
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and put them into the user's wisdom. Launchers of this process use them at once.
 
+    `pattern` may have any form, such as "1,192,48,2".
     Of a `Chain`: of all its factors in one launch, with the activation `between` them and the layout of y that `out_layout` names. Of a
     list of chains: of a group, all of them in one launch. Once each factor was tuned too, with the activation that follows it, the way that
     was measured to be faster is taken.
@@ -66,9 +67,6 @@ def tune(
 
 def _chains(given: object) -> tuple[Chain, ...]:
     """Those of a layer or a group."""
-    if isinstance(given, Pattern | Chain):
-        return (given if isinstance(given, Chain) else Chain((given,)),)
-    chains = tuple(given) if isinstance(given, list | tuple) else ()
-    if not chains or not all(isinstance(each, Chain) for each in chains):
-        raise SpecError(f"pattern={excerpt(given)}; accepted: a Pattern, a Chain, or a list of Chains that take the same x")
-    return chains
+    if isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given):
+        return tuple(given)
+    return (Chain.read(given),)

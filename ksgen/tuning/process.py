@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+from ksgen import STARTED_IN
 from ksgen.build.request import Binary
 from ksgen.errors import DeviceError
 from ksgen.measure.roofline import Ceilings
@@ -131,6 +132,7 @@ class Worker:
             command = [sys.executable, "-c", "from ksgen.tuning.worker import main; main()", str(theirs.fileno()), *self._arguments]
             self._child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
+                cwd=STARTED_IN if os.path.isdir(STARTED_IN) else None,  # where relative paths of the environment are meant from
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # an interrupt is for the parent to handle
             )  # fmt: skip

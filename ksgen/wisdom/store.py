@@ -18,7 +18,7 @@ from textwrap import shorten
 from typing import Any
 
 from ksgen.emit.templates import template_digest
-from ksgen.errors import ConstantsError, KsgenError, PatternError, SpecError
+from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import check, family_named
 from ksgen.families.expected import FEW as FOR_FEW
 from ksgen.files import read, write
@@ -314,7 +314,7 @@ def _entry(row: Any, where: str) -> Entry:
         raise KsgenError(f"{where}: {excerpt(error.args[0])} is missing; delete that line and tune again") from error
     except (TypeError, AttributeError, RecursionError) as error:
         raise KsgenError(f"{where}: {excerpt(row)} is not an entry; delete that line and tune again") from error
-    except (ValueError, PatternError, SpecError, ConstantsError) as error:
+    except (ValueError, ConstantsError) as error:
         # Shortened, and in one line: it can hold the file's own words.
         raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 

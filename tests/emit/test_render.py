@@ -170,7 +170,7 @@ def test_emitted_groups_can_be_called(tmp_path: Path, monkeypatch: pytest.Monkey
     assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "ks_1_3_32_1", "layer_up", "layer_deep", "layer_heads"]
     square, wide = "ChainLauncher(Launcher(2, 8, 8, 2), Launcher(1, 4, 8, 4))", "ChainLauncher(Launcher(1, 3, 32, 1))"
     assert repr(module.layer_heads) == f"GroupLauncher({square}, {wide})"
-    assert repr(module.layer_deep) == f"{square[:-1]}, between='relu', fuse='no', out_layout='bsl')"
+    assert repr(module.layer_deep) == f"{square[:-1]}, between='relu', out_layout='bsl', fuse='no')"
     manifest = json.loads((tmp_path / "made" / spec.name / "manifest.json").read_text())
     assert manifest["options"] == {"deep": {"between": "relu", "out_layout": "bsl", "fuse": "no"}}
     assert manifest["groups"] == {"heads": [[[2, 8, 8, 2], [1, 4, 8, 4]], [[1, 3, 32, 1]]]}

@@ -9,7 +9,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.devices.base import Device
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, PatternError
 from ksgen.families import FAMILIES
 from ksgen.families.chains import layer_kernels
 from ksgen.launch import chain as chain_module
@@ -207,7 +207,10 @@ def refused(message: str, *layers: Any, **given: Any) -> None:
 
 def test_what_a_user_gives_wrong() -> None:
     one = Launcher(2, 9, 4, 3)
-    refused(r"layers=\(3,\); accepted: ChainLaunchers or Launchers, one an argument", 3)
+    with pytest.raises(PatternError, match="factors=3; accepted: one Pattern or more"):
+        GroupLauncher(3)
+    with pytest.raises(LaunchError, match=r"layers=\(\); accepted: ChainLaunchers, Launchers or chains, one an argument"):
+        GroupLauncher()
     refused("takes 24, .* takes 30 features; accepted: layers that take the same x", one, Launcher(1, 3, 30, 1))
     refused("weights: got 2 entries; 3 are needed, one a layer, in a list", weights=weights_of()[:2])
     refused("got 1 weight array; 2 are needed", weights=[each[:1] for each in weights_of()])

@@ -213,7 +213,7 @@ def tied() -> nn.Module:
         (blocks, {"qkv": Beside(SQUARE, 2)}, "blocks.0.qkv takes 24 features and gives 72; 2 beside each other of 2,3,12,1"),
         (blocks, {"up": UP, "upp": UP}, "rule 'upp' names no layer of the model; its layers: ['blocks.0.qkv', 'blocks.0.mlp.up'"),
         (blocks, {}, "rule={}; accepted: a mapping of names to chains, or a spec with layers"),
-        (blocks, {"up": "6,4,4,1"}, "patterns='6,4,4,1'; accepted: a Chain"),
+        (blocks, {"up": "6,4,4"}, "'6,4,4' is not a pattern; accepted: whole numbers a,b,c,d"),
         (tied, {"up": UP}, "up.weight is tied to embedding.weight; untie it, or leave up out of the rule"),
         (lambda: nn.Linear(24, 96), {"*": UP}, "the model is a single layer, which cannot be replaced in place"),
         (lambda: nn.MultiheadAttention(24, 2), {"out_proj": SQUARE}, "out_proj is a NonDynamicallyQuantizableLinear, which its owner may"),

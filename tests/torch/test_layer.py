@@ -520,9 +520,8 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([(2, 8, 4, 3), (6, 64, 64, 1)], {}, PatternError, "2,8,4,3 gives 48 features and 6,64,64,1, next in the chain, takes 384"),
         ([], {}, PatternError, r"accepted: one Pattern or more"),
-        ([(2, 8, 4)], {}, PatternError, r"patterns\[0\]=\(2, 8, 4\); accepted: a Pattern, or four numbers \(a, b, c, d\)"),
-        ((2, 8, 4, 3), {}, PatternError, r"patterns\[0\]=2; accepted: a Pattern, or four numbers"),
-        ("2,8,4,3", {}, PatternError, r"patterns='2,8,4,3'; accepted: a Chain, a Pattern, or a list of \(a, b, c, d\)"),
+        ([(2, 8, 4)], {}, PatternError, r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text"),
+        ("2,8,4", {}, PatternError, "'2,8,4' is not a pattern; accepted: whole numbers a,b,c,d"),
         ([(2, 0, 4, 3)], {}, PatternError, "b=0; accepted: a whole number from 1"),
         (CHAIN, {"layout": "bfs"}, SpecError, r"layout='bfs'; did you mean bsl\? accepted: bsf, bsl"),
         (CHAIN, {"backend": "einsums"}, SpecError, "backend='einsums'; did you mean einsum"),

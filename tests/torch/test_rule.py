@@ -126,7 +126,7 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
             r"rule\.json: 0 is {'count': 2}; accepted: chain, and perhaps count, layout, precision",
         ),
         ('{"layers": {"0": {"chain": ["6,4,4"]}}}', r"rule\.json: 0: '6,4,4' is not a pattern"),
-        ('{"layers": {"0": {"chain": []}}}', r"rule\.json: 0: factors=\(\); accepted: one Pattern or more"),
+        ('{"layers": {"0": {"chain": []}}}', r"rule\.json: 0: factors=\[\]; accepted: one Pattern or more"),
         ('{"layers": {"0": {"chain": ["6,4,4,1"], "count": 0}}}', r"rule\.json: 0: count=0; accepted: a whole number of at least 1"),
     ],
 )

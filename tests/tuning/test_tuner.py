@@ -7,7 +7,7 @@ import pytest
 
 import ksgen
 from ksgen import reference
-from ksgen.errors import KsgenError, SpecError
+from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
@@ -38,9 +38,12 @@ def test_tune_from_python_and_the_same_process_launches_what_was_found(wisdom: N
     assert ksgen.tune(layer, batch=70, budget=1).best.family == "vector_chain"
     with pytest.raises(SpecError, match=r"job='gradient' of a chain; accepted: multiply"):
         ksgen.tune(layer, job="gradient")
-    for given in ([], [Pattern(1, 2, 3, 4)], "1,2,3,4"):
-        with pytest.raises(SpecError, match="accepted: a Pattern, a Chain, or a list of Chains that take the same x"):
+    for given in ([], None):
+        with pytest.raises(PatternError, match="accepted: one Pattern or more"):
             ksgen.tune(given)  # type: ignore[arg-type]
+    for form in ("2,24,9,3", (2, 24, 9, 3)):
+        with pytest.raises(SpecError, match="between=relu where there is one factor"):
+            ksgen.tune(form, between="relu")
     with pytest.raises(SpecError, match="between=relu where there is one factor"):
         ksgen.tune(Pattern(2, 24, 9, 3), between="relu")
     assert found.best.constants == chosen

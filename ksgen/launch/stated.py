@@ -1,0 +1,93 @@
+"""What a launcher states of its calls, as a spec does: their options unless they name others, and operands that they must have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ksgen.errors import LaunchError
+from ksgen.launch.views import CallOptions
+from ksgen.launch.weights import Weights
+from ksgen.pattern import Chain
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import LayerOptions, StatedOptions
+from ksgen.spec.storage import SAME
+
+ADDED = ("bias", "residual")
+
+
+def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
+    """The same; `SpecError` on words that are unknown, or do not go together."""
+    precision = "float32" if stated.precision is None else stated.precision
+    KernelSpec(chain[-1], precision, stated.layout, stated.epilogue, weights=stated.weights, inputs=stated.inputs)
+    return stated
+
+
+def options_of_call(
+    stated: StatedOptions, layout: str | None, activation: str | None, stream: Any, precision: str | None
+) -> CallOptions:  # fmt: skip
+    """The options of a call: those that it names, else those that are stated."""
+    return CallOptions(
+        stated.layout if layout is None else layout,
+        stated.activation if activation is None else activation,
+        stream,
+        stated.precision if precision is None else precision,
+    )
+
+
+class Explained(NamedTuple):
+    """What `explain` is asked about, with what is stated for each None."""
+
+    precision: str
+    layout: str
+    epilogue: Epilogue
+    weights: str
+    inputs: str
+
+
+def explained(stated: StatedOptions, *asked: Any) -> Explained:
+    """`asked`: precision, layout, epilogue, weights and inputs, each perhaps None."""
+    known = Explained(stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs)
+    return known._replace(**{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None})
+
+
+def operand(caller: object, name: str, given: Any, is_stated: bool, one: str = "an array") -> Any:
+    """The array that a call adds, or None. `LaunchError` where it is stated and missing: a call without it says False."""
+    if given is None and is_stated:
+        raise LaunchError(f"{caller!r}: {name} is missing, which is stated; accepted: {name}={one}, or {name}=False to leave it out")
+    return None if given is False else given
+
+
+def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> None:
+    """Raise `LaunchError` on weights, one array per factor, that are not stored as is stated. Only the first ones meet X."""
+    if stated.weights == SAME:
+        return
+    for number, each in enumerate(own, 1):
+        inputs = stated.inputs if number == 1 else SAME
+        found = (each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME)
+        if found != (stated.weights, inputs):
+            which = "weights" if len(own) == 1 else f"weights of factor {number}"
+            remedy = f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
+            told = " and ".join(f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True))
+            raise LaunchError(f"{caller!r}: {which} are stored as {told}; accepted, as is stated: {remedy}")
+
+
+def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions | None = None) -> str:
+    """A launcher's own docstring: which operands its calls take, and which options they have."""
+    weights = "; ".join(", ".join(str(pattern.shape) for pattern in chain) for chain in chains)
+    stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"
+    operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]
+    operands += [f"{name} (or {name}=False)" for name in ADDED if getattr(stated, name)]
+    layer = {} if of_layer is None else dict(of_layer.told)
+    words = {"layout": stated.layout, "activation": stated.activation, "precision": stated.precision or "that of the arrays"}
+    words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
+    features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"
+    lines = [
+        f"Multiply x by {'; '.join(map(str, chains))}, {features}.",
+        "",
+        f"A call takes {', '.join(operands)}.",
+        f"Unless it names others, its options are: {_listed(words)}.",
+    ]
+    return "\n".join(lines + ([f"The layer has {_listed(layer)}."] if layer else []))
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
