@@ -2,14 +2,17 @@
 
     python benchmarks/tuning_strategies.py record tables.json    # measures every candidate of a bounded space, for 12 kernels
     python benchmarks/tuning_strategies.py replay tables.json    # lets strategies loose on what was recorded: prints Markdown
+    python benchmarks/tuning_strategies.py winners               # searches, then measures each winner and the default in turns
 
 On two quiet cores recording takes about five minutes and replaying one. `record` goes on where it was stopped. The second table
 is Optuna's (pip install optuna): the strategies of other people, on the same tables.
 """
 
 import json
+import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,17 +22,26 @@ from typing import Any
 import click
 
 from ksgen.build.request import Binary
+from ksgen.devices import find_device
+from ksgen.devices.base import Device
+from ksgen.errors import KsgenError
 from ksgen.families import family_for, family_named
-from ksgen.launch.choice import limits_from
+from ksgen.launch.choice import Choice, choose_for_many, limits_from, limits_of
+from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
+from ksgen.measure.trust import doubt, interval, take_blocks
+from ksgen.measure.verify import Bench, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Runs
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.pool import Pool, list_space, make_pool, served_families
+from ksgen.tuning.search import Progress
 from ksgen.tuning.strategies import STRATEGIES, Listed, Strategy
-from ksgen.tuning.trials import Trial
+from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.tuning.tuner import Options, Tuner, parse_budget
+from ksgen.wisdom.store import Wisdom
 
 PATTERNS = (
     (1, 192, 48, 2), (2, 48, 192, 1), (6, 64, 64, 1), (1, 128, 128, 3), (1, 64, 64, 16), (4, 64, 256, 4),
@@ -37,10 +49,12 @@ PATTERNS = (
 )  # fmt: skip
 LAYOUTS = ("bsf", "bsl")  # in turn
 GROUP = 8  # candidates that are measured in turns
-RUNS = Runs(least=12, most=60, seconds=0.05, turns=4)
+RUNS = Runs(seconds=0.5)
 MOST_UNROLLED = 512  # multiply-adds of a stage and thread: a processor's compiler takes long beyond
 WITHIN = 0.02
 SEEDS = 9
+NEAR_FINALS = 1.15  # times its time in the finals, or the other way round
+TURNS_SECONDS = 1.0  # for a winner, and for the default
 
 Table = dict[Candidate, float | None]
 
@@ -149,6 +163,56 @@ def replay(file: Path, within: float) -> None:
     for job, count, needs in rows:
         print(f"| {job.kernel.pattern} {job.kernel.layout} | {count} | " + " | ".join(_shown(needs[name]) for name in names) + " |")
     print("| **median** | | " + " | ".join(_shown(median(needs[name] or 10**6 for _, _, needs in rows)) for name in names) + " |")
+
+
+@main.command()
+@click.option("--batch", default=1568, show_default=True)
+@click.option("--others", default="392,784,3136,6272", show_default=True, help="Batches besides, at which a winner is compared too.")
+@click.option("--first", default=0, show_default=True, help="The number of the first kernel.")
+@click.option("--kernels", default=len(PATTERNS), show_default=True)
+@click.option("--budget", help="Of each search, as ksgen tune takes it.")
+@click.option("--device")
+def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
+    """Search for kernels, with wisdom and trials of their own. Then measure each winner and the launchers' default in turns."""
+    batches = [batch, *map(int, filter(None, others.split(",")))]
+    print("| kernel | trials | reliable | within 15 % of the finals | " + " | ".join(f"batch {each}" for each in batches) + " |")
+    print("| --- | --- | --- | --- |" + " --- |" * len(batches))
+    for number, shape in enumerate(PATTERNS[first : first + kernels], first):
+        job, early = Job(KernelSpec(Pattern(*shape), "float32", LAYOUTS[number % 2]), batch), dict[Candidate, Trial]()
+
+        def say(progress: Progress, early: dict[Candidate, Trial] = early) -> None:
+            if progress.phase == "searching" and progress.last:
+                early[Candidate(progress.last.family, progress.last.constants)] = progress.last
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["KSGEN_WISDOM_DIR"] = folder
+            engine, store = LocalEngine(device), TrialStore(Path(folder, "trials.sqlite"))
+            (found,) = Tuner(engine, store, Options(parse_budget(budget))).run([job], say)
+            engine.close()
+            late = {Candidate(each.family, each.constants): each for each in store.trials()}
+        if isinstance(found, KsgenError):
+            raise found
+        timed = {each: trial.median_us for each, trial in early.items() if trial.median_us}
+        reliable = sum(not early[each].note for each in timed)
+        finals = {each: us / timed[each] for each in timed if (us := late[each].median_us) and late[each] != early[each]}
+        near = sum(1 / NEAR_FINALS <= ratio <= NEAR_FINALS for ratio in finals.values())
+        best = Choice(found.best.family, found.best.constants, "the winner")
+        ratios = [_beside_default(find_device(device), job.kernel, each, best) for each in batches]
+        cells = (f"{len(timed)}", f"{reliable}", f"{near} of {len(finals)}", *ratios)
+        print(f"| {job.kernel.pattern} {job.kernel.layout} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _beside_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
+    """The winner's time over that of what launchers take without wisdom, block by block in turns, with the interval of the median."""
+    default = choose_for_many(kernel, batch, limits_of(device), Wisdom())
+    if (default.family, default.constants) == (winner.family, winner.constants):
+        return "the default"
+    bench = Bench(device, make_problem(kernel, batch))
+    plans = [PLANNER.plan_of(device, kernel, batch, choice) for choice in (winner, default)]
+    ours, theirs = take_blocks([bench.timer(plan, bench.pack(plan)) for plan in plans], device.limits.is_cpu, TURNS_SECONDS)
+    ratios = [one / other for one, other in zip(ours.values, theirs.values, strict=True)]
+    low, high = interval(ratios)
+    return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if doubt(ratios, ours.others) else ''}"
 
 
 def _shown(count: float | None) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.published import published
-from ksgen.measure.trust import Watch, doubt_of_ratio
+from ksgen.measure.trust import Watch, doubt
 from ksgen.torch.models import VIT_S16, Shape, Vision, VisionTransformer
 
 MODELS = {  # as the paper names them
@@ -50,7 +50,7 @@ def measure(names: tuple[str, ...], precisions: tuple[str, ...], where: torch.de
             layers, others = shape.depth * (up + down), watch.others_share()
             rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
             shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
-            why, paper = doubt_of_ratio(shares, others if where.type == "cpu" else None), published()["vit_linear_share"][name]
+            why, paper = doubt(shares, [others] if where.type == "cpu" else ()), published()["vit_linear_share"][name]
             yield Share(name, precision, whole, layers, layers / whole, paper.get(precision), others, why)
 
 

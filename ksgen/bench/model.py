@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ksgen.bench.clock import Spread, seconds_in_turn
 from ksgen.bench.roster import LAYERS
-from ksgen.measure.trust import Watch, doubt_of_ratio
+from ksgen.measure.trust import Watch, doubt
 from ksgen.torch import models
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
@@ -94,7 +94,7 @@ def measure(job: Job) -> Iterator[Row]:
             dense, others = seconds.pop(DENSE), watch.others_share()
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
-                why = doubt_of_ratio(ratios, others if on_processors else None)
+                why = doubt(ratios, [others] if on_processors else ())
                 yield Row(name, step, precision, backend, Spread.of(dense), Spread.of(sparse), Spread.of(ratios), paper, others, why)
 
 

@@ -108,7 +108,7 @@ def row_of(contender: Contender) -> Row:
         "quartile3_us": _quantile(times, 0.75),
         "slowest_us": times[-1] if times else None,
         "others_share": others_share,
-        "doubt": doubt(times, others_share if on_processors else None),
+        "doubt": doubt(times, others if on_processors else ()),
         "share_of_floor": share_of_floor(facts.get("floor_us"), middle),
         "energy_measurements": len(joules),
         "joule": median(joules) if joules else None,

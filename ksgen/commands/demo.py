@@ -1,9 +1,7 @@
 """`ksgen demo`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +26,9 @@ from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
+    from ksgen.launcher import Call
+    from ksgen.measure.trust import Blocks
     from ksgen.measure.verify import Problem
-
-RUNS = 5  # per kernel; the median counts
 
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
@@ -74,19 +72,18 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
 
 
 def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batch: int) -> list[dict[str, Any]]:
-    from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import make_problem, measure
 
-    rows, watch = [], Watch()
+    rows = []
     with progress() as bar:
         task = bar.add_task("building, checking and timing", total=len(kernels), now="")
         for kernel in kernels:
             bar.update(task, now=kernel.name)
             batch = kernel.batch or default_batch
-            measured = measure(device, kernel, batch, runs=RUNS)
-            problem = make_problem(kernel, batch)
-            seconds, numpy_seconds = _beside_numpy(device, problem, measured.seconds)
-            others_share = watch.others_share()
+            is_called = device.shares_host and kernel.job == "multiply"
+            measured = measure(device, kernel, batch, runs=0 if is_called else 1)
+            *called, numpy = _beside_numpy(device, make_problem(kernel, batch), is_called)
+            ours = called[0] if called else measured.seconds
             rows.append(
                 {
                     **kernel_figures(kernel, batch),
@@ -94,35 +91,33 @@ def _measure_all(device: "Device", kernels: tuple[KernelSpec, ...], default_batc
                     "error": measured.error,
                     "tolerance": measured.tolerance,
                     "passed": measured.passed,
-                    "median_us": median(seconds) * 1e6,
-                    "others_share": others_share,
-                    "doubt": doubt([each * 1e6 for each in seconds], others_share if device.limits.is_cpu else None),
-                    "numpy_us": median(numpy_seconds) * 1e6,
-                    "numpy_doubt": doubt([each * 1e6 for each in numpy_seconds], others_share),
+                    "median_us": ours.median * 1e6,
+                    "others_share": numpy.others_share,
+                    "doubt": ours.doubt,
+                    "numpy_us": numpy.median * 1e6,
+                    "numpy_doubt": numpy.doubt,
                 }
             )
             bar.advance(task)
     return rows
 
 
-def _beside_numpy(device: "Device", problem: "Problem", seconds: Sequence[float]) -> tuple[Sequence[float], list[float]]:
-    """Our times and NumPy's. If kernels use host memory, both are calls on the same arrays, taking turns; else ours is device time."""
-    from ksgen.measure.pause import rest
+def _beside_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
+    """Seconds of a product as users call it on host arrays, where kernels use host memory, and of NumPy's, in turns."""
+    from ksgen.measure.trust import block_of, take_blocks
     from ksgen.measure.verify import host_call, numpy_way
 
-    call = host_call(device, problem) if device.shares_host and problem.kernel.job == "multiply" else None
-    ours, theirs = [], []
-    for turn in range(1 + RUNS):
-        rest()
-        if call:
-            begin = perf_counter()
-            call()
-            ours.append(perf_counter() - begin)
-            rest()
-        theirs.append(numpy_way(problem)[0])
-        if turn == 0:  # a warm-up
-            ours, theirs = [], []
-    return ours or seconds, theirs
+    timers = [block_of(lambda runs: [numpy_way(problem)[0] for _ in range(runs)])]
+    if is_called:
+        call = host_call(device, problem)
+        timers.insert(0, block_of(lambda runs: [_seconds_of(call) for _ in range(runs)]))
+    return take_blocks(timers, on_processor=True)
+
+
+def _seconds_of(call: "Call") -> float:
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

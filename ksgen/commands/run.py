@@ -55,7 +55,7 @@ _OF_SPEC = "With --spec: only kernels"
 @click.option("--activation", type=click.Choice(list(ACTIVATIONS)), default="none", show_default=True, help="Applied after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
-@click.option("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Timed runs. The median counts.")
+@click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Least number of timed runs per block.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
@@ -85,7 +85,6 @@ def command(
     from ksgen.families.chains import factor_kernels, turned_bytes
     from ksgen.launch.choice import limits_of
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
-    from ksgen.measure.trust import Watch, doubt
     from ksgen.measure.verify import measure, most_sets
 
     if batch is not None and batch < 1:
@@ -106,17 +105,15 @@ def command(
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where), place)
-    watch = Watch()
     measured = measure(where, kernel, batch, runs, seed, family)
     apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.job == CHAIN else []
-    others_share = watch.others_share()
     say_if_busy()  # only now: a mistake must be reported in one line
-    own_share = others_share if where.limits.is_cpu else None
-    why, *each_why = (doubt([second * 1e6 for second in each.seconds], own_share) for each in (measured, *apart))
+    why, *each_why = (each.seconds.doubt for each in (measured, *apart))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, kernel.precision, operand)
-    seconds, floor_us = measured.median_s, ceilings.floor_us(kernel, batch, most_sets(where.limits.is_cpu))
+    seconds, floor_us = measured.seconds.median, ceilings.floor_us(kernel, batch, most_sets(where.limits.is_cpu))
+    low, high = measured.seconds.interval
     turn_s = turned_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
         **kernel_figures(kernel, batch),
@@ -130,15 +127,16 @@ def command(
         "tolerance": measured.tolerance,
         "checked_batch_entries": measured.checked,
         "median_us": seconds * 1e6,
-        "fastest_us": min(measured.seconds) * 1e6,
-        "slowest_us": max(measured.seconds) * 1e6,
+        "low_us": low * 1e6,
+        "high_us": high * 1e6,
+        "blocks": len(measured.seconds.values),
         "gflop_per_s": kernel.flops(batch) / seconds / 1e9,
         "gbyte_per_s": kernel.bytes(batch) / seconds / 1e9,
         "floor_us": floor_us,
         "share_of_floor": None if why else share_of_floor(floor_us, seconds * 1e6),
-        **({"each_factor_us": [each.median_s * 1e6 for each in apart], "each_factor_doubt": each_why} if apart else {}),
+        **({"each_factor_us": [each.seconds.median * 1e6 for each in apart], "each_factor_doubt": each_why} if apart else {}),
         **({"turn_us": turn_s * 1e6} if turn_s else {}),
-        "others_share": others_share,
+        "others_share": measured.seconds.others_share,
         "doubt": why,
         "measured_gbyte_per_s": ceilings.bytes_per_s / 1e9,
         "measured_gflop_per_s": ceilings.flops_per_s / 1e9,
@@ -189,7 +187,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("constants", "{family}: {chosen}"),
         ("chosen by", "{why}"),
         ("error", "{error:.2e} against float64 over {checked_batch_entries} batch entries; {verdict} (at most {tolerance:.1e})"),
-        ("time", f"{marked('{median_us:.1f}', why)} us median, {{fastest_us:.1f}} to {{slowest_us:.1f}}"),
+        ("time", f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and {{high_us:.1f}}"),
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
             "floor",

@@ -209,8 +209,11 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         if found:
             batches = ", ".join(map(str, sorted({tuned.job.batch for tuned in found})))
             kept = sum(tuned.is_kept for tuned in found)
-            taken = ": launchers take them from now on." if kept else " kept."
-            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
+            by_default = sum(tuned.is_kept and tuned.default_won for tuned in found)
+            taken = ": launchers take them from now on." if kept > by_default else " kept."
+            click.echo(f"{kept - by_default} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
+            if by_default:
+                click.echo(f"{counted(by_default, 'kernel')}: the default won, and launchers go on with it.")
             if others := len(found) - kept:
                 click.echo(f"{counted(others, 'kernel')}: what was known before stays, as its time is sound or shorter.")
             if kept:
@@ -244,10 +247,10 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
         ]  # fmt: skip
         return print_json({"device": tuner.engine.facts.name, "kernels": kernels})
     table = Table()
-    for name in ("kernel", "batch", "median, us", "run to run", "measurement to measurement", ""):
+    for name in ("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""):
         table.add_column(name, justify="right" if name != "kernel" else "left")
     for each in found:
         figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
         table.add_row(name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes))
     console().print(table)
-    return click.echo("run to run: p10 to p90 of one measurement; measurement to measurement: smallest to largest median of ten.")
+    return click.echo("uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten.")

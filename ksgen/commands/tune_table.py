@@ -125,6 +125,7 @@ def figures(tuned: "Tuned") -> dict[str, object]:
 
     best, default = tuned.best, tuned.default
     return entry_figures(tuned.entry()) | {
+        "default_won": tuned.default_won,
         "default_us": default.median_us if default else None,
         "share_of_floor": None if best.note else share_of_floor(best.floor_us, best.median_us),
         "doubt": best.note or (default.note if default else ""),

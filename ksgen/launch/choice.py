@@ -12,7 +12,7 @@ from ksgen.devices.base import Limits as DeviceLimits
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for, family_named
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom, is_near
+from ksgen.wisdom.store import Entry, Wisdom
 
 MOST_ENTRIES = 1 << 15  # of a batch; larger ones have the constants of this one
 
@@ -26,7 +26,7 @@ class Choice:
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
     from_wisdom: bool = False  # a search found these constants, for this batch or another, for this template or an older one
-    is_measured: bool = False  # on this device, as the template is now, at this batch or a near one
+    is_measured: bool = False  # on this device, as the template is now, at this batch or one of its class
 
 
 def limits_of(device: Device) -> Limits:
@@ -91,8 +91,8 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
                 where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else "wisdom,"
             doubt = f"; its time cannot be trusted: {found.doubt}" if found.doubt else ""
-            said, is_measured = f"{who} measured at {where}{doubt}", is_near(found.batch, batch) and found.is_sound
-            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=is_measured)
+            said = f"{who} measured at {where}{doubt}"
+            return Choice(found.family, found.constants, said, from_wisdom=True, is_measured=found.is_sound)
     family = family_for(kernel, limits, batch, aligned)
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 

@@ -22,7 +22,7 @@ from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, cho
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom, file_name, is_near, load_wisdom
+from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # that are kept: one per batch, and cheap to make again
 
@@ -79,7 +79,7 @@ class Planner:
         """What a search found for a kernel at about this batch on this device, with the time of the text that would serve it now,
         where that can be trusted."""
         found = self._wisdom_of(device).lookup(kernel, batch)
-        if found is None or not found.is_sound or not is_near(found.batch, batch) or not found.median_us:
+        if found is None or not found.is_sound or not found.median_us:
             return None
         try:
             check_fit(found.family, found.constants, kernel, limits_of(device))

@@ -1,58 +1,149 @@
-"""Whether a time can be trusted: by the spread of its measurements, and by what other processes used of the machine meanwhile.
+"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by what other processes used meanwhile.
 
-Reads clocks and counts of the system; never measures a kernel. A figure in doubt stays, marked, and nothing is concluded from it.
+Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure stays, marked, and
+nothing is concluded from it. Never knows what it times.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import comb, inf
 from pathlib import Path
-from statistics import median, quantiles
-from time import monotonic, sleep
+from statistics import median
+from time import monotonic, perf_counter, process_time, sleep
 
+from ksgen.measure.pause import rest
 from ksgen.words import counted
 
-MARK = "?"  # after each figure in doubt, wherever it is printed
-MOST_SPREAD = 0.2  # between the quartiles, of the median
-MOST_OVER_FASTEST = 1.5  # the median's, of the fastest measurement
-JITTER_US = 5.0  # that any time may spread, however short
-MOST_OTHERS = 0.25  # of the processors' time, that others take
-LEAST_SECONDS = 0.2  # of a look at the system's counts, which go on by hundredths of a second
+MARK = "?"  # after each unreliable figure, wherever it is printed
+ONE_IN = 20  # intervals does not hold the median: a confidence of 95 %
+MOST_WIDTH = 0.05  # of that interval, relative to the median
+MOST_OTHERS = 0.1  # of the processors' time, that others take
+LEAST_BLOCKS = 6  # for an interval of that confidence
+BLOCK_SECONDS = 0.02  # long beside a single disturbance
+MOST_SECONDS = 2.0  # for the blocks of one kernel
+MOST_RUNS = 1000  # in a block
+HOPELESS_BLOCKS = 2  # all of which are too slow
+LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # of a look at the system's counts, which go on by hundredths of a second
 _PROC = Path("/proc")
 
+Runs = Callable[[int], Sequence[float]]  # the times of so many runs
+Timer = Callable[[], float]  # the figure of a block
 
-def doubt(measured_us: Sequence[float], others_share: float | None = None) -> str:
-    """Why the median cannot be trusted, in a few words; empty if it can. `others_share`: of the processors that did the work."""
-    if not measured_us:
+
+@dataclass(frozen=True)
+class Blocks:
+    """A series: the median of each block's runs, and the shares of the processors that others took meanwhile, look by look."""
+
+    values: tuple[float, ...]
+    others: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Bounds of the median by order statistics; of fewer blocks than `LEAST_BLOCKS` the least and the largest."""
+        return interval(self.values)
+
+    @property
+    def others_share(self) -> float | None:
+        return median(self.others) if self.others else None
+
+    @property
+    def doubt(self) -> str:
+        return doubt(self.values, self.others)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether further blocks are not needed."""
+        return len(self.values) >= LEAST_BLOCKS and not self.doubt
+
+    def is_hopeless(self, give_up: float) -> bool:
+        """Whether the fastest of a few blocks is slower than that."""
+        return len(self.values) >= HOPELESS_BLOCKS and min(self.values) > give_up
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The median lies between these two values with a confidence of 95 %, whatever their distribution, if they are independent."""
+    ordered, count = sorted(values), len(values)
+    cut, tail = 0, 1 + count  # values left out at either end; ways, of 2^count, to have at most one more beyond the median
+    while 2 * tail * ONE_IN <= 2**count:
+        cut += 1
+        tail += comb(count, cut + 1)
+    return ordered[cut], ordered[count - 1 - cut]
+
+
+def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
+    """Why the median of blocks is unreliable, in a few words; empty if it is reliable.
+
+    The same serves times and ratios. `others`: shares of the processors, where these did the work. A single value shows the load alone.
+    """
+    if not values:
         return ""
-    middle, fastest = median(measured_us), min(measured_us)
-    low, _, high = quantiles(measured_us, n=4, method="inclusive") if len(measured_us) > 1 else (middle, middle, middle)
-    if others_share is not None and others_share > MOST_OTHERS:
-        return f"others took {others_share:.0%} of the processors"
-    if middle > max(MOST_OVER_FASTEST * fastest, fastest + JITTER_US):
-        return f"the median is {middle / fastest:.3g} times the fastest"
-    if high - low > max(MOST_SPREAD * middle, JITTER_US):
-        return f"the quartiles are {(high - low) / middle:.0%} of the median apart"
+    known = [share for share in others if share is not None]
+    if 2 * sum(share > MOST_OTHERS for share in known) > len(known):
+        return f"others took {median(known):.0%} of the processors"
+    low, high = interval(values)
+    if high - low > MOST_WIDTH * median(values):
+        return f"the median is uncertain by {(high - low) / median(values):.0%}"
     return ""
 
 
-def doubt_of_ratio(ratios: Sequence[float], others_share: float | None = None) -> str:
-    """The same for ratios that were measured round by round."""
-    return doubt([1e6 * ratio for ratio in ratios], others_share)  # so large that no jitter is let pass
+def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
+    """A timer of blocks that take about so long. The first call learns how many runs these are, and warms up."""
+    runs = 0
+
+    def take() -> float:
+        nonlocal runs
+        if not runs:
+            times(1)
+            begin = perf_counter()
+            times(1)
+            once = max(perf_counter() - begin, 1e-9)
+            runs = max(least_runs, min(MOST_RUNS, int(seconds / once)))
+        elif runs > 1:
+            times(1)  # threads that slept take up to half a millisecond to wake
+        return median(times(runs))
+
+    return take
+
+
+def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float = MOST_SECONDS, give_up: float = inf) -> list[Blocks]:
+    """The series of each timer. They take turns, until all medians are known well enough or `most_seconds` per timer have passed.
+
+    The search for a fast one ends for all timers whose blocks are slower than `give_up`. On a processor each block waits until the threads
+    of this process sleep, and the load counts; a device's own clock sees neither.
+    """
+    watch = Watch() if on_processor else None
+    values: list[list[float]] = [[] for _ in timers]
+    order, end = list(range(len(timers))), monotonic() + most_seconds * len(timers)
+    while True:
+        for index in order:
+            if watch:
+                rest()
+            values[index].append(timers[index]())
+            if watch:
+                watch.look()
+        found = [Blocks(tuple(own), tuple(watch.shares) if watch else ()) for own in values]
+        if monotonic() >= end or all(each.is_known or each.is_hopeless(give_up) for each in found):
+            return found
+        order = [*order[1:], order[0]]  # none always follows the same one
 
 
 def marked(figure: str, why: str) -> str:
-    """A figure as it is printed: with the mark where there is a doubt of it."""
+    """A figure as it is printed: with the mark where it is unreliable."""
     return f"{figure}{MARK}" if why else figure
 
 
 def said(figure: str, why: str) -> str:
-    """The same of a figure that stands alone: with its doubt."""
+    """The same of a figure that stands alone: with the reason."""
     return f"{marked(figure, why)} ({why})" if why else figure
 
 
 def told(doubts: Sequence[str], thing: str = "time") -> str:
-    """What stands under figures, each with its doubt or none; empty if none is in doubt."""
+    """What stands under figures, each with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} cannot be trusted; the first: {some[0]}." if some else ""
 
@@ -67,14 +158,15 @@ class Counts:
 
 
 def counts() -> Counts | None:
-    """Linux's counts now; None elsewhere."""
+    """Linux's counts now; None elsewhere. What is not idle is busy: idle time is counted exactly, other time by samples."""
     try:
         words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
-        user, nice, system, _, _, irq, soft, stolen = map(int, words[1:9])
+        idle, waiting = map(int, words[4:6])
     except (OSError, ValueError):
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    return Counts(monotonic(), (user + nice + system + irq + soft + stolen) / ticks, sum(os.times()[:4]))
+    clock, own = monotonic(), os.times()
+    busy = clock * (os.cpu_count() or 1) - (idle + waiting) / os.sysconf("SC_CLK_TCK")
+    return Counts(clock, busy, process_time() + own.children_user + own.children_system)
 
 
 def others_between(before: Counts, after: Counts, processors: int) -> float:
@@ -84,19 +176,23 @@ def others_between(before: Counts, after: Counts, processors: int) -> float:
 
 
 class Watch:
-    """What others take of the processors, from look to look: each is of at least `LEAST_SECONDS`, and the last one stands until then."""
+    """The shares of the processors that others take, from look to look: each look is at least `LEAST_SECONDS` after the one before."""
 
     def __init__(self) -> None:
         self._before = counts()
-        self._share: float | None = None
+        self.shares: list[float] = []
 
-    def others_share(self) -> float | None:
-        """None if nothing is known, or not yet."""
+    def look(self) -> None:
+        """Add a share, unless the last look was only just."""
         after = counts()
         if self._before and after and after.clock - self._before.clock >= LEAST_SECONDS:
-            self._share = others_between(self._before, after, os.cpu_count() or 1)
+            self.shares.append(others_between(self._before, after, os.cpu_count() or 1))
             self._before = after
-        return self._share
+
+    def others_share(self) -> float | None:
+        """The last share; None if nothing is known, or not yet."""
+        self.look()
+        return self.shares[-1] if self.shares else None
 
 
 def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[str, float]]) -> str:
@@ -111,9 +207,9 @@ def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[s
 def look() -> str:
     """`load_warning` of this machine, measured in a fifth of a second."""
     watch, before = Watch(), _by_process()
-    sleep(LEAST_SECONDS)
+    sleep(LOOK_SECONDS)
     share, after = watch.others_share(), _by_process()
-    taken = [(name, (spent - before[number][1]) / LEAST_SECONDS) for number, (name, spent) in after.items() if number in before]
+    taken = [(name, (spent - before[number][1]) / LOOK_SECONDS) for number, (name, spent) in after.items() if number in before]
     return load_warning(share, os.cpu_count() or 1, sorted(taken, key=lambda each: -each[1]))
 
 
@@ -122,8 +218,8 @@ def _by_process() -> dict[int, tuple[str, float]]:
     found, ticks = {}, os.sysconf("SC_CLK_TCK")
     for path in _PROC.glob("[0-9]*/stat"):
         try:
-            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
-            found[int(path.parent.name)] = name, sum(map(int, rest.split()[11:13])) / ticks
+            name, _, fields = path.read_text().partition("(")[2].rpartition(")")
+            found[int(path.parent.name)] = name, sum(map(int, fields.split()[11:13])) / ticks
         except (OSError, ValueError, IndexError):
             continue  # it has just ended
     found.pop(os.getpid(), None)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
 from math import sqrt
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.queued import time_launches
+from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
@@ -161,15 +161,11 @@ class Measured:
     error: float  # Frobenius norm of the difference over that of the reference
     tolerance: float
     checked: int  # batch entries that were compared
-    seconds: tuple[float, ...]
+    seconds: Blocks  # none where nothing was timed
 
     @property
     def passed(self) -> bool:
         return self.error <= self.tolerance  # False for NaN
-
-    @property
-    def median_s(self) -> float:
-        return median(self.seconds)
 
 
 def tolerance(precision: str, terms: int) -> float:
@@ -298,6 +294,11 @@ class Bench:
         ready = cycle([self._arguments(plan, packed, arrays) for arrays in self._rotated()])
         return lambda: plan.launch(next(ready), None)
 
+    def timer(self, plan: Plan, packed: Packed, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
+        """Blocks of launches, in seconds of a launch."""
+        launch = self.launches(plan, packed)
+        return block_of(lambda runs: time_launches(self.device, launch, runs, warmup=0), least_runs, seconds)
+
     def _arguments(self, plan: Plan, packed: Packed, arrays: dict[str, Buffer]) -> Arguments:
         pitches = {pitch: self._arrays[array].shape[1] for array, pitch in pitches_of(plan.kernel).items()}
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
@@ -320,10 +321,10 @@ def _spaced(array: "Array") -> "Array":
     return wide
 
 
-def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed: int = 0, family: str | None = None) -> Measured:
+def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None) -> Measured:
     """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
 
-    `family` names the family to use; without it, the one that launchers choose.
+    `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's runs; 0: none.
     """
     problem = make_problem(kernel, batch, seed)
     choice = choice_by_name(family, kernel, batch, limits_of(device)) if family else PLANNER.choice(device, kernel, batch)
@@ -331,8 +332,9 @@ def measure(device: Device, kernel: KernelSpec, batch: int, runs: int = 10, seed
     bench = Bench(device, problem)
     packed = bench.pack(plan)
     error, checked = bench.check(plan, packed)
-    seconds = time_launches(device, bench.launches(plan, packed), runs) if runs else []
-    return Measured(plan, error, problem.tolerance, checked, tuple(seconds))
+    timers = [bench.timer(plan, packed, runs)] if runs else []
+    (seconds,) = take_blocks(timers, device.limits.is_cpu) or (Blocks(()),)
+    return Measured(plan, error, problem.tolerance, checked, seconds)
 
 
 def host_call(device: Device, problem: Problem) -> "Call":

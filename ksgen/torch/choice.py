@@ -20,7 +20,7 @@ from ksgen.launch.choice import limits_of
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.measure.trust import Watch, doubt
+from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
 from ksgen.pattern import Gain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.storage import SAME
@@ -29,7 +29,8 @@ from ksgen.torch.checks import dtype_name
 _not_one: dict[Any, str] = {}  # layers of which one launch could not be had, and why
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices whose tensors kernels multiply, if ksgen finds a device for them
 REMEMBERED = 4096  # choices: one for each kernel and batch
-TURNS, MOST_TURNS, LONG_S = 4, 100, 1e-2  # in which ways are timed; the first also builds; more of them while all take no longer than this
+TURNS = 1 + LEAST_BLOCKS  # in which ways are timed; the first also builds
+MOST_TURNS, LONG_S = 100, 1e-2  # more turns while all take no longer than this
 
 KINDS = {
     "prepared": "frozen",
@@ -145,7 +146,7 @@ def faster(job: Hashable, ways: Mapping[str, Way]) -> str:
                     seconds[name] = min(taken_us[name]) / 1e6
         share = watch.others_share()
         _measured[key] = seconds
-        _doubts[key] = next(filter(None, (doubt(each[1:], share) for each in taken_us.values())), "")  # the first turn also builds
+        _doubts[key] = next(filter(None, (doubt(each[1:], [share]) for each in taken_us.values())), "")  # the first turn also builds
     return min(_measured[key], key=_measured[key].__getitem__)
 
 

@@ -69,7 +69,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         least = error if len(chain) <= 2 else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
-    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([1e6 * seconds], share))
+    return Factorization(chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share]))
 
 
 def _begin(matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]) -> tuple[list[list[Tensor]], list[float]]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -17,16 +16,13 @@ from ksgen.families.expected import prediction, speed_of
 from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
-from ksgen.measure.pause import rest
 from ksgen.measure.roofline import Ceilings, measure_ceilings
-from ksgen.measure.trust import Watch, doubt
+from ksgen.measure.trust import Timer, Watch, block_of, doubt, take_blocks
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.torch.checks import check_device
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.values import excerpt
-
-TURNS, WARMUP = 7, 2  # of layers that are timed
 
 Us = float | None  # microseconds; None where nobody can say
 
@@ -82,17 +78,14 @@ def clock_of(device: Any, precision: str) -> Clock:
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
     """Medians of forward passes without gradients, each with why it cannot be trusted, or nothing. Layers take turns."""
-    on_gpu, watch = x.device.type == "cuda", Watch()
-    seconds: list[list[float]] = [[] for _ in layers]
+    on_gpu = x.device.type == "cuda"
+    clock = _on_gpu if on_gpu else _on_processor
+
+    def timer(layer: nn.Module) -> Timer:
+        return block_of(lambda runs: [clock(layer, x) for _ in range(runs)])
+
     with torch.no_grad():
-        for turn in range(WARMUP + TURNS):
-            for layer, own in zip(layers, seconds, strict=True):
-                took = _on_gpu(layer, x) if on_gpu else _on_processor(layer, x)
-                if turn >= WARMUP:
-                    own.append(took)
-    share = None if on_gpu else watch.others_share()
-    us = [[1e6 * each for each in own] for own in seconds]
-    return [(median(own), doubt(own, share)) for own in us]
+        return [(1e6 * each.median, each.doubt) for each in take_blocks([timer(layer) for layer in layers], not on_gpu)]
 
 
 def _on_gpu(layer: nn.Module, x: Tensor) -> float:
@@ -105,7 +98,6 @@ def _on_gpu(layer: nn.Module, x: Tensor) -> float:
 
 
 def _on_processor(layer: nn.Module, x: Tensor) -> float:
-    rest()
     begin = perf_counter()
     layer(x)
     return perf_counter() - begin
@@ -159,4 +151,4 @@ def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
 def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
     """And why they cannot be trusted, where others took the processor meanwhile."""
     watch = Watch()
-    return measure_ceilings(device, precision), doubt([1.0], watch.others_share())
+    return measure_ceilings(device, precision), doubt([1.0], [watch.others_share()])

@@ -19,7 +19,7 @@ from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import FAMILIES
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
-from ksgen.tuning.engine import Engine, Entries
+from ksgen.tuning.engine import Engine, Entries, Shared
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.process import LostError, Worker
 
@@ -165,7 +165,7 @@ def _check_version(address: str, facts: Facts) -> None:
 # ---- what runs in a Dask worker: each of its threads has a child that compiles, and the process one that measures
 
 _own = threading.local()
-_measuring = threading.Lock()
+_processor = Shared()  # or a GPU, which measures for one at a time and is not disturbed by compilers
 _benches: dict[str | None, Worker] = {}
 
 
@@ -174,17 +174,17 @@ def _bench(device: str | None) -> Worker:
 
 
 def _facts(device: str | None) -> Facts:
-    with _measuring:
+    with _processor.measuring():
         return _bench(device).facts()
 
 
 def _ceilings(device: str | None, precision: str, operand: str | None) -> Ceilings:
-    with _measuring:
+    with _processor.measuring():
         return _bench(device).ceilings(precision, operand)
 
 
 def _measure(device: str | None, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-    with _measuring:
+    with _processor.measuring():
         return _bench(device).measure(job, entries, runs)
 
 
@@ -193,6 +193,7 @@ def _compile(device: str | None, kernel: KernelSpec, candidate: Candidate, facts
         _own.worker = Worker(device)
     worker: Worker = _own.worker
     try:
-        return worker.compile(kernel, candidate, facts)
+        with _processor.compiling() if facts.limits.is_cpu else contextlib.nullcontext():
+            return worker.compile(kernel, candidate, facts)
     except LostError as lost:
         return Outcome(lost.state, lost.reason)

@@ -1,14 +1,16 @@
 """Where candidates are compiled and measured: here, in child processes of this machine. Chooses nothing and keeps nothing.
 
-On a GPU, all cores compile while the device measures. A processor that is the device compiles first and measures then.
+On a GPU, all cores compile while the device measures. A processor that is the device compiles or measures: `Shared` keeps them apart.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 from ksgen.build.build import compiling_is_forbidden, usable_cores
 from ksgen.build.request import Binary
@@ -20,6 +22,39 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.process import STEP_SECONDS, LostError, Worker
 
 Entries = Sequence[tuple[Candidate, Binary]]
+
+
+class Shared:
+    """A processor that compiles and measures: any number of threads compile, or one measures, and those that come later wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._compiling, self._is_measuring = 0, False
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_measuring)
+            self._compiling += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._compiling -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_measuring)
+            self._is_measuring = True  # from now on nobody begins to compile
+            self._changed.wait_for(lambda: not self._compiling)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_measuring = False
+                self._changed.notify_all()
 
 
 class Engine(ABC):
@@ -83,6 +118,7 @@ class LocalEngine(Engine):
         super().__init__(compilers or usable_cores(), 1)
         if compiling_is_forbidden():
             raise ToolchainError("KSGEN_NO_COMPILE forbids compiling, which a search is made of; unset it to tune")
+        self._processor = Shared()
         self._bench = Worker(device, preload, limit_s)
         self._crew = [Worker(device, preload, limit_s) for _ in range(self.compilers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -99,15 +135,18 @@ class LocalEngine(Engine):
     def _compile(self, kernel: KernelSpec, candidate: Candidate) -> Binary:
         worker = self._idle.get()
         try:
-            return worker.compile(kernel, candidate, self.facts)
+            with nullcontext() if self.overlaps else self._processor.compiling():
+                return worker.compile(kernel, candidate, self.facts)
         finally:
             self._idle.put(worker)
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        return self._bench.measure(job, entries, runs)
+        with nullcontext() if self.overlaps else self._processor.measuring():
+            return self._bench.measure(job, entries, runs)
 
     def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
-        return self._bench.ceilings(precision, operand)
+        with nullcontext() if self.overlaps else self._processor.measuring():
+            return self._bench.ceilings(precision, operand)
 
     def close(self) -> None:
         for worker in (self._bench, *self._crew):

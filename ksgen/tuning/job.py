@@ -4,10 +4,12 @@ All of them travel between processes.
 """
 
 from dataclasses import dataclass
-from statistics import median, quantiles
+from math import inf
+from statistics import median
 from typing import Any
 
 from ksgen.devices.base import Limits
+from ksgen.measure.trust import BLOCK_SECONDS, interval
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import checked_batch
 
@@ -53,25 +55,23 @@ class Facts:
 
 @dataclass(frozen=True)
 class Runs:
-    """How long to time: `seconds` per candidate, and the least and most runs.
+    """How long to time: candidates take turns, a block of runs each, until their medians are known well enough or the time is up.
 
-    Candidates take turns, `turns` each. One whose first runs are all slower than `give_up_us` gets no more of them.
+    A candidate whose first blocks are all slower than `give_up_us` gets no more of them.
     """
 
-    least: int
-    most: int
-    seconds: float
-    turns: int = 1
-    give_up_us: float | None = None
+    seconds: float  # per candidate, at most
+    block_s: float = BLOCK_SECONDS
+    give_up_us: float = inf
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a candidate: its runs, or why there are none."""
+    """The outcome of a candidate: its times, or why there are none."""
 
     state: str  # as in a trial
     reason: str = ""
-    microseconds: tuple[float, ...] = ()
+    microseconds: tuple[float, ...] = ()  # the median of each block
     note: str = ""
 
     @property
@@ -80,8 +80,6 @@ class Outcome:
 
     @property
     def spread(self) -> float:
-        """(p90 - p10) / median."""
-        if len(self.microseconds) < 2:
-            return 0.0
-        tenths = quantiles(self.microseconds, n=10, method="inclusive")
-        return (tenths[-1] - tenths[0]) / self.median_us
+        """The width of the interval that holds the median, relative to it."""
+        low, high = interval(self.microseconds)
+        return (high - low) / self.median_us

@@ -9,7 +9,7 @@ from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Runs
 
 REPEATS = 10
-RUNS = Runs(least=10, most=300, seconds=0.1)
+RUNS = Runs(seconds=0.5)
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Noise:
 
     job: Job
     median_us: float  # of the medians
-    within: float  # (p90 - p10) / median of one measurement's runs, the median over all measurements
+    within: float  # the width of the interval that holds a measurement's median, relative to it; the median over all measurements
     between: float  # (largest - smallest) / median of the measurements' medians
     notes: tuple[str, ...]  # what NVML saw
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 from ksgen import __version__
@@ -18,6 +19,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.families.chains import turned_bytes
+from ksgen.measure.trust import interval
 from ksgen.measure.verify import most_sets
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
@@ -28,12 +30,11 @@ from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
-FIRST = Runs(least=5, most=50, seconds=0.01)  # of every candidate
-HOPELESS = 1.5  # times the best: a candidate whose first runs are all slower gets no more
+FIRST = Runs(seconds=0.5)  # of every candidate
+HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower gets no more
 FINALISTS = 6
 CLOSE = 1.2  # times the best; slower candidates are no finalists
-FINAL_TURNS = 3
-FINAL_SECONDS = 0.25  # of each round, for all finalists together
+FINAL = Runs(seconds=1.0)  # of every finalist, in each round
 AGAIN = 2  # rounds of a job that are run once more, as something disturbed them; then their times count, with the doubt
 WAIT_SECONDS = 0.1  # how often to look whether the search is to be stopped
 
@@ -75,6 +76,10 @@ class Tuned:
     seconds: float
     is_complete: bool  # false where the search was stopped
     is_kept: bool = True  # as wisdom; false where what was known before is better
+
+    @property
+    def default_won(self) -> bool:
+        return self.default is not None and _candidate(self.best) == _candidate(self.default)
 
     def entry(self) -> Entry:
         """The best trial as wisdom."""
@@ -195,7 +200,7 @@ class Search:
         while self._built and len(self._measuring) < self.engine.devices and (self.engine.overlaps or not self._compiling):
             index = self._built.popleft()
             best = self._best()
-            give_up_us = HOPELESS * best.median_us if best and best.median_us else None
+            give_up_us = HOPELESS * best.median_us if best and best.median_us else inf
             self._measuring[self._measured([index], replace(FIRST, give_up_us=give_up_us))] = index
 
     def _measured(self, indexes: Sequence[int], runs: Runs) -> Future[list[Outcome]]:
@@ -212,16 +217,16 @@ class Search:
     # ---- the best of them, side by side
 
     def _finals(self) -> None:
-        """Successive halving: the faster half goes on to the next round, which takes as long and so gives each more runs."""
+        """Successive halving: the faster half goes on to the next round, and so does the default, which the winner has to beat."""
         finalists = [] if self.stop.is_set() else self._finalists()
         self._build(finalists)
         finalists = [index for index in finalists if index in self._binaries]
+        default = next((index for index in finalists if self.pool.candidates[index] == self.default), None)
         rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
         again = AGAIN
         while finalists and not self.stop.is_set():
             self._tell("finals")
-            plan = Runs(2 * FINAL_TURNS, 300, FINAL_SECONDS / len(finalists), FINAL_TURNS)
-            outcomes = self._measured(finalists, plan).result()
+            outcomes = self._measured(finalists, FINAL).result()
             if again and any(each.note for each in outcomes):
                 again -= 1
                 continue
@@ -236,8 +241,11 @@ class Search:
             )
             self._front = finalists
             if len(finalists) <= 2:
-                return
-            finalists = finalists[: -(-len(finalists) // 2)]
+                break
+            half = finalists[: -(-len(finalists) // 2)]
+            finalists = half if default in half or default not in finalists else [*half[:-1], default]
+        if default in self._front and not is_faster(rounds[self._front[0]][-1], rounds[default][-1]):
+            self._front = [default]
 
     def _finalists(self) -> list[int]:
         """The fastest, and the guesses: what launchers would take without this search."""
@@ -309,12 +317,18 @@ class Search:
 
 
 def _together(rounds: Sequence[Outcome]) -> Outcome:
-    """All runs of a finalist, and all doubts of them; its last round, if that failed."""
+    """All blocks of a finalist, and all doubts of them; its last round, if that failed."""
     last = rounds[-1]
     if last.state != "measured":
         return last
     notes = dict.fromkeys(each.note for each in rounds if each.note)
     return replace(last, microseconds=tuple(us for each in rounds for us in each.microseconds), note=", ".join(notes))
+
+
+def is_faster(one: Outcome, other: Outcome) -> bool:
+    """Whether one candidate takes less time than another that it took turns with: by the ratio of each turn, whose median is below 1."""
+    _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
+    return highest < 1
 
 
 def _candidate(trial: Trial) -> Candidate:

@@ -26,9 +26,8 @@ from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
-from ksgen.measure.queued import time_launches
 from ksgen.measure.roofline import Ceilings, measure_ceilings
-from ksgen.measure.trust import Watch, doubt
+from ksgen.measure.trust import Timer, take_blocks
 from ksgen.measure.verify import Bench, Packed, make_problem
 from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
@@ -38,7 +37,6 @@ RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the sec
 MOST_COMPARED = 512  # batch entries of the job's own batch, where all must be finite; of the ragged one, all are compared
 MOST_JOBS = 2  # whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
-FIRST_RUNS = 2  # to learn how long a run takes
 
 Say = Callable[..., None]
 
@@ -68,7 +66,6 @@ class Bencher:
     def __init__(self, device: str | None, limit_s: float, say: Say) -> None:
         self._name, self._limit_s, self._say = device, limit_s, say
         self._arrays: OrderedDict[Job, Arrays] = OrderedDict()
-        self._watch = Watch()  # one for all turns, as those of short kernels are over before it knows anything
 
     @property
     def _device(self) -> Device:
@@ -97,14 +94,32 @@ class Bencher:
             self._step(index)
             outcomes.append(self._prepare(arrays, candidate, binary))
         right = [index for index, outcome in enumerate(outcomes) if outcome.state == "measured"]
-        timings = {index: _Timing(self._device, arrays, arrays.ready[entries[index][0]], runs, self._watch) for index in right}
-        for _ in range(runs.turns):
-            for index, timing in timings.items():
-                self._step(index)
-                timing.take_a_turn()
+        notes: dict[int, set[str]] = {index: set() for index in right}  # about a GPU's clocks
+        timers = [self._timer(index, arrays, entries[index][0], runs.block_s, notes[index]) for index in right]
+        measured = take_blocks(timers, self._device.limits.is_cpu, runs.seconds, runs.give_up_us)
+        for index, blocks in zip(right, measured, strict=True):
+            note = ", ".join(filter(None, (*sorted(notes[index]), blocks.doubt)))
+            outcomes[index] = Outcome("measured", "", blocks.values, note)
         while len(arrays.ready) > MOST_READY:
             arrays.ready.popitem(last=False)
-        return [timings[index].outcome() if index in timings else outcome for index, outcome in enumerate(outcomes)]
+        return outcomes
+
+    def _timer(self, index: int, arrays: Arrays, candidate: Candidate, block_s: float, notes: set[str]) -> Timer:
+        """Blocks of a candidate that is ready, in microseconds of a launch."""
+        ready = arrays.ready[candidate]
+        block = arrays.benches[-1].timer(ready.plan, ready.packed, seconds=block_s)
+
+        def take() -> float:
+            self._step(index)
+            before = Clocks.of(self._device)
+            try:
+                us = block() * 1e6
+            except (DeviceError, LaunchError) as error:
+                raise GuiltyError(str(error)) from error
+            notes.update(Clocks.of(self._device).moved_since(before))
+            return us
+
+        return take
 
     def _step(self, index: int) -> None:
         self._say("at", index)
@@ -144,41 +159,6 @@ class Bencher:
 
 class GuiltyError(Exception):
     """A candidate made the device fail. This process may not be able to use it any more."""
-
-
-class _Timing:
-    """The runs of one candidate."""
-
-    def __init__(self, device: Device, arrays: Arrays, ready: Ready, runs: Runs, watch: Watch) -> None:
-        self._device, self._runs, self._watch = device, runs, watch
-        self._launches = arrays.benches[-1].launches(ready.plan, ready.packed)
-        self._seconds: list[float] = []
-        self._notes: set[str] = set()
-        self._others_share: float | None = None
-
-    def take_a_turn(self) -> None:
-        try:
-            before = Clocks.of(self._device)
-            first = time_launches(self._device, self._launches, FIRST_RUNS, warmup=1)
-            self._seconds += first
-            if self._is_worth_more(min(first)):
-                per_turn = self._runs.seconds / self._runs.turns
-                wanted = round(per_turn / min(first))
-                least, most = (-(-bound // self._runs.turns) for bound in (self._runs.least, self._runs.most))
-                if (more := min(max(wanted, least), most) - FIRST_RUNS) > 0:
-                    self._seconds += time_launches(self._device, self._launches, more, warmup=0)
-            self._notes |= Clocks.of(self._device).moved_since(before)
-            self._others_share = max(filter(None, (self._others_share, self._watch.others_share())), default=None)
-        except (DeviceError, LaunchError) as error:
-            raise GuiltyError(str(error)) from error
-
-    def _is_worth_more(self, second: float) -> bool:
-        return self._runs.give_up_us is None or second * 1e6 <= self._runs.give_up_us
-
-    def outcome(self) -> Outcome:
-        measured_us = tuple(second * 1e6 for second in self._seconds)
-        why = doubt(measured_us, self._others_share if self._device.limits.is_cpu else None)
-        return Outcome("measured", "", measured_us, ", ".join(filter(None, (*sorted(self._notes), why))))
 
 
 def serve(connection: Connection, device: str | None, limit_s: float) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError
 from ksgen.families import check, family_named
-from ksgen.families.expected import FEW as FOR_FEW
+from ksgen.families.expected import LARGE
+from ksgen.families.vector.defaults import alike
 from ksgen.files import read, write
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
@@ -31,8 +32,6 @@ from ksgen.values import excerpt
 from ksgen.words import counted
 
 MOST_BATCH = 2**63 - 1
-FEW = 16  # batch entries, which are multiplied otherwise than more
-NEAR = 4  # a search says something of batches so many times longer or shorter
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
 MOST_US = 1e12  # of one launch: eleven days
@@ -142,10 +141,10 @@ class Wisdom:
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so aligned; None if the
-        kernel was never measured. Sound entries that say something of this batch (`is_near`) go before those that are in doubt or stale.
+        kernel was never measured in its class (`are_alike`). Sound entries go before those that are in doubt or stale.
 
         A kernel for one batch uses what was found for any batch, if nothing was found for itself; one of slices, what was found for
-        dense arrays; a chain with activations, what was found without. Few batch entries and many say nothing of each other.
+        dense arrays; a chain with activations, what was found without.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
@@ -155,7 +154,7 @@ class Wisdom:
         if not known:
             return None
         assert found is not None
-        return found[min(known, key=lambda have: (not _decides(found[have], batch), max(have, batch) / min(have, batch), have))]
+        return found[min(known, key=lambda have: (not found[have].is_sound, max(have, batch) / min(have, batch), have))]
 
     def of(self, kernel: KernelSpec, batch: int) -> Entry | None:
         """The entry of this very kernel and batch."""
@@ -171,24 +170,15 @@ class Wisdom:
         return sorted(found, key=lambda entry: (entry.kernel.pattern, entry.kernel.name, entry.batch))
 
 
-def is_near(measured: int, batch: int) -> bool:
-    """Whether a time that was measured at one batch says something of another."""
-    return max(measured, batch) <= NEAR * min(measured, batch)
-
-
-def _decides(entry: Entry, batch: int) -> bool:
-    return entry.is_sound and is_near(entry.batch, batch)
+def are_alike(measured: int, batch: int) -> bool:
+    """Whether what was measured at one batch counts at another: both have the same default, which the measured constants have beaten.
+    All batches that fill a GPU are alike."""
+    return alike(min(measured, LARGE)) == alike(min(batch, LARGE))
 
 
 def _says_something(entry: Entry, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-    """Whether constants found at an entry's batch are worth a try at this one."""
-    family = family_named(entry.family)
-    if not family.takes(kernel, batch, aligned):
-        return False
-    near = is_near(entry.batch, batch)
-    if family.for_few and batch > FOR_FEW[-1]:
-        return near and entry.batch > FOR_FEW[-1]
-    return near or min(entry.batch, batch) > FEW
+    """Whether constants found at an entry's batch serve this one."""
+    return are_alike(entry.batch, batch) and family_named(entry.family).takes(kernel, batch, aligned)
 
 
 def file_name(device_name: str) -> str:

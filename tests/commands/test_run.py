@@ -80,14 +80,14 @@ def test_nothing_is_concluded_from_times_in_doubt(doubts: tuple[str, ...], capsy
     figures = {
         "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector_chain", "why": "a test",
         "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_batch_entries": 70,
-        "median_us": 40.0, "fastest_us": 39.0, "slowest_us": 41.0, "gflop_per_s": 3.0, "gbyte_per_s": 4.0,
+        "median_us": 40.0, "low_us": 39.0, "high_us": 41.0, "blocks": 8, "gflop_per_s": 3.0, "gbyte_per_s": 4.0,
         "floor_us": 20.0, "share_of_floor": None if why else 0.5, "doubt": why,
         "each_factor_us": [30.0, 50.0], "each_factor_doubt": of_each,
         "measured_gbyte_per_s": 9.0, "measured_gflop_per_s": 90.0, "multiply_adds": "plain multiply-adds",
     }  # fmt: skip
     run._print(figures, "tile=1")
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.replace("\n  ", " ").splitlines() if line}
-    assert lines["time"] == f"40.0{'?' if why else ''} us median, 39.0 to 41.0"
+    assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, between 39.0 and 41.0"
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
     untrusted = "not said, as the time cannot be trusted: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")

@@ -149,7 +149,9 @@ def test_measuring_a_kernel_and_a_device() -> None:
     device = find_device("opencl")
     measured = measure(device, KERNEL, 70, runs=3)
     assert measured.passed
-    assert len(measured.seconds) == 3
+    assert len(measured.seconds.values) >= 1
+    assert measured.seconds.median > 0
+    assert measure(device, KERNEL, 70, runs=0).seconds.values == ()
     for precision in ("float32", "float64", "tf32x3"):
         ceilings = measure_ceilings(device, precision)
         assert ceilings.products == 1  # there are no tensor cores, whose products would stand for one in threes

@@ -13,7 +13,9 @@ from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
+from ksgen.measure.trust import LEAST_BLOCKS
 from ksgen.spec import KernelSpec
+from ksgen.tuning import search
 from ksgen.tuning.engine import Engine, Entries
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.trials import TrialStore
@@ -24,6 +26,12 @@ from tests.support.fake_gpu import FakeGpu
 def space_of(monkeypatch: pytest.MonkeyPatch, *constants: SimtConstants) -> list[Candidate]:
     monkeypatch.setattr(Simt, "space", lambda self, kernel, limits: iter(constants))
     return [Candidate("simt", each) for each in constants]
+
+
+def time_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One short block per candidate and round: what is tested is no time."""
+    monkeypatch.setattr(search, "FIRST", Runs(0.0, 0.001))
+    monkeypatch.setattr(search, "FINAL", Runs(0.0, 0.001))
 
 
 def without_doubts(device: str, store: TrialStore | None = None) -> None:
@@ -52,7 +60,7 @@ class TimedEngine(Engine):
         return Binary(source.text.encode(), source.entry, self.facts.target, Resources())
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        return [Outcome("measured", "", (self.time_of(job.kernel, candidate),) * runs.least) for candidate, _ in entries]
+        return [Outcome("measured", "", (self.time_of(job.kernel, candidate),) * LEAST_BLOCKS) for candidate, _ in entries]
 
     def _ceilings(self, *_: Any) -> Ceilings:
         return Ceilings(4e12, 6e13)

@@ -96,7 +96,7 @@ def test_times_that_were_disturbed_decide_and_it_is_said(share: float | None, sl
         return call
 
     assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": way(2.0), "strided": way(1.0)}) == "strided"
-    said = {(None, 1.0): "", (0.5, 1.0): "others took 50% of the processors", (None, 3.0): "the median is 3 times the fastest"}[share, slow]
+    said = {(None, 1.0): "", (0.5, 1.0): "others took 50% of the processors", (None, 3.0): "the median is uncertain by 67%"}[share, slow]
     told = f"; these times cannot be trusted: {said}" if said else ""
     assert choice.choose(kernel, 8, torch.device("cpu")).why == f"1000000 us here, ksgen 2000000 us{told}"
     job = choice.job_of("chain", [(2, 9, 5, 3)], torch.float32, "bsf", "none", False, False)

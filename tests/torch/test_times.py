@@ -1,5 +1,6 @@
 """Times of chains: whose they are, what they are made of, and where nobody can say. How long anything takes is not tested."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +13,12 @@ from ksgen.devices import find_device  # noqa: E402
 from ksgen.errors import DeviceError, KsgenError  # noqa: E402
 from ksgen.families import cuda_limits, family_for  # noqa: E402
 from ksgen.families.expected import prediction, speed_of  # noqa: E402
+from ksgen.measure import trust  # noqa: E402
 from ksgen.measure.roofline import Ceilings  # noqa: E402
 from ksgen.pattern import Chain, Pattern, dense  # noqa: E402
 from ksgen.spec import KernelSpec  # noqa: E402
 from ksgen.torch import times  # noqa: E402
-from ksgen.torch.times import TURNS, WARMUP, clock_of, measured_us  # noqa: E402
+from ksgen.torch.times import clock_of, measured_us  # noqa: E402
 
 CHAIN = Chain((Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2)))
 
@@ -93,15 +95,12 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
             order.append(self.name)
             return x
 
-    monkeypatch.setattr("ksgen.torch.times.Watch", lambda: SimpleNamespace(others_share=lambda: 0.5))
-    times = measured_us([Named("a"), Named("b")], torch.ones(1))
-    assert "".join(order) == "ab" * (WARMUP + TURNS)
-    assert len(times) == 2
-    assert all(us > 0 for us, _ in times)
-    assert {why for _, why in times} == {"others took 50% of the processors"}
-
-
-def test_warm_up_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([1000.0] * 2 * WARMUP + [1.0, 2.0] * TURNS)
-    monkeypatch.setattr(times, "_on_processor", lambda *_: next(seconds))
-    assert [us for us, _ in measured_us([nn.Identity(), nn.Identity()], torch.ones(1))] == [1e6, 2e6]
+    monkeypatch.setattr(trust, "Watch", lambda: SimpleNamespace(look=lambda: None, shares=[0.5]))
+    monkeypatch.setattr(trust, "MOST_RUNS", 1)
+    seconds = {"a": iter([1000.0] * 2 + [1.0] * 10**4), "b": iter([1000.0] * 2 + [2.0] * 10**4)}  # the first runs warm up
+    monkeypatch.setattr(times, "_on_processor", lambda layer, x: (layer(x), next(seconds[layer.name]))[1])
+    clock = count()  # a second per look
+    monkeypatch.setattr(trust, "monotonic", lambda: float(next(clock)))
+    found = measured_us([Named("a"), Named("b")], torch.ones(1))
+    assert found == [(1e6, "others took 50% of the processors"), (2e6, "others took 50% of the processors")]
+    assert "".join(order) == "aaabbb" + "ba" + "ab" + "ba"

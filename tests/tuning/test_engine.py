@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,12 @@ from ksgen.emit.render import template_digest
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families import FAMILIES
 from ksgen.measure.roofline import Ceilings
+from ksgen.measure.trust import LEAST_BLOCKS
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning import engine as engine_module
 from ksgen.tuning import tuner
-from ksgen.tuning.engine import Engine, Entries
+from ksgen.tuning.engine import Engine, Entries, LocalEngine
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space
@@ -83,7 +85,7 @@ class ImaginedEngine(Engine):
         if self.lost:
             raise DeviceError("it is gone")
         self.measured += [candidate for candidate, _ in entries]
-        return [Outcome("measured", "", (self.time_of(candidate),) * max(5, runs.least)) for candidate, _ in entries]
+        return [Outcome("measured", "", (self.time_of(candidate),) * LEAST_BLOCKS) for candidate, _ in entries]
 
     def time_of(self, candidate: Candidate) -> float:
         return 1000.0 if candidate.family == "simt" else 10.0 + abs(candidate.constants.tile_out - 96)
@@ -189,3 +191,66 @@ def test_whatever_comes_between_ends_the_searches_that_wait(store: TrialStore, m
     with pytest.raises(GeneratorExit, match="the time is up"):
         Tuner(engine, store).run(JOBS)
     assert engine.closed.is_set()
+
+
+class Child:
+    """A process that compiles or measures until it is told to end; `log` has who began and ended, in order."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts, self.log, self.may_end = facts, list[str](), {"compile": threading.Event(), "measure": threading.Event()}
+        self.begun = {"compile": threading.Semaphore(0), "measure": threading.Semaphore(0)}
+
+    def _work(self, what: str) -> None:
+        self.log.append(f"{what} begins")
+        self.begun[what].release()
+        assert self.may_end[what].wait(30)
+        self.log.append(f"{what} ends")
+
+    def facts(self) -> Facts:
+        return self._facts
+
+    def compile(self, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary:
+        self._work("compile")
+        return Binary(b"", "", facts.target)
+
+    def measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
+        self._work("measure")
+        return []
+
+    def ceilings(self, precision: str, operand: str | None) -> Ceilings:
+        self._work("measure")
+        return Ceilings(1e10, 1e11)
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("what", ["measure", "ceilings"])
+def test_a_processor_never_measures_while_a_compiler_runs(what: str, is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(replace(FACTS, kind="native", limits=replace(FACTS.limits, is_cpu=is_cpu)))
+    monkeypatch.setattr(engine_module, "Worker", lambda *_: child)
+    engine = LocalEngine(compilers=2)
+    kernel, candidate = JOBS[0].kernel, Candidate("simt", None)
+    compiles = [engine.compile(kernel, candidate) for _ in range(2)]
+    for _ in compiles:
+        assert child.begun["compile"].acquire(timeout=30)
+    asked = threading.Thread(target=engine.ceilings, args=("float32", None))
+    measured = engine.measure(JOBS[0], [], Runs(0.0)).result if what == "measure" else asked.join
+    if what == "ceilings":
+        asked.start()
+    is_early = child.begun["measure"].acquire(timeout=30 if not is_cpu else 0.2)
+    late = engine.compile(kernel, candidate)  # has to wait for what measures
+    child.may_end["compile"].set()
+    assert is_early or child.begun["measure"].acquire(timeout=30)
+    assert [future.result().data for future in compiles] == [b"", b""]
+    child.may_end["measure"].set()
+    measured()
+    late.result()
+    engine.close()
+    at = child.log.index("measure begins"), child.log.index("measure ends")
+    during = [each for each in child.log[at[0] + 1 : at[1]] if is_cpu]
+    assert is_early != is_cpu
+    assert during == []
+    assert child.log.count("compile ends") == 3

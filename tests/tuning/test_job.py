@@ -25,7 +25,7 @@ def test_words_travel_between_processes_and_compare_there() -> None:
         Job(KERNEL, 7),
         Candidate("simt", FAMILIES["simt"].default(KERNEL, limits)),
         Facts("GPU", "sm_80", "cuda", "cuda", "1", limits, "0.1.0", ("a",)),
-        Runs(1, 2, 3.0),
+        Runs(1.0, 2.0, 3.0),
         Outcome("ok", microseconds=(1.0, 2.0)),
     ):
         assert pickle.loads(pickle.dumps(each)) == each
@@ -37,8 +37,8 @@ def test_they_read_as_what_they_are() -> None:
     assert str(Candidate("simt", "tile_in=8")) == "simt: tile_in=8"
 
 
-def test_an_outcomes_spread_leaves_out_a_tenth_at_each_end() -> None:
+def test_an_outcomes_spread_is_the_uncertainty_of_its_median() -> None:
     outcome = Outcome("ok", microseconds=(1000.0, *(float(each) for each in range(10, 19)), 0.001))
     assert outcome.median_us == 14.0
-    assert outcome.spread == pytest.approx(8 / 14)
+    assert outcome.spread == pytest.approx(8 / 14)  # eleven blocks, of which one is left out at each end
     assert Outcome("ok", microseconds=(5.0,)).spread == 0.0

@@ -13,7 +13,7 @@ from ksgen.families.wgmma.permuted import with_blocks_apart
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.tuning.job import Candidate, Outcome
+from ksgen.tuning.job import Candidate
 from ksgen.tuning.model import LAUNCH_US, Machine, misfit, predict_us, resident_blocks
 from tests.support.tuning_pools import pool_of
 
@@ -119,12 +119,3 @@ def test_what_spills_or_fits_nowhere_is_not_measured() -> None:
     wide = replace(CONSTANTS, tile_batch=256, tile_out=128, tile_in=4, tile_d=1, stages=2, thread_out=4)
     assert misfit(GPU, SIMT, KERNEL, wide, Resources(128, 0, 0, 0)).startswith("no block fits a multiprocessor: 1024 threads of 128")
     assert misfit(CPU, SIMT, KERNEL, CONSTANTS, Resources(shared_bytes=18464)) == ""
-
-
-# ---- figures
-
-
-def test_an_outcome_knows_its_median_and_spread() -> None:
-    outcome = Outcome("measured", "", tuple(float(us) for us in range(10, 21)))
-    assert (outcome.median_us, outcome.spread) == (15.0, pytest.approx(8 / 15))
-    assert Outcome("measured", "", (3.0,)).spread == 0

@@ -25,14 +25,15 @@ from ksgen.families import FAMILIES
 from ksgen.families.simt import Simt, SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning import search as search_module
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
-from ksgen.tuning.search import Budget, Progress, Search, Tuned
+from ksgen.tuning.search import Budget, Progress, Search, Tuned, is_faster
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import Options, Tuner
 from ksgen.wisdom.store import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
-from tests.support.tuning_search import space_of, without_doubts
+from tests.support.tuning_search import space_of, time_shortly, without_doubts
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -45,6 +46,11 @@ def engine() -> Iterator[LocalEngine]:
     made = LocalEngine("opencl:0", compilers=2, preload=["tests.support.broken_kernels"], limit_s=6)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_shortly(monkeypatch)
 
 
 def search(engine: LocalEngine, store: TrialStore, say: Callable[[Progress], None] = lambda each: None, **options: object) -> Tuned:
@@ -113,7 +119,7 @@ def test_a_disturbed_round_is_run_again_and_a_doubt_that_stays_is_wisdom_but_tak
     disturbed, rounds = 0, []  # how many rounds of finals are to be; how many candidates each had
 
     def measured(job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> Future[list[Outcome]]:
-        is_final = runs.turns > 1
+        is_final = runs == search_module.FINAL
         rounds.extend([len(entries)] if is_final else [])
         note = moved if is_final and len(rounds) <= disturbed else ""
         done: Future[list[Outcome]] = Future()
@@ -230,7 +236,7 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
     subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=_environment(tmp_path), check=True)
     after = store.trials()
     assert len(after) == len(kept) + 3
-    finalists = {trial.constants for trial in after if trial.runs >= 6}
+    finalists = {trial.constants for trial in after if trial.runs >= 12}
     assert [trial for trial in after[: len(kept)] if trial.constants not in finalists] == [
         trial for trial in kept if trial.constants not in finalists
     ]
@@ -271,3 +277,47 @@ def test_a_sound_time_wins_over_a_shorter_one_in_doubt(times: dict[int, tuple[fl
     search.trials = {index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()}
     search._front = [0, 1]
     assert search._best() is search.trials[best]
+
+
+@pytest.mark.parametrize(
+    ("others", "defaults", "is_so"),
+    [
+        ([9.0] * 6, [10.0] * 6, True),
+        ([9.9, 19.8, 9.9, 9.9, 39.6, 9.9], [10.0, 20.0, 10.0, 10.0, 40.0, 10.0], True),  # what disturbs both says nothing
+        ([9.0, 10.1, 9.0, 9.0, 9.0, 9.0], [10.0] * 6, False),
+        ([9.0, 10.1, *[9.0] * 10], [10.0] * 12, True),
+        ([10.0] * 6, [10.0] * 6, False),
+        ([9.0], [10.0], True),
+    ],
+)
+def test_a_candidate_is_faster_if_it_is_so_turn_by_turn(others: list[float], defaults: list[float], is_so: bool) -> None:
+    one, other = (Outcome("measured", "", tuple(us)) for us in (others, defaults))
+    assert is_faster(one, other) == is_so
+
+
+@pytest.mark.parametrize(("beaten", "front"), [(True, 3), (False, 0)])
+def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by_turn(
+    beaten: bool, front: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight candidates the default is the slowest but one; the fastest is candidate 3."""
+    us = [10.7, 10.2, 10.3, 10.0, 10.4, 10.5, 10.6, 10.9]
+    rounds: list[list[int]] = []
+    search: Any = object.__new__(Search)
+    search.stop, search.pool, search.default = threading.Event(), SimpleNamespace(candidates=list(range(8))), 0
+    search.trials, search._front, search._binaries, search.store = {}, [], dict.fromkeys(range(8)), store
+    monkeypatch.setattr(store, "add", lambda trial: None)
+    search._tell, search._build, search._finalists = (lambda phase: None), (lambda indexes: None), lambda: list(range(8))
+    search._trial_of = lambda index, outcome: SimpleNamespace(median_us=outcome.median_us, note=outcome.note, index=index)
+
+    def measured(indexes: Sequence[int], runs: Runs) -> Future[list[Outcome]]:
+        rounds.append(list(indexes))
+        done: Future[list[Outcome]] = Future()
+        slower = 1.0 if beaten else 1.1  # in one turn of six
+        done.set_result([Outcome("measured", "", (*[us[each]] * 5, us[each] * (slower if each == 3 else 1.0))) for each in indexes])
+        return done
+
+    search._measured = measured
+    search._finals()
+    assert [set(each) for each in rounds] == [set(range(8)), {3, 1, 2, 0}, {3, 0}]
+    assert search._best().index == front
+    assert Tuned(JOB, search._best(), None, 8, 8, 1.0, True).default_won is False

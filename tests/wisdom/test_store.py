@@ -13,12 +13,12 @@ from ksgen.build.bundle import write_bundle
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.emit.render import render, template_digest
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.families import FAMILIES, Limits, cuda_limits
+from ksgen.families import FAMILIES, Limits, cuda_limits, family_for
 from ksgen.families.simt import SimtConstants
 from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Epilogue, KernelSpec, stratified
 from ksgen.spec.kernel import chain_kernel
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.store import Entry, Wisdom, dump, file_name, load_wisdom, parse, save
@@ -44,9 +44,12 @@ def test_a_file_reads_back_as_it_was_written_one_line_an_entry() -> None:
     assert file_name("NVIDIA H200 (SXM)") == "nvidia-h200-sxm.json"
 
 
-def test_look_up_is_exact_then_nearest_in_ratio() -> None:
+def test_look_up_is_exact_then_nearest_in_ratio_within_a_class() -> None:
     known = Wisdom([entry(64, 2), entry(1000, 3), entry(25088, 4)])
-    assert [known.lookup(KERNEL, batch).batch for batch in (16, 64, 250, 260, 1000, 5500, 10**6)] == [64, 64, 64, 1000, 1000, 25088, 25088]
+    found = [known.lookup(KERNEL, batch) for batch in (32, 33, 65, 512, 513, 1024, 1025, 16384, 16385, 10**6)]
+    assert [each and each.batch for each in found] == [None, 64, None, None, 1000, 1000, None, None, 25088, 25088]
+    both = Wisdom([entry(600, 2), entry(1000, 3)])
+    assert [both.lookup(KERNEL, batch).batch for batch in (513, 600, 774, 775, 1024)] == [600, 600, 600, 1000, 1000]
     assert known.lookup(replace(KERNEL, layout="bsl"), 64) is None
     assert known.batches(KERNEL) == [64, 1000, 25088]
 
@@ -56,22 +59,33 @@ def test_the_choice_says_who_made_it() -> None:
     assert choose(KERNEL, 1000, GPU, known).why == "wisdom, measured at batch 1000"
     assert choose(KERNEL, 900, GPU, known).why == "wisdom, measured at batch 1000, the nearest to 900"
     assert choose(KERNEL, 900, GPU, known).constants.stages == 4
-    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (249, 250, 1000, 4000, 4001)] == [False, True, True, True, False]
+    assert [choose(KERNEL, batch, GPU, known).is_measured for batch in (512, 513, 900, 1024, 1025)] == [False, True, True, True, False]
     default = choose(KERNEL, 900, GPU, Wisdom())
     assert default.constants == FAMILIES["simt"].default(KERNEL, GPU, 900)
     assert default.why.startswith("the family's default: no search")
 
 
-def test_few_entries_and_many_say_nothing_of_each_other() -> None:
+@pytest.mark.parametrize("limits", [GPU, Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, async_copies=False)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("batches", [(17, 32), (33, 64), (129, 256), (257, 512), (1025, 2048), (16392, 25088), (25088, 10**6)])
+def test_all_batches_of_a_class_have_the_default_that_the_winner_beat(limits: Limits, batches: tuple[int, int]) -> None:
+    first, last = batches
+    for kernel in (KernelSpec(pattern, precision, "bsl") for pattern in stratified(6) for precision in ("float32", "float16")):
+        some = (first, (first + last) // 16 * 8, last)
+        assert len({family_for(kernel, limits, batch).default(kernel, limits, batch) for batch in some}) == 1
+    assert wisdoms.are_alike(*batches)
+    assert not wisdoms.are_alike(first - 1, last) or first > wisdoms.LARGE / 2
+
+
+def test_a_small_batch_is_a_class_of_its_own() -> None:
     known = Wisdom([entry(1, 2), entry(1000, 3)])
-    found = [known.lookup(KERNEL, batch) for batch in (1, 4, 5, 16, 17, 249)]
-    assert [each and each.batch for each in found] == [1, 1, None, None, 1000, 1000]
+    found = [known.lookup(KERNEL, batch) for batch in (1, 2, 16, 512, 513)]
+    assert [each and each.batch for each in found] == [1, None, None, None, 1000]
     few = choose(KERNEL, 16, GPU, known)
     assert few.constants == FAMILIES[few.family].default(KERNEL, GPU, 16)
     assert few.why == "the family's default: what was searched, at batch 1, 1000, says nothing of batch 16"
     of_few = replace(entry(32), family="few", constants=FAMILIES["few"].default(KERNEL, GPU, 32))
     both = Wisdom([of_few, entry(25088)])
-    assert [both.lookup(KERNEL, batch).batch for batch in (16, 32, 33, 300)] == [32, 32, 25088, 25088]
+    assert [(found := both.lookup(KERNEL, batch)) and found.batch for batch in (16, 17, 32, 33, 25000)] == [None, 32, 32, None, 25088]
 
 
 def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +94,7 @@ def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monk
     monkeypatch.setattr(planner, "_wisdom_of", lambda _device: known)
     monkeypatch.setattr("ksgen.launch.planner.limits_of", lambda device: device)
     device: Any = GPU
-    found = [planner.measured(device, KERNEL, batch) for batch in (1000, 2000, 249, 4001)]
+    found = [planner.measured(device, KERNEL, batch) for batch in (1000, 513, 512, 1025)]
     assert [each and each.median_us for each in found] == [1.5, 1.5, None, None]
     assert planner.measured(device, replace(KERNEL, layout="bsl"), 1000) is None
     assert planner.measured(device, replace(KERNEL, precision="float64"), 1000) is None
@@ -151,27 +165,34 @@ def test_a_time_in_doubt_is_said_and_wins_over_no_sound_one() -> None:
 
 
 def test_a_sound_time_near_by_hides_behind_no_doubtful_one_nearer() -> None:
-    sound, doubtful, stale = entry(1000, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
+    sound, doubtful, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
     known = Wisdom([doubtful, stale, sound])
-    found = {batch: known.lookup(KERNEL, batch) for batch in (250, 1500, 1600, 4000, 4001, 249)}
-    assert {batch: each and each.constants.stages for batch, each in found.items()} == {250: 3, 1500: 3, 1600: 3, 4000: 3, 4001: 2, 249: 3}
+    found = {batch: known.lookup(KERNEL, batch) for batch in (1024, 1025, 1500, 1600, 2048, 2049)}
+    assert {batch: each and each.constants.stages for batch, each in found.items()} == {
+        1024: None,
+        1025: 3,
+        1500: 3,
+        1600: 3,
+        2048: 3,
+        2049: None,
+    }
     assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
-    told = "wisdom, measured at batch 1000, the nearest to 1500, as that one's time cannot be trusted"
+    told = "wisdom, measured at batch 1100, the nearest to 1500, as that one's time cannot be trusted"
     assert choose(KERNEL, 1500, GPU, known).why == told
     of_another_text = told.replace("1500", "1600").replace("that one's time cannot be trusted", "that one is of another template version")
     assert choose(KERNEL, 1600, GPU, known).why == of_another_text
-    assert Wisdom([doubtful, entry(5999, 3)]).lookup(KERNEL, 1500).batch == 5999
-    assert Wisdom([doubtful, entry(6001, 3)]).lookup(KERNEL, 1500) == doubtful
+    assert Wisdom([doubtful, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
+    assert Wisdom([doubtful, entry(2049, 3)]).lookup(KERNEL, 1500) == doubtful
 
 
 def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
     kernel = replace(KERNEL, precision="float16", layout="bsl")
     found = {name: FAMILIES[name].default(kernel, GPU) for name in ("wgmma_shared", "mma")}
     hopper = Entry(kernel, 1024, "wgmma_shared", found["wgmma_shared"], {"template": template_digest("wgmma_shared")})
-    known = Wisdom([hopper, Entry(kernel, 64, "mma", found["mma"], {"template": template_digest("mma")})])
+    known = Wisdom([hopper, Entry(kernel, 600, "mma", found["mma"], {"template": template_digest("mma")})])
     assert choose(kernel, 1000, GPU, known).family == "wgmma_shared"
     for batch, aligned in ((1001, True), (1000, False), (1024, False)):  # rows of 2002 bytes; arrays off their 16 bytes
-        assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 64, the nearest to {batch}"
+        assert choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 600, the nearest to {batch}"
     assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: what was searched, at batch 1024")
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
 
