@@ -21,17 +21,19 @@ from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, Arrays, Asked
 from ksgen.bench.roster import COMPILED, OUR_WAYS, OURS, Comparison
 from ksgen.bench.rows import OK
-from ksgen.bench.timing import Protocol, Quantity, Timed
+from ksgen.bench.timing import Protocol, Quantity, Timed, Times
 from ksgen.build.build import Request, build_many
 from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
+from ksgen.measure.trust import LEAST_BLOCKS, doubt
 from ksgen.words import counted
 
 ACCEPTED = 2.0  # times what rounding can do: baselines round in other places than our kernels
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, which a pattern may yet have
+MORE = 3  # times as many measurements as the protocol says, while a median is uncertain
 DISTURBED = 5  # times as long as others, that a first run may take: another one is made before it is called too slow
 MATRIX_UNITS = 16  # times float32's multiply-adds, that a processor's may do in 16 bits
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together: on a processor the time is its own
@@ -113,14 +115,17 @@ class Runner:
         return [each for each in self._contenders(job) if self._missing(each)]
 
     def _missing(self, contender: Contender) -> int:
-        """Measurements that are still to be made."""
+        """Measurements that are still to be made: as many as the protocol says, then one more while the median time is uncertain."""
         known = self.log.content.contenders.get(contender.key)
         if known is None or known.facts["identity"] != contender.identity:
             return self.protocol.measurements
         if known.facts["status"] != OK:
             return 0
-        wanted: int = min(self.protocol.measurements, known.facts["most_measurements"])
-        return max(0, wanted - sum(self.quantity.column in each for each in known.measurements))
+        asked, most = self.protocol.measurements, int(known.facts["most_measurements"])
+        done = [each[self.quantity.column] for each in known.measurements if self.quantity.column in each]
+        if len(done) >= asked and self.quantity.column == Times.column and asked >= LEAST_BLOCKS and doubt(done):
+            return int(len(done) < min(MORE * asked, most))
+        return max(0, min(asked, most) - len(done))
 
     def _build(self, wanted: list[Contender], done: int, total: int) -> None:
         """Build all kernels of a few jobs at once, on all cores. One that cannot be built says so when it is prepared."""
@@ -180,17 +185,16 @@ class Runner:
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """One measurement of each contender, then the next of each."""
-        for _ in range(self.protocol.measurements):
-            for contender, timed in ready:
-                if self._missing(contender):
-                    if monotonic() + timed.runs * timed.once_s > self.deadline:
-                        return False
-                    try:
-                        facts = self.quantity.measure(timed)
-                    except RuntimeError as refused:  # such as memory that others have taken since it was prepared
-                        self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
-                    else:
-                        self.log.append("measurement", {"key": contender.key, **facts})
+        while left := [each for each in ready if self._missing(each[0])]:
+            for contender, timed in left:
+                if monotonic() + timed.runs * timed.once_s > self.deadline:
+                    return False
+                try:
+                    facts = self.quantity.measure(timed)
+                except RuntimeError as refused:  # such as memory that others have taken since it was prepared
+                    self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
+                else:
+                    self.log.append("measurement", {"key": contender.key, **facts})
         return True
 
     def _attempt(self, contender: Contender, problem: Arrays, ceilings: Ceilings, fastest_s: float) -> tuple[Timed | None, Facts]:

@@ -227,3 +227,22 @@ def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypat
     monkeypatch.setattr(runner, "_free_memory", lambda: 1000)
     _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("ksgen", "bmm"))
     assert {each.status for each in rows} == {"out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("us", "asked", "made"),
+    [
+        ([100.0] * 30, 6, 6),
+        ([100.0, 140.0, *[100.0] * 30], 6, 9),  # of nine an interval leaves out one at each end
+        ([100.0, 140.0] * 15, 6, 18),
+        ([100.0, 140.0] * 15, 5, 5),  # of which no interval can be told
+    ],
+)
+def test_more_is_measured_while_a_median_is_uncertain(
+    us: list[float], asked: int, made: int, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(us)
+    monkeypatch.setattr(runner.Times, "measure", lambda self, timed: {"us": next(times), "runs": 2, "others_share": None})
+    _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",), measurements=asked)
+    assert row.measurements == made
+    assert bool(row.doubt) == (us[2:4] == us[:2] and us[0] != us[1])
