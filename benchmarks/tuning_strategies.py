@@ -167,7 +167,7 @@ def replay(file: Path, within: float) -> None:
 
 @main.command()
 @click.option("--batch", default=1568, show_default=True)
-@click.option("--others", default="392,784,3136,6272", show_default=True, help="Batches besides, at which a winner is compared too.")
+@click.option("--others", default="392,784,3136,6272", show_default=True, help="More batches at which a winner is compared.")
 @click.option("--first", default=0, show_default=True, help="The number of the first kernel.")
 @click.option("--kernels", default=len(PATTERNS), show_default=True)
 @click.option("--budget", help="Of each search, as ksgen tune takes it.")

@@ -20,7 +20,7 @@ ONE_IN = 20  # intervals does not hold the median: a confidence of 95 %
 MOST_WIDTH = 0.05  # of that interval, relative to the median
 MOST_OTHERS = 0.1  # of the processors' time, that others take
 LEAST_BLOCKS = 6  # for an interval of that confidence
-BLOCK_SECONDS = 0.02  # long beside a single disturbance
+BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 MOST_RUNS = 1000  # in a block
 HOPELESS_BLOCKS = 2  # all of which are too slow
@@ -133,12 +133,12 @@ def take_blocks(timers: Sequence[Timer], on_processor: bool, most_seconds: float
 
 
 def marked(figure: str, why: str) -> str:
-    """A figure as it is printed: with the mark where it is unreliable."""
+    """Format a figure, with the mark if it is unreliable."""
     return f"{figure}{MARK}" if why else figure
 
 
 def said(figure: str, why: str) -> str:
-    """The same of a figure that stands alone: with the reason."""
+    """Format a figure that stands alone, with the reason if it is unreliable."""
     return f"{marked(figure, why)} ({why})" if why else figure
 
 

@@ -47,7 +47,7 @@ class Shared:
     def measuring(self) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_measuring)
-            self._is_measuring = True  # from now on nobody begins to compile
+            self._is_measuring = True  # no compiler begins from now on
             self._changed.wait_for(lambda: not self._compiling)
         try:
             yield

@@ -233,9 +233,9 @@ def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypat
     ("us", "asked", "made"),
     [
         ([100.0] * 30, 6, 6),
-        ([100.0, 140.0, *[100.0] * 30], 6, 9),  # of nine an interval leaves out one at each end
+        ([100.0, 140.0, *[100.0] * 30], 6, 9),  # an interval of nine leaves out one at each end
         ([100.0, 140.0] * 15, 6, 18),
-        ([100.0, 140.0] * 15, 5, 5),  # of which no interval can be told
+        ([100.0, 140.0] * 15, 5, 5),  # too few for an interval
     ],
 )
 def test_more_is_measured_while_a_median_is_uncertain(

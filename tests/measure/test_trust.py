@@ -1,4 +1,4 @@
-"""Which figures are reliable, by recorded and invented series and loads. Nothing is timed."""
+"""Reliable and unreliable figures, by recorded and invented series and loads. Nothing is timed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_single_runs_may_spread_as_they_like(seed: int) -> None:
 
 @pytest.mark.parametrize(("blocks", "cut"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (24, 6), (100, 39), (1500, 711)])
 def test_an_interval_leaves_out_as_many_as_its_confidence_allows(blocks: int, cut: int) -> None:
-    """As tables of the sign test have it, for 95 %."""
+    """The numbers are those of tables of the sign test for 95 %."""
     assert interval(list(map(float, reversed(range(blocks))))) == (cut, blocks - 1 - cut)
 
 
@@ -124,7 +124,7 @@ def test_blocks_are_taken_until_the_median_is_known(monkeypatch: pytest.MonkeyPa
     noisy = [100.0, 140.0, *[100.0] * 30]
     (found,) = take_blocks([clock.timer(iter(noisy))], on_processor=False, most_seconds=100)
     assert (len(found.values), found.interval, found.others) == (9, (100.0, 100.0), ())
-    assert clock.rests == 6  # a device with a clock of its own waits for nobody
+    assert clock.rests == 6  # a device with a clock of its own does not wait
 
 
 def test_blocks_end_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

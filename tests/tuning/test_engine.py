@@ -194,7 +194,7 @@ def test_whatever_comes_between_ends_the_searches_that_wait(store: TrialStore, m
 
 
 class Child:
-    """A process that compiles or measures until it is told to end; `log` has who began and ended, in order."""
+    """A process that compiles or measures until an event ends it; `log` lists each begin and end in order."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts, self.log, self.may_end = facts, list[str](), {"compile": threading.Event(), "measure": threading.Event()}
