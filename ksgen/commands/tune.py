@@ -211,7 +211,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             kept = sum(tuned.is_kept for tuned in found)
             by_default = sum(tuned.is_kept and tuned.default_won for tuned in found)
             taken = ": launchers take them from now on." if kept > by_default else " kept."
-            click.echo(f"{kept - by_default} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
+            click.echo(f"{kept} of {counted(len(jobs), 'kernel')} on {facts.name}, batch {batches}{taken}")
             if by_default:
                 click.echo(f"{counted(by_default, 'kernel')}: the default won, and launchers go on with it.")
             if others := len(found) - kept:

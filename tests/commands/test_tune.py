@@ -50,7 +50,7 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
     taken = r"1 of 1 kernel on .*, batch 70: launchers take them from now on\."
-    by_default = r"0 of 1 kernel on .*, batch 70 kept\.\n1 kernel: the default won, and launchers go on with it\."
+    by_default = r"1 of 1 kernel on .*, batch 70 kept\.\n1 kernel: the default won, and launchers go on with it\."
     assert re.search(f"{taken}|{by_default}", done.stdout)
     assert re.search(r"Kept in \S+/wisdom/\S+\.json", done.stdout)
     assert "[1/1] 2,24,9,3 float32 bsf: " in done.stderr
