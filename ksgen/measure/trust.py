@@ -7,6 +7,7 @@ nothing is concluded from it. Never knows what it times.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import comb, inf
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ MOST_OTHERS = 0.1  # of the processors' time, that others take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
-MOST_RUNS = 1000  # in a block
+FIRST_RUNS, MOST_RUNS = 3, 1000  # to learn how many runs a block has, and in a block
 HOPELESS_BLOCKS = 2  # all of which are too slow
 LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2  # of a look at the system's counts, which go on by hundredths of a second
 _PROC = Path("/proc")
@@ -92,16 +93,17 @@ def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
 
 
 def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
-    """A timer of blocks that take about so long. The first call learns how many runs these are, and warms up."""
+    """A timer of blocks that take about so long. The first call learns how many runs these are."""
     runs = 0
 
     def take() -> float:
         nonlocal runs
         if not runs:
-            times(1)
-            begin = perf_counter()
-            times(1)
-            once = max(perf_counter() - begin, 1e-9)
+            marks = [perf_counter()]
+            for _ in range(FIRST_RUNS):  # of which one may be disturbed, and the first warms up
+                times(1)
+                marks.append(perf_counter())
+            once = max(min(end - begin for begin, end in pairwise(marks)), 1e-9)
             runs = max(least_runs, min(MOST_RUNS, int(seconds / once)))
         elif runs > 1:
             times(1)  # threads that slept take up to half a millisecond to wake

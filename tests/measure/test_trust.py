@@ -156,22 +156,22 @@ def test_hopeless_series_end_early_unless_a_block_is_fast(monkeypatch: pytest.Mo
 
 
 def test_a_block_has_as_many_runs_as_fit_and_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = [0.0], list[int]()
+    now, asked, slow = [0.0], list[int](), iter([9.0, 4.0])  # times as long: the first run, and a disturbed one
     monkeypatch.setattr(trust, "perf_counter", lambda: now[0])
 
     def times(runs: int) -> list[float]:
         asked.append(runs)
-        now[0] += runs * 0.001
+        now[0] += runs / 1024 * next(slow, 1.0)
         return [1.0, *[3.0] * (runs - 1)]
 
     block = block_of(times)
     assert [block(), block()] == [3.0, 3.0]
-    assert asked == [1, 1, 20, 1, 20]
+    assert asked == [1, 1, 1, 20, 1, 20]
     asked.clear()
     block_of(times, least_runs=30)()
-    slow = block_of(times, seconds=0.0005)
-    assert [slow(), slow()] == [1.0, 1.0]  # a single run needs no other before it
-    assert asked == [1, 1, 30, 1, 1, 1, 1]
+    long = block_of(times, seconds=0.0005)
+    assert [long(), long()] == [1.0, 1.0]  # a single run needs no other before it
+    assert asked == [1, 1, 1, 30, 1, 1, 1, 1, 1]
 
 
 def test_what_a_series_says_of_itself() -> None:

@@ -97,10 +97,10 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(trust, "Watch", lambda: SimpleNamespace(look=lambda: None, shares=[0.5]))
     monkeypatch.setattr(trust, "MOST_RUNS", 1)
-    seconds = {"a": iter([1000.0] * 2 + [1.0] * 10**4), "b": iter([1000.0] * 2 + [2.0] * 10**4)}  # the first runs warm up
+    seconds = {"a": iter([1000.0] * 3 + [1.0] * 10**4), "b": iter([1000.0] * 3 + [2.0] * 10**4)}  # the first runs warm up
     monkeypatch.setattr(times, "_on_processor", lambda layer, x: (layer(x), next(seconds[layer.name]))[1])
     clock = count()  # a second per look
     monkeypatch.setattr(trust, "monotonic", lambda: float(next(clock)))
     found = measured_us([Named("a"), Named("b")], torch.ones(1))
     assert found == [(1e6, "others took 50% of the processors"), (2e6, "others took 50% of the processors")]
-    assert "".join(order) == "aaabbb" + "ba" + "ab" + "ba"
+    assert "".join(order) == "aaaabbbb" + "ba" + "ab" + "ba"
