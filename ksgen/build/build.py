@@ -6,6 +6,7 @@ it. `KSGEN_NO_COMPILE=1` makes a miss an error.
 """
 
 import contextlib
+import contextvars
 import functools
 import os
 import queue
@@ -166,8 +167,11 @@ def build_many(
     # Daemons: a worker deep in a library's own compiler must not hold up an interrupted program.
     crew = [threading.Thread(target=work, daemon=True) for _ in range(min(len(jobs), workers or usable_cores()))]
     try:
-        for worker in crew:
-            worker.start()
+        with contextlib.suppress(RuntimeError):  # the system may allow fewer threads, or none
+            for worker in crew:
+                worker.start()
+        if crew and crew[0].ident is None:
+            contextvars.copy_context().run(work)
         for _ in jobs:
             index, result = done.get()
             if not isinstance(result, Binary | KsgenError):

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 
 typedef void (*Walk)(const int64_t* arguments, long first, long last, long groups);
@@ -74,10 +75,10 @@ public:
     void run(Launch& launch, const long threads) {
         {
             std::lock_guard<std::mutex> lock(guard);
-            for (; members < threads - 1; ++members) std::thread(&Crew::work, this, members).detach();
+            start_until(threads - 1);
             current = &launch;
-            wanted = threads - 1;
-            busy.store(threads - 1);
+            wanted = members < threads - 1 ? members : threads - 1;
+            busy.store(wanted);
             turn.fetch_add(1);
         }
         wake.notify_all();
@@ -89,6 +90,14 @@ public:
     }
 
 private:
+    // As many threads as the system allows: a container may limit them. The next launch asks again for those that are missing.
+    void start_until(const long count) {
+        try {
+            for (; members < count; ++members) std::thread(&Crew::work, this, members).detach();
+        } catch (const std::system_error&) {
+        }
+    }
+
     void work(const long number) {
         for (long seen = 0;;) {
             for (int look = 0; turn.load() == seen && look < LOOKS; ++look) pause_briefly();

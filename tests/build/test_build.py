@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -293,6 +294,22 @@ def test_many_in_order_with_errors_in_their_places(compiler):
     ]
     assert sorted(job.entry for job, _ in seen) == [job.entry for job in jobs]
     assert all(result is results[jobs.index(job)] for job, result in seen)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_many_are_built_by_the_threads_that_can_be_started(compiler, monkeypatch, allowed):
+    start, started = threading.Thread.start, []
+
+    def limited(thread):
+        if len(started) >= allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    jobs = [Request(f"text {number}", f"ks_{number}", "sm_90a") for number in range(5)]
+    assert [result.entry for result in build_many(jobs, compiler, workers=3)] == [job.entry for job in jobs]
+    assert len(started) == allowed
 
 
 def test_same_job_many_times_compiles_once(compiler):

@@ -16,6 +16,7 @@ import pytest
 
 from ksgen.build import processors
 from ksgen.build.cache import Cache
+from ksgen.build.host import find_host_compiler
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
 from ksgen.devices import native, threads
@@ -235,6 +236,45 @@ assert os.waitpid(child, 0)[1] == 0
 assert product().tobytes() == wanted
 """
     monkeypatch.setenv("KSGEN_THREADS", "3")
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+FEW_THREADS = """
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+typedef int (*Create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+static int started = 0;
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* how, void* (*function)(void*), void* given) {
+    if (started >= atoi(getenv("MOST_THREADS"))) return EAGAIN;  // as where a container's limit is reached
+    ++started;
+    return ((Create)dlsym(RTLD_NEXT, "pthread_create"))(thread, how, function, given);
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD puts a function before the C library's on Linux alone")
+@pytest.mark.parametrize("most", ["0", "1"])
+def test_launches_go_on_with_the_threads_that_can_be_started(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, shared = tmp_path / "few.cpp", tmp_path / "few.so"
+    source.write_text(FEW_THREADS)
+    subprocess.run([*find_host_compiler().command, "-shared", "-fPIC", str(source), "-o", str(shared), "-ldl"], check=True)
+    code = f"""
+import numpy as np
+from ksgen.launcher import Launcher
+from ksgen.measure.verify import compare, make_problem, tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
+ks, problem = Launcher{KERNEL.pattern.shape}, make_problem(KernelSpec(Pattern{KERNEL.pattern.shape}), {BATCH})
+for _ in range(5):
+    assert compare(problem, np.asarray(ks(problem.x, problem.weights)))[0] <= tolerance("float32", 32)
+"""
+    product()  # compiled before, as compilers start processes and threads
+    monkeypatch.setenv("KSGEN_THREADS", "7")
+    monkeypatch.setenv("MOST_THREADS", most)
+    monkeypatch.setenv("LD_PRELOAD", str(shared))
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
 
