@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Device(Protocol):
         """Host memory as a kernel's argument, if the device shares it. Its owner must outlive the launches."""
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        """Memory in which launches on that stream pass on intermediate values. Later launches on it may get the same memory."""
+        """Memory in which launches on that stream pass on intermediate values. Later launches of a thread may get the same memory."""
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         """Copy to the device, in stream order. The array may change once this returns."""
@@ -159,6 +160,30 @@ class Memory:
 
     def __index__(self) -> int:
         return self.pointer
+
+
+class ThreadWorkspace:
+    """Workspace of the thread that launches: several threads launch at once, and none may write where another one works."""
+
+    __slots__ = ("_allocate", "_own", "nbytes")
+
+    def __init__(self, own: threading.local, nbytes: int, allocate: Callable[[int], Buffer]) -> None:
+        """`own`: the device's, for all its workspaces."""
+        self._own, self.nbytes, self._allocate = own, nbytes, allocate
+
+    @property
+    def buffer(self) -> Buffer:
+        """The calling thread's memory, allocated or enlarged where it is too small."""
+        kept: tuple[int, Buffer] | None = getattr(self._own, "workspace", None)
+        if kept is None or kept[0] < self.nbytes:
+            kept = self._own.workspace = self.nbytes, self._allocate(self.nbytes)
+        return kept[1]
+
+    @property
+    def pointer(self) -> int:
+        """Address of that memory, where it is the host's."""
+        address: int = self.buffer.pointer
+        return address
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,19 @@ from ksgen.build.processors import (
     why_not_here,
 )
 from ksgen.build.request import Binary, Request
-from ksgen.devices.base import Buffer, Found, Launch, Limits, Recording, Stream, UnavailableError, as_bytes, check_index, host_memory
+from ksgen.devices.base import (
+    Buffer,
+    Found,
+    Launch,
+    Limits,
+    Recording,
+    Stream,
+    ThreadWorkspace,
+    UnavailableError,
+    as_bytes,
+    check_index,
+    host_memory,
+)
 from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
@@ -118,23 +130,6 @@ class Memory:
         self.pointer, self.nbytes, self.owner = pointer, nbytes, owner
 
 
-class _Workspace:
-    """Memory to work in, of whichever thread of Python launches: several do so at once, and none may write where another works."""
-
-    __slots__ = ("_own", "nbytes")
-
-    def __init__(self, own: threading.local, nbytes: int) -> None:
-        self._own, self.nbytes = own, nbytes
-
-    @property
-    def pointer(self) -> int:
-        """Where the calling thread's begins; made, or made larger, where it is too small."""
-        memory: Memory | None = getattr(self._own, "memory", None)
-        if memory is None or memory.nbytes < self.nbytes:
-            memory = self._own.memory = _allocated(self.nbytes)
-        return memory.pointer
-
-
 class _Kernel:
     """A walk through an entry's work groups, in a library that is loaded as long as the kernel lives."""
 
@@ -151,12 +146,12 @@ class _Recording:
     def __init__(self, launcher: Any, launches: Sequence[Launch], threads: Callable[[], int]) -> None:
         self._launcher, self._count, self._threads, self._kept = launcher, len(launches), threads, launches
         self._words, self._steps = array("q"), array("q")
-        working: list[tuple[int, _Workspace]] = []
+        working: list[tuple[int, ThreadWorkspace]] = []
         for each in launches:
             begin = len(self._words)
             self._steps.extend((each.kernel.walk, begin, each.grid))
             self._words.extend(_words(each.args))
-            working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, _Workspace)]
+            working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         self._at_work = [at for at, _ in working]
         self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)  # of whichever thread calls
         self._steps_at, _ = self._steps.buffer_info()
@@ -258,7 +253,7 @@ class NativeDevice:
         return pointer
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        return _Workspace(self._own, nbytes)
+        return ThreadWorkspace(self._own, nbytes, self.allocate)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ksgen.build.host import instruction_set
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary, Resources
-from ksgen.devices.base import Buffer, Found, Limits, Stream, UnavailableError, as_bytes, check_index
+from ksgen.devices.base import Buffer, Found, Limits, Stream, ThreadWorkspace, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
 
@@ -78,8 +78,7 @@ class OpenCLDevice:
         self.shares_host = self.limits.is_cpu and bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
-        self._workspace: Any = None
-        self._growing = threading.Lock()
+        self._own = threading.local()
         self._timed = threading.local()  # .events: those of the launches that `time` watches on this thread
 
     def __repr__(self) -> str:
@@ -120,10 +119,7 @@ class OpenCLDevice:
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
         if stream is not None:  # a user's queue, on which launches are not in the order of the device's own
             return self.allocate(nbytes)
-        with self._growing:
-            if self._workspace is None or self._workspace.size < nbytes:
-                self._workspace = self.allocate(nbytes)
-            return self._workspace
+        return ThreadWorkspace(self._own, nbytes, self.allocate)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
@@ -193,7 +189,8 @@ class _Kernel:
         """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
         if len(self._set) == len(args) + 1:
             args = (*args, self._cl.LocalMemory(shared_bytes))
-        for place, (arg, known) in enumerate(zip(args, self._set, strict=True)):
+        own = [arg.buffer if isinstance(arg, ThreadWorkspace) else arg for arg in args]
+        for place, (arg, known) in enumerate(zip(own, self._set, strict=True)):
             if arg is not known:
                 self.kernel.set_arg(place, _INT64.pack(arg) if isinstance(arg, int) else arg)
                 self._set[place] = arg

@@ -1,13 +1,21 @@
 """Kernels of several launches, and the memory in which they leave what others read."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
-from ksgen.errors import LaunchError
+from ksgen import reference
+from ksgen.devices import find_device
+from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch import streams
 from ksgen.launch.arrays import view
 from ksgen.launch.workspace import NONE, new_workspace
 from ksgen.launcher import Launcher
+from ksgen.measure.verify import tolerance
+from ksgen.pattern import Pattern
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, check, draw, in_16_bits, inputs, launched, zeros
 
@@ -84,3 +92,32 @@ def test_a_plan_of_one_launch_wants_no_workspace(gpu: FakeGpu, ks: Launcher) -> 
     assert [new_workspace(call.plan, view(kind(gpu, x)), None) for kind in (FakeTensor, FakeArray)] == [NONE, NONE]
     assert call.plan.workspace() is None
     gpu.end_capture()
+
+
+@pytest.mark.parametrize("other_job", ["gradient", "multiply"])
+@pytest.mark.parametrize("runtime", ["native", "opencl", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.stand_in])])
+def test_threads_do_not_share_a_workspace(runtime: str, other_job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread makes a whole call between the two launches of a gradient."""
+    try:
+        device = find_device(runtime)
+    except DeviceError as absent:
+        pytest.skip(str(absent))
+    monkeypatch.setenv("KSGEN_DEVICE", runtime)
+    pattern, batch = Pattern(1, 32, 32, 2), 700
+    ks, x, dy, other_x, weights = Launcher(*pattern.shape), *(draw(*each) for each in ((batch, 64),) * 3), draw(*pattern.shape)
+    others: dict[str, Callable[[], Any]] = {"gradient": lambda: ks.gradient(other_x, dy), "multiply": lambda: ks(other_x, weights)}
+    launch, launches = type(device).launch, list[threading.Thread]()
+
+    def interrupted(own: Any, *given: Any) -> None:
+        launch(own, *given)
+        launches.append(threading.current_thread())
+        if len(launches) == 1:
+            worker = threading.Thread(target=others[other_job])
+            worker.start()
+            worker.join()
+
+    monkeypatch.setattr(type(device), "launch", interrupted)
+    found = np.asarray(ks.gradient(x, dy))
+    assert launches.count(threading.current_thread()) == 2 < len(launches)
+    truth = reference.gradient(pattern, x, dy, "bsf")
+    assert np.linalg.norm(found - truth) <= tolerance("float32", batch) * np.linalg.norm(truth)
