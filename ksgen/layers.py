@@ -20,6 +20,7 @@ LAYERS = (
     Room("install", "which command installs an extra, the way ksgen itself was installed"),
     Room("values", "how users' values are read as numbers, and quoted in messages"),
     Room("words", "how numbers are written in messages"),
+    Room("locks", "which locks there are, and that a forked child finds them free"),
     Room("paths", "where ksgen finds what it ships and keeps what it makes", "creates a folder"),
     Room("files", "how users' files are read and written whole", "knows their content"),
     Room("pattern", "which entries of K are free: sizes, index maps, chains, named families", "knows arrays or GPUs"),

@@ -28,6 +28,7 @@ from ksgen.build.processors import instruction_sets_here, set_of
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
 from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
 from ksgen.errors import KsgenError, ToolchainError, warn
+from ksgen.locks import new_lock
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
@@ -38,7 +39,7 @@ Result = Binary | KsgenError
 
 _in_use: tuple[weakref.ref[Bundle], ...] = ()  # by this process, the newest first; replaced whole, since threads read it
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
-_guard = threading.Lock()
+_guard = new_lock()
 
 
 class CacheLayer(Protocol):

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ksgen.errors import ToolchainError
+from ksgen.locks import new_lock
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
@@ -29,7 +29,7 @@ class Children:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self.stopped = False
 
     def run(self, command: Iterable[str], folder: str | None = None) -> Finished:

@@ -1,6 +1,5 @@
 """Shows a search: a live table, or plain lines if there is no terminal; then the results."""
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import click
 from ksgen.commands.common import console
 from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
+from ksgen.locks import new_lock
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Watch:
 
         self._jobs, self._begin = jobs, time.monotonic()
         self._latest: dict[Job, Progress] = {}
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._screen = console(stderr=True)
         self._live = Live(get_renderable=self._table, console=self._screen, refresh_per_second=4, transient=True)
 

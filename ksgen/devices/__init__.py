@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from threading import RLock
 from typing import Any
 
 from ksgen.devices.base import Buffer, Device, Found, Limits, Missing, UnavailableError
 from ksgen.devices.opencl_drivers import may_show_gpus
 from ksgen.errors import DeviceError
+from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
 __all__ = ["Buffer", "Device", "Found", "Limits", "Missing", "UnavailableError", "device_for", "find_device", "list_devices"]
@@ -24,17 +24,7 @@ _ACCEPTED = (
 )
 
 
-_opening = RLock()
-
-
-def _open_anew() -> None:
-    """In a child process: a thread that stayed behind may have held it."""
-    global _opening
-    _opening = RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open_anew)
+_opening = new_reentrant_lock()
 
 
 def find_device(name: str | None = None) -> Device:

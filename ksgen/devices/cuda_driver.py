@@ -5,7 +5,6 @@ Everything happens in the device's primary context, which PyTorch and CuPy share
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from ksgen.devices.base import (
 from ksgen.devices.libcuda import ArgumentBlock, DriverError, EarlyLaunch, beside_captures, encode_map, explained, refused_binary
 from ksgen.errors import DeviceError
 from ksgen.install import cuda_extra, install_line
+from ksgen.locks import new_lock
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -212,7 +212,7 @@ class _Kernel:
     __slots__ = ("__weakref__", "early", "entry", "function", "lock", "pack")
 
     def __init__(self, function: Any, entry: str, early: EarlyLaunch | None) -> None:
-        self.function, self.entry, self.early, self.lock = function, entry, early, threading.Lock()
+        self.function, self.entry, self.early, self.lock = function, entry, early, new_lock()
         self.pack = ArgumentBlock().pack
 
 

@@ -7,7 +7,6 @@ PyCUDA launches on its own streams only; for another library's, the launcher tak
 from __future__ import annotations
 
 import atexit
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -48,6 +47,7 @@ from ksgen.devices.libcuda import (
     words_of_a_lost_context,
 )
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class _EarlyKernel:
     __slots__ = ("__weakref__", "block", "entry", "lock", "parts")
 
     def __init__(self, parts: list[Any], entry: str) -> None:
-        self.parts, self.entry, self.block, self.lock = parts, entry, ArgumentBlock(), threading.Lock()
+        self.parts, self.entry, self.block, self.lock = parts, entry, ArgumentBlock(), new_lock()
 
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
         with self.lock:

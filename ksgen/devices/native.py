@@ -53,6 +53,7 @@ from ksgen.devices.base import (
 from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import wanted_threads
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.locks import new_lock
 
 if TYPE_CHECKING:
     from ksgen.build.request import Compiler
@@ -186,7 +187,7 @@ class NativeDevice:
         own = compiler if isinstance(compiler, HostCompiler) else None
         limits = _limits(_vector_bytes(), machine() == "aarch64", usable_cores())
         self.limits = replace(limits, tiles=usable_tiles(own), dots=pair_products(own))
-        self._starting = threading.Lock()
+        self._starting = new_lock()
         self._launcher: Any = None
         self._several: Any = None
         self._own = threading.local()

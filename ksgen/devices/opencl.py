@@ -20,6 +20,7 @@ from ksgen.build.request import Binary, Resources
 from ksgen.devices.base import Buffer, Found, Limits, Stream, ThreadWorkspace, UnavailableError, as_bytes, check_index
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.locks import new_lock
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
 _INT64 = struct.Struct("=q")
 _UNSET = object()
-_building = threading.Lock()  # `catch_warnings` changes the whole process
+_building = new_lock()  # `catch_warnings` changes the whole process
 
 
 def found() -> list[Found]:
@@ -180,7 +181,7 @@ class _Kernel:
     """An entry of a loaded program. The kernel object holds its arguments: set them and launch under `lock`."""
 
     def __init__(self, cl: Any, kernel: Any) -> None:
-        self.kernel, self.lock = kernel, threading.Lock()
+        self.kernel, self.lock = kernel, new_lock()
         self.entry: str = kernel.function_name
         self._cl = cl
         self._set: list[Any] = [_UNSET] * kernel.num_args  # what the kernel object holds, which keeps it alive as well

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from weakref import ReferenceType
 
 from ksgen.devices.base import Device
 from ksgen.launch.arrays import FORM, Place, common_device
@@ -23,7 +24,8 @@ class Fit:
     batch: int
     place: Place
     kernel: KernelSpec
-    plans: dict[tuple[Device, int, bool], Plan] = field(default_factory=dict)  # by device, the planner's generation, alignment
+    # By device, the planner's generation and alignment. The planner alone keeps them.
+    plans: dict[tuple[Device, int, bool], ReferenceType[Plan]] = field(default_factory=dict)
 
     @cached_property
     def of_copies(self) -> "Fit":

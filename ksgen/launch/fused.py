@@ -18,14 +18,14 @@ from ksgen.families.vector.defaults import alike
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, chain_kernel, is_layer
 from ksgen.spec.precision import BY_TILES
 from ksgen.spec.storage import SAME
 from ksgen.words import counted
 
-_planned: set[Any] = set()  # what `_plan` was asked for, and had an answer to
+_UNKNOWN = object()
 LEAST_ENTRIES = 8  # of the batch for each core: below, factors are shared out by their outputs, each by itself
 LEAST_COLUMNS = 16  # the same in batch-size-last, where lanes lie along the batch
 SMALL_BYTES = 2**19  # of all weights in batch-size-first, which one core reads sooner than two meet; more cores were not asked
@@ -81,12 +81,20 @@ def fused_plan(
         stored,
         PLANNER.generation,
     )
-    if device.shares_host or key in _planned:
-        return _plan(*key)
-    if verdict(device, chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, *stored), batch, fuse).is_one:
+    known = PLANNER.derived.get(key, _UNKNOWN)
+    if known is not _UNKNOWN:
+        found: FusedPlan | None = known
+        for plan in (found.whole, *found.factors) if found else ():
+            plan.loaded.is_used = True
+        return found
+    kernel = chain_kernel(key[1], precision, layout, epilogue, stride, between, out_layout, *stored)
+    if not device.shares_host and verdict(device, kernel, batch, fuse).is_one:
         refuse_capture(device, stream, "builds and loads its kernel", "call it once before the capture")
-    found = _plan(*key)
-    _planned.add(key)
+    found = _plan(device, kernel, batch, fuse)
+    if len(PLANNER.derived) >= REMEMBERED:
+        PLANNER.derived.clear()
+    if key[-1] == PLANNER.generation:
+        PLANNER.derived[key] = found
     return found
 
 
@@ -259,22 +267,7 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     return Verdict(one_us < others_us, told)
 
 
-@lru_cache(REMEMBERED)
-def _plan(
-    device: Any,
-    chains: tuple[tuple[Pattern, ...], ...],
-    precision: str,
-    layout: str,
-    epilogue: Epilogue,
-    batch: int,
-    stride: str,
-    between: str,
-    out_layout: str | None,
-    fuse: str,
-    stored: tuple[str, str],
-    generation: int,
-) -> FusedPlan | None:
-    kernel = chain_kernel(chains, precision, layout, epilogue, stride, between, out_layout, *stored)
+def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> FusedPlan | None:
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:

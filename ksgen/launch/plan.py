@@ -42,8 +42,7 @@ class Plan:
     kernel: KernelSpec
     batch: int
     choice: Choice
-    source: Source
-    binary: Binary
+    loaded: "Loaded"
     multiply: KernelHandle
     grid: int
     block: int
@@ -76,6 +75,14 @@ class Plan:
 
     def __reduce__(self) -> NoReturn:
         raise LaunchError(f"{self!r} belongs to this process, where its kernel is loaded: copy or send the launcher")
+
+    @property
+    def source(self) -> Source:
+        return self.loaded.source
+
+    @property
+    def binary(self) -> Binary:
+        return self.loaded.binary
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
         """Enqueue the packing of canonical weights; the packed ones are complete in the stream's order."""
@@ -123,13 +130,14 @@ class Plan:
         return encoded
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Loaded:
     """One source on one device. It serves every batch that its constants were chosen for."""
 
     source: Source
     binary: Binary
     handles: Mapping[str, KernelHandle]  # by entry
+    is_used: bool = False  # since the planner last asked
 
 
 def load(device: Device, source: Source, binary: Binary) -> Loaded:
@@ -167,8 +175,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         kernel=kernel,
         batch=batch,
         choice=choice,
-        source=source,
-        binary=loaded.binary,
+        loaded=loaded,
         multiply=multiply.kernel,
         grid=multiply.grid,
         block=multiply.block,

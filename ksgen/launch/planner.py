@@ -1,11 +1,11 @@
 """Plans, made once and kept: wisdom read, constants chosen, a text rendered, its binary found or built, and loaded.
 
-Takes binaries and wisdom from bundles first. Never launches.
+Takes binaries and wisdom from bundles first. Never launches, and holds no lock of other kernels while it compiles or loads one.
 """
 
 import contextlib
 import logging
-import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,14 @@ from ksgen.errors import ConstantsError, ToolchainError
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, limits_of
 from ksgen.launch.fits import Fit
 from ksgen.launch.plan import Loaded, Plan, check_grid, load, make_plan
+from ksgen.locks import new_reentrant_lock
 from ksgen.spec import KernelSpec
 from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # that are kept: one per batch, and cheap to make again
+MOST_LOADED = 1024  # kernels that stay loaded: each takes some ten of the 65,530 maps that Linux gives a process
+
+_Key = tuple[Device, KernelSpec, str, Any]  # of a loaded kernel: device, kernel, family, constants
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +39,12 @@ class Planner:
     def __init__(self) -> None:
         self.generation = 0  # grows when what was planned before no longer holds
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
-        self._loaded: dict[tuple[Device, KernelSpec, str, Any], Loaded] = {}
+        self.derived: dict[Any, Any] = {}  # what callers made of plans, such as a layer's; dropped when plans are
+        self._loaded: dict[_Key, Loaded] = {}  # those that were used or loaded last come last
+        self._loading: dict[_Key, Any] = {}  # a lock for each kernel that is loaded now
         self._wisdom: dict[str, Wisdom] = {}
         self._bundles: list[Bundle] = []
-        self._guard = threading.RLock()
+        self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
         """Take binaries and wisdom from a bundle first, from now on."""
@@ -52,6 +58,7 @@ class Planner:
         """Read wisdom again, from now on: a search has found more."""
         with self._guard:
             self._plans.clear()
+            self.derived.clear()
             self._wisdom.clear()
             self.generation += 1
 
@@ -61,15 +68,18 @@ class Planner:
         """The plan for a kernel at a batch; builds and loads at first use. `aligned`: arrays begin at a multiple of 16 bytes.
         `before_loading` is called where the kernel is not on the device yet, and may refuse."""
         key = (device, kernel, batch, aligned)
+        if found := self._plans.get(key):
+            return found
+        generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
+        if before_loading and (device, kernel, choice.family, choice.constants) not in self._loaded:
+            before_loading()
+        made = self._made(device, kernel, batch, aligned, choice)
         with self._guard:
-            if key not in self._plans:
-                choice = self.choice(device, kernel, batch, aligned)
-                if before_loading and (device, kernel, choice.family, choice.constants) not in self._loaded:
-                    before_loading()
-                if len(self._plans) >= MOST_PLANS:
-                    self._plans.clear()
-                self._plans[key] = self._made(device, kernel, batch, aligned, choice)
-            return self._plans[key]
+            if generation != self.generation:  # what it was made by no longer holds: it serves this call alone
+                return made
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            return self._plans.setdefault(key, made)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
         """The family and constants that serve a kernel at a batch on a device."""
@@ -117,13 +127,38 @@ class Planner:
         return make_plan(device, kernel, batch, choice, self._load(device, kernel, choice, target or device.target))
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
+        """The kernel of a choice. Threads that want the same one wait for the one that loads it; others do not."""
         key = (device, kernel, choice.family, choice.constants)
-        if key not in self._loaded:
-            if choice.misfit:
-                _log.warning("%s: %s", kernel.name, choice.why)
-            source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
-            self._loaded[key] = load(device, source, self._binary(device, source, target))
-        return self._loaded[key]
+        with self._guard:
+            own = self._loading.setdefault(key, new_reentrant_lock())
+        try:
+            with own:
+                found = self._loaded.get(key)
+                if found is None:
+                    if choice.misfit:
+                        _log.warning("%s: %s", kernel.name, choice.why)
+                    source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
+                    found = load(device, source, self._binary(device, source, target))
+                with self._guard:
+                    self._keep(key, found)
+        finally:
+            self._loading.pop(key, None)
+        return found
+
+    def _keep(self, key: _Key, loaded: Loaded) -> None:
+        """Keep a kernel, and let go of those that were used least recently. Calls and graphs that hold one keep it loaded."""
+        self._loaded.pop(key, None)
+        self._loaded[key] = loaded
+        while len(self._loaded) > MOST_LOADED:
+            oldest, unused = next(iter(self._loaded.items()))
+            del self._loaded[oldest]
+            if unused.is_used:  # since it was looked at last: it gets another turn
+                unused.is_used = False
+                self._loaded[oldest] = unused
+                continue
+            for each in [each for each, plan in self._plans.items() if plan.loaded is unused]:
+                del self._plans[each]
+            self.derived.clear()
 
     def _binary(self, device: Device, source: Source, target: str) -> Binary:
         request = Request(source.text, source.entry, target)
@@ -138,9 +173,12 @@ PLANNER = Planner()
 def plan_for(fit: Fit, device: Device, stream: Stream, aligned: bool) -> Plan:
     """The plan that serves a call. While a graph is recorded on the stream, nothing is built or loaded for it."""
     key = (device, PLANNER.generation, aligned)
-    plan = fit.plans.get(key)
+    known = fit.plans.get(key)
+    plan = known() if known else None
     if plan is None:
         once = "call it once before the capture" if fit.kernel.job == "gradient" else ""  # there is no prepare for it
         refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
-        plan = fit.plans[key] = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
+        plan = PLANNER.plan(device, fit.kernel, fit.batch, aligned, refuse)
+        fit.plans[key] = weakref.ref(plan)
+    plan.loaded.is_used = True
     return plan

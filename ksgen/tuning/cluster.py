@@ -17,6 +17,7 @@ from ksgen.build.request import Binary
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import FAMILIES
+from ksgen.locks import new_lock
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import Engine, Entries, Shared
@@ -42,7 +43,7 @@ class ClusterEngine(Engine):
             raise KsgenError(f"--scheduler needs dask.distributed ({error}); {install_line('tune')}") from None
         self._device = device
         self._facts: dict[str, Facts] = {}  # by the address of each worker that measures
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         try:
             _check_address(scheduler)
             connect: Any = distributed.Client

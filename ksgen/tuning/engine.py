@@ -16,6 +16,7 @@ from ksgen.build.build import compiling_is_forbidden, usable_cores
 from ksgen.build.request import Binary
 from ksgen.build.toolchain import find_compiler
 from ksgen.errors import KsgenError, ToolchainError
+from ksgen.locks import new_reentrant_lock
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
@@ -28,7 +29,7 @@ class Shared:
     """A processor that compiles and measures: any number of threads compile, or one measures, and those that come later wait for it."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(new_reentrant_lock())
         self._compiling, self._is_measuring = 0, False
 
     @contextmanager

@@ -6,7 +6,6 @@ used, the store lives in memory, with one warning.
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +15,7 @@ from typing import Any
 
 from ksgen.errors import KsgenError, warn
 from ksgen.families import family_named
+from ksgen.locks import new_lock
 from ksgen.paths import cache_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -67,7 +67,7 @@ class TrialStore:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_dir() / "trials.sqlite"
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         try:
             self._database = _opened(self.path)
         except (sqlite3.Error, OSError) as error:

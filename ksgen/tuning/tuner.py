@@ -10,6 +10,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import families_for, family_for, family_named, operand_of
 from ksgen.launch.choice import limits_from
+from ksgen.locks import new_lock
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
@@ -72,7 +73,7 @@ class Tuner:
         self.stop = threading.Event()
         self.limits = limits_from(engine.facts.kind, engine.facts.target, engine.facts.limits)
         self._ceilings: dict[tuple[str, str | None], Ceilings] = {}
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refused now, rather than when the search is over
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Tuned | KsgenError]:

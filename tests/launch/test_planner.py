@@ -1,5 +1,11 @@
 """Plans: compiled and loaded once, found again, and another family's where arrays ask for it."""
 
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +14,7 @@ import pytest
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import FAMILIES
+from ksgen.launch import planner as planner_module
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
@@ -153,3 +160,133 @@ def test_what_is_asked_before_loading_may_refuse_and_is_asked_once(gpu: FakeGpu)
     assert own.plan(gpu, kernel, 5, True, refuse) is plan  # type: ignore[arg-type]
     assert own.plan(gpu, kernel, 6, True, refuse).multiply is plan.multiply  # type: ignore[arg-type]
     assert asked == ["refused", "refused", "allowed"]
+
+
+# ---- several threads, and children
+
+KERNELS = [KernelSpec(Pattern(number, 4, 4, 1)) for number in range(2, 8)]
+PATIENCE_S = 60  # for what takes milliseconds
+
+
+@contextmanager
+def compiling(gpu: FakeGpu, own: Planner, kernel: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """While another thread compiles that kernel, which ends with this."""
+    begun, end, compile_text = threading.Event(), threading.Event(), gpu.compiles.compile
+
+    def slowly(text: str, entry: str, target: str) -> Any:
+        if entry.startswith(kernel.name):
+            begun.set()
+            assert end.wait(PATIENCE_S)
+        return compile_text(text, entry, target)
+
+    monkeypatch.setattr(gpu.compiles, "compile", slowly)
+    worker = threading.Thread(target=own.plan, args=(gpu, kernel, 64))
+    worker.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        yield
+    finally:
+        end.set()
+        worker.join()
+
+
+def test_other_kernels_do_not_wait_for_a_compiler(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new batch of a loaded kernel, a new kernel, and what searches found."""
+    own = Planner()
+    own.plan(gpu, KERNELS[0], 64)
+    others: list[Callable[[], object]] = [
+        lambda: own.plan(gpu, KERNELS[0], 65), lambda: own.plan(gpu, KERNELS[1], 64), lambda: own.choice(gpu, KERNELS[2], 64), own.forget,
+    ]  # fmt: skip
+    with compiling(gpu, own, KERNELS[3], monkeypatch):
+        for other in others:
+            worker = threading.Thread(target=other, daemon=True)
+            worker.start()
+            worker.join(PATIENCE_S)
+            assert not worker.is_alive()
+
+
+def test_a_child_does_not_wait_for_its_parents_compiler(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Planner()
+    with compiling(gpu, own, KERNELS[0], monkeypatch):
+        child = os.fork()
+        if not child:
+            signal.alarm(PATIENCE_S)
+            try:
+                own.plan(gpu, KERNELS[1], 64)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_that_want_the_same_kernel_load_it_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, at_once, plans, loaded = Planner(), threading.Barrier(4), list[Any](), list[str]()
+    choice, load = Planner.choice, FakeGpu.load
+
+    def chosen(*given: Any) -> Any:
+        found = choice(*given)
+        at_once.wait(PATIENCE_S)  # none has asked for the kernel before all of them do
+        return found
+
+    monkeypatch.setattr(Planner, "choice", chosen)
+    monkeypatch.setattr(FakeGpu, "load", lambda device, binary, entry, *more: (loaded.append(entry), load(device, binary, entry, *more))[1])
+    crew = [threading.Thread(target=lambda: plans.append(own.plan(gpu, KERNELS[0], 64))) for _ in range(4)]
+    for each in crew:
+        each.start()
+    for each in crew:
+        each.join()
+    assert len(plans) == 4
+    assert {id(plan) for plan in plans} == {id(plans[0])}
+    assert len(loaded) == len(set(loaded))
+
+
+# ---- how many stay loaded
+
+
+def test_the_least_recently_used_kernels_are_let_go(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hundred patterns in one process, of which eight stay loaded; one that is used all along is loaded once."""
+    monkeypatch.setattr(planner_module, "MOST_LOADED", 8)
+    own: Planner = planner_module.PLANNER
+    x, weights = inputs()
+    ks, out = Launcher(*SHAPE), zeros(gpu)
+    given, packed = FakeArray(gpu, x), Launcher(*SHAPE).pack(FakeArray(gpu, weights))
+    found = list[Any]()
+    for number in range(300):
+        found.append(weakref.ref(own.plan(gpu, KernelSpec(Pattern(1, 1, number + 2, 1)), BATCH).loaded))
+        ks(given, packed, out=out)
+    assert len(own._loaded) == 8
+    assert sum(each() is not None for each in found) == 7
+    assert [each for each in gpu.compiles.compiled if each.startswith("ks_2x9x5x3")] == ["ks_2x9x5x3_float32_bsf"]
+    gpu.synchronize()
+    check(out.content, x, weights)
+
+
+def test_a_launcher_whose_kernel_was_let_go_loads_it_again(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_module, "MOST_LOADED", 2)
+    own: Planner = planner_module.PLANNER
+    x, weights = inputs()
+    out = zeros(gpu)
+    ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=out)
+    (first,) = map(weakref.ref, own._loaded.values())
+    for kernel in KERNELS:
+        own.plan(gpu, kernel, BATCH)
+    gpu.synchronize()
+    assert first() is None
+    again = zeros(gpu)
+    ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=again)
+    gpu.synchronize()
+    check(again.content, x, weights)
+
+
+def test_no_plan_survives_that_wisdom_is_read_again(gpu: FakeGpu, ks: Launcher) -> None:
+    """Of a launcher that was called, and of a layer as one launch."""
+    x, weights = inputs()
+    ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
+    own: Planner = planner_module.PLANNER
+    plans = [weakref.ref(plan) for plan in own._plans.values()]
+    own.derived["a layer"] = own.plan(gpu, KERNELS[0], 64)
+    plans.append(weakref.ref(own.derived["a layer"]))
+    gpu.synchronize()
+    own.forget()
+    assert plans
+    assert [each() for each in plans] == [None] * len(plans)
