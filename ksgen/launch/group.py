@@ -236,17 +236,22 @@ class GroupLauncher:
     ) -> int:
         """The batch; `LaunchError` on what any layer would refuse, and on outputs that meet."""
         results = {f"out of layer {number}": view(out, f"out of layer {number}") for number, out in enumerate(outs, 1)}
-        for number, (layer, weights) in enumerate(zip(self.layers, own, strict=True), 1):
+        views_of_each = [layer.views_of_weights(weights) for layer, weights in zip(self.layers, own, strict=True)]
+        read = dict[str, ArrayView]()  # of all layers, as an output is written before later layers read theirs
+        for number, (weights, found_views) in enumerate(zip(own, views_of_each, strict=True), 1):
+            for at, (each, found) in enumerate(zip(weights, found_views, strict=True), 1):
+                if lies_in := each.lies_in if isinstance(each, Weights) else found:
+                    read[f"weights {at} of layer {number}"] = lies_in
+        for number, (layer, weights, own_views) in enumerate(zip(self.layers, own, views_of_each, strict=True), 1):
             given = {each: views[f"{each}_{number}"] for each in ADDED if f"{each}_{number}" in views}
-            name, own_views = f"out of layer {number}", layer.views_of_weights(weights)
+            name = f"out of layer {number}"
             given |= {"out": results[name]} if outs else {}
             batch = layer.check(given | {"x": views["x"]}, own_views, options, inputs=inputs)
             for each in weights:
                 if isinstance(each, Weights):
                     check_stored(self, each, options.precision or views["x"].dtype)
             others = {each: found for each, found in (views | results).items() if each not in (name, f"residual_{number}")}
-            packed = {f"weights {at}": found for at, found in enumerate(own_views, 1) if found}
-            check_memory(self, others | packed | {each: given[each] for each in given if each != "bias"})
+            check_memory(self, others | read | {each: given[each] for each in given if each != "bias"})
         return batch
 
     # ---- one launch

@@ -75,6 +75,7 @@ class Weights:
     device: Device
     canonical: Buffer
     owner: Any = None  # keeps the canonical memory alive
+    lies_in: ArrayView | None = None  # where the caller's array is whose memory this is; None: it is ksgen's own
     seen: tuple[Seen, ...] = ()  # of the tensors that they came from
     stored: str = SAME  # as Y is, or how in eight bits; then `canonical` is all that `Quantized.whole` holds
     inputs: str = SAME  # how the X that they multiply is stored
@@ -126,7 +127,8 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     """Weights that lie on the device, complete for every stream once what the stream holds is done."""
     refuse_capture(device, stream, "waits for weights")
     device.synchronize(stream)
-    return Weights(pattern, found.dtype, device, found.pointer, found.owner, _seen(found))
+    place = found._replace(kind="packed", owner=None)  # only where it lies: gradients were asked about above
+    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, _seen(found))
 
 
 def pack_quantized(weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None) -> Weights:

@@ -29,7 +29,7 @@ from ksgen.tuning import tuner
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.search import Tuned
 from ksgen.tuning.trials import TrialStore
-from tests.support.fake_gpu import FakeGpu, FakeTensor
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.host_memory import processor
 from tests.support.libraries import library
 from tests.support.native import chosen_native
@@ -264,6 +264,19 @@ def test_outputs_that_meet_are_refused() -> None:
     refused("out shares memory with residual_2", out=[whole[:, :21], whole[:, 21:75], whole[:, 100:110]], residual=residuals)
 
 
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("prepares", [False, True])
+def test_an_output_over_any_layer_s_weights_is_refused(number: int, prepares: bool) -> None:
+    """Also over those of a later layer, which are read after the first output was written."""
+    shared, weights = rows(21, "bsf"), weights_of()
+    count = weights[number][-1].size
+    weights[number][-1] = shared.reshape(-1)[-count:].reshape(weights[number][-1].shape)
+    outs, own = [shared, rows(54, "bsf"), rows(10, "bsf")], group("no")
+    at = f"weights {len(weights[number])} of layer {number + 1}"
+    with pytest.raises(LaunchError, match=f"out shares memory with {at}; give memory of its own"):
+        (own.prepare if prepares else own)(rows(24, "bsf"), weights, out=outs)
+
+
 # ---- on a GPU
 
 LAYERS = (((2, 48, 64, 1), (1, 64, 48, 2)), ((2, 24, 64, 1),), ((2, 48, 64, 1), (1, 64, 48, 2)))  # 128 -> 128, 48, 128
@@ -402,3 +415,19 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
     assert [line.partition(";")[0] for line in each[::3]] == ["1,8192,16,1 then 1,16,8192,1: a launch for each factor"] * 2
     assert GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0] == "1,16,64,1: layer by layer; there is one"
+
+
+def test_an_output_over_weights_that_were_packed_where_they_lie_is_refused(gpu: FakeGpu) -> None:
+    """They are packed for a kernel at their first use, which for a second layer is after the first output was written."""
+
+    def shown(content: Array) -> FakeArray:
+        found = FakeArray(gpu, draw(1))
+        found.show(gpu, content)
+        return found
+
+    own, shared = of_gpu(), rows(128, "bsf", 40)
+    second = own.layers[1].factors[0].pack(shown(shared.reshape(-1)[-2 * 24 * 64 :].reshape(2, 24, 64, 1)))
+    first, third = ([FakeArray(gpu, draw(*shape)) for shape in LAYERS[at]] for at in (0, 2))
+    outs = [shown(shared), *(FakeArray(gpu, rows(features, "bsf", 40)) for features in (48, 128))]
+    with pytest.raises(LaunchError, match="out shares memory with weights 1 of layer 2; give memory of its own"):
+        own(FakeArray(gpu, rows(128, "bsf", 40)), [first, [second], third], out=outs)
