@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _BUILD_OPTIONS = ("-cl-std=CL1.2",)  # what every driver in use takes; 16-bit and 64-bit reals are extensions of it
 _INT64 = struct.Struct("=q")
 _UNSET = object()
-_building = new_lock()  # `catch_warnings` changes the whole process
 
 
 def found() -> list[Found]:
@@ -228,12 +227,33 @@ class OpenCLCompiler:
         return Binary(data, entry, target, Resources(shared_bytes=shared_bytes))
 
 
-@contextmanager
-def _quiet(cl: Any) -> Iterator[None]:
-    """Silences PyOpenCL's warning about non-empty build logs: some drivers' logs never are empty."""
-    with _building, warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)
-        yield
+class _Quiet:
+    """Silences PyOpenCL's warning about non-empty build logs while any thread builds: some drivers' logs never are empty.
+
+    `catch_warnings` changes the whole process: the first thread enters it, and the last one leaves it.
+    """
+
+    def __init__(self) -> None:
+        self._guard, self._builders, self._caught = new_lock(), 0, warnings.catch_warnings()
+
+    @contextmanager
+    def __call__(self, cl: Any) -> Iterator[None]:
+        with self._guard:
+            if not self._builders:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.simplefilter("ignore", cl.CompilerWarning)
+            self._builders += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._builders -= 1
+                if not self._builders:
+                    self._caught.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
 
 
 def _target(device: Any) -> str:

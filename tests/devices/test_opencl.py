@@ -1,6 +1,7 @@
 """OpenCL end to end on whatever device is here, the CPU driver from PyPI included; and how its driver is found."""
 
 import threading
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +32,17 @@ __kernel void borrow(__global float *y, long value, __local float *tile)
 @pytest.fixture(scope="module")
 def binary(device):
     return device.compiler().compile(REVERSE, "reverse", device.target)
+
+
+def test_threads_build_at_the_same_time_and_leave_warnings_as_they_were(device):
+    filters, built = list(warnings.filters), []
+    worker = threading.Thread(target=lambda: built.append(device.compiler().compile(REVERSE, "reverse", device.target)), daemon=True)
+    with opencl._quiet(device._cl):  # as in a thread that builds
+        worker.start()
+        worker.join(60)
+        assert [each.entry for each in built] == ["reverse"]
+        assert warnings.filters != filters
+    assert warnings.filters == filters
 
 
 def expected(x, bias, offset):
