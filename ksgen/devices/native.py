@@ -136,7 +136,8 @@ class _Kernel:
 
     def __init__(self, entry: str, library: ctypes.CDLL) -> None:
         self.entry, self.library = entry, library
-        self.walk: int = ctypes.cast(getattr(library, entry + WALKS), ctypes.c_void_p).value or 0
+        walk = library[entry + WALKS]  # attributes and casts would refer to the library in circles, which keep it loaded
+        self.walk: int = ctypes.c_void_p.from_address(ctypes.addressof(walk)).value or 0
 
 
 class _Recording:
@@ -191,6 +192,7 @@ class NativeDevice:
         self._launcher: Any = None
         self._several: Any = None
         self._own = threading.local()
+        self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()  # by their bytes: a binary's entries share one
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
@@ -202,10 +204,13 @@ class NativeDevice:
         check_runs_here(binary)
         if shared_bytes:
             raise DeviceError(f"{entry}: a kernel whose work items share memory needs an OpenCL driver; {self.name} runs it by opencl")
-        library = _library(binary.data, entry)
-        if not hasattr(library, entry + WALKS):
-            raise DeviceError(f"{entry}: the library holds no such kernel; build it again from source")
-        return _Kernel(entry, library)
+        library = self._libraries.get(binary.data)
+        if library is None:
+            library = self._libraries[binary.data] = _library(binary.data, entry)
+        try:
+            return _Kernel(entry, library)
+        except AttributeError:
+            raise DeviceError(f"{entry}: the library holds no such kernel; build it again from source") from None
 
     def launch(self, kernel: _Kernel, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream) -> None:
         _check_launch(self.name, kernel, block, stream)

@@ -22,6 +22,7 @@ from ksgen.build.request import Binary, Request
 from ksgen.devices import native, threads
 from ksgen.devices.base import Device, Launch, UnavailableError, record
 from ksgen.errors import DeviceError, LaunchError, ToolchainError
+from ksgen.launch import planner as planner_module
 from ksgen.launch.choice import choose, choose_for_many, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
@@ -288,6 +289,28 @@ def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
     assert native._parallel_of(None) is None
 
 
+# ---- libraries
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps is Linux's")
+def test_a_kernel_is_one_library_which_goes_when_the_kernel_does(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded() -> list[str]:
+        maps = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "ksgen-native-" in line}
+        return [path for path in maps if any(f"/ks_{number}x3x5x1_" in path for number in range(2, 6))]
+
+    monkeypatch.setattr(planner_module, "MOST_LOADED", 2)
+    own = Planner()
+    for number in range(2, 6):
+        plan = own.plan(device, KernelSpec(Pattern(number, 3, 5, 1)), 40)
+        assert plan.multiply.library is plan.pack_handle.library
+    assert len(loaded()) == 2
+    for number in (2, 3):
+        own.plan(device, KernelSpec(Pattern(number, 3, 5, 1)), 40)
+    assert len(loaded()) == 3  # `plan` keeps its own
+    del plan
+    assert len(loaded()) == 2
+
+
 # ---- refused in words
 
 
@@ -328,14 +351,15 @@ def test_where_files_may_not_be_run_libraries_come_from_memory(device: Device, m
         return real(name, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(native.ctypes, "CDLL", no_files)
-    assert device.load(binary, binary.entry, 0).entry == binary.entry
+    new = replace(binary, data=binary.data + bytes(1))  # which is not loaded yet
+    assert device.load(new, binary.entry, 0).entry == binary.entry
     assert any(str(name).startswith("/proc/self/fd/") for name in opened)
 
 
 def test_nothing_is_left_in_the_folder_of_temporary_files(device: Device, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
     binary = measure(device, KERNEL, 9, runs=0).plan.binary
-    device.load(binary, binary.entry, 0)
+    device.load(replace(binary, data=binary.data + bytes(1)), binary.entry, 0)  # which is not loaded yet
     assert os.listdir(str(tmp_path)) == []
 
 
