@@ -245,6 +245,8 @@ FENCED = [  # every way to copy, to read in place and to store, and edges of eve
     ((2, 5, 7, 20), "float16", "bsf", 2),
     ((1, 33, 35, 3), "bfloat16", "bsl", 2),
     ((1, 5, 7, 2), "bf16x6", "bsl", 1),
+    ((59, 1, 1, 1), "bf16x6", "bsf", 1),
+    ((7, 1, 13, 1), "bfloat16", "bsl", 1),
 ]
 
 

@@ -167,6 +167,8 @@ FENCED = [  # every way to copy, and edges of every kind
     ((2, 5, 7, 20), "float16", "bsf"),
     ((1, 33, 35, 3), "bfloat16", "bsl"),
     ((1, 5, 7, 2), "bf16x6", "bsl"),
+    ((59, 1, 1, 1), "bf16x6", "bsf"),
+    ((7, 1, 13, 1), "bfloat16", "bsl"),
 ]
 
 
