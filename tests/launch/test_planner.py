@@ -279,7 +279,7 @@ def test_a_launcher_whose_kernel_was_let_go_loads_it_again(gpu: FakeGpu, ks: Lau
 
 
 def test_no_plan_survives_that_wisdom_is_read_again(gpu: FakeGpu, ks: Launcher) -> None:
-    """Of a launcher that was called, and of a layer as one launch."""
+    """A launcher was called, and a layer is one launch."""
     x, weights = inputs()
     ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     own: Planner = planner_module.PLANNER
