@@ -170,16 +170,16 @@ static inline void end_tiles(const TileState before) {  // another library may r
 // ---- vectors, woven and taken apart
 
 template <int FIRST, class T, int N, int... I>
-static inline Vector<T, N> weave(const Vector<T, N> a, const Vector<T, N> b, std::integer_sequence<int, I...>) {
+static inline Vector<T, N> weave(const Vector<T, N> a, const Vector<T, N> b, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, b.raw, (I % 2 * N + I / 2 + FIRST)...);
 }
 template <int FIRST, class T, int N, int... I>
-static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N> b, std::integer_sequence<int, I...>) {
+static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N> b, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, b.raw, (2 * I + FIRST)...);
 }
 }  // namespace host
 
-#define LANES_OF(N) std::make_integer_sequence<int, N>()
+#define LANES_OF(N) host::FirstNumbers<N>()
 template <class T, int N>  // a0 b0 a1 b1 ..., of the lower halves
 static inline host::Vector<T, N> weave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) { return host::weave<0>(a, b, LANES_OF(N)); }
 template <class T, int N>  // and of the upper halves
@@ -194,23 +194,23 @@ static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Ve
 typedef host::Vector<ushort, 32> TileRow;
 namespace host {
 template <int... I>
-static inline TileRow both(const Vector<ushort, 16> a, const Vector<ushort, 16> b, std::integer_sequence<int, I...>) {
+static inline TileRow both(const Vector<ushort, 16> a, const Vector<ushort, 16> b, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, b.raw, I...);
 }
 template <int S, int... I>  // S columns in turn: a piece for each
-static inline TileRow sorted(const TileRow a, std::integer_sequence<int, I...>) {
+static inline TileRow sorted(const TileRow a, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, a.raw, (I % (32 / S) * S + I / (32 / S))...);
 }
 template <int PIECE, class Unit, int FIRST, int... I>
-static inline TileRow pieces(const TileRow a, const TileRow b, std::integer_sequence<int, I...>) {
+static inline TileRow pieces(const TileRow a, const TileRow b, Sequence<int, I...>) {
     typedef Unit Units __attribute__((vector_size(64)));
     const int width = PIECE / (int)sizeof(Unit);
     return (TileRow::Raw)__builtin_shufflevector((Units)a.raw, (Units)b.raw, ((I / width * 2 + FIRST) * width + I % width)...);
 }
 template <int S, int FIRST>
 static inline TileRow pieces(const TileRow a, const TileRow b) {
-    if constexpr (S == 16) return pieces<4, uint32_t, FIRST>(a, b, std::make_integer_sequence<int, 16>());
-    else return pieces<64 / S, uint64_t, FIRST>(a, b, std::make_integer_sequence<int, 8>());
+    if constexpr (S == 16) return pieces<4, uint32_t, FIRST>(a, b, FirstNumbers<16>());
+    else return pieces<64 / S, uint64_t, FIRST>(a, b, FirstNumbers<8>());
 }
 }  // namespace host
 static inline TileRow tile_row(const ushort16 lower, const ushort16 upper) { return host::both(lower, upper, LANES_OF(32)); }

@@ -1,22 +1,57 @@
 // The words of OpenCL C that texts for processors use, for a C++ compiler: GCC from 12 on, or Clang. `HostCompiler` puts this before
 // a text, and behind it an entry that walks through work groups.
 
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <utility>
 #if defined(__SSE2__) && (defined(__clang__) || __GNUC__ > 15)
 #include <immintrin.h>
 #elif defined(__SSE2__)
-#include <emmintrin.h>
 #define OWN_INTRINSICS
 #endif
 
 #define inline inline __attribute__((always_inline))
 
-// ---- what is used of <immintrin.h>, which GCC reads for half a second: as long as all else of a kernel takes it
+// ---- the functions used from <math.h> and <utility>, which GCC reads for longer than it compiles most kernels
 
+#define HOST_FUNCTION(NAME) \
+    extern "C" double NAME(double) noexcept; \
+    static inline float NAME(const float value) { return __builtin_##NAME##f(value); }
+HOST_FUNCTION(exp)
+HOST_FUNCTION(tanh)
+HOST_FUNCTION(erf)
+HOST_FUNCTION(fabs)
+static inline double fma(const double a, const double b, const double c) { return __builtin_fma(a, b, c); }
+static inline float fma(const float a, const float b, const float c) { return __builtin_fmaf(a, b, c); }
+static inline double copysign(const double size, const double sign) { return __builtin_copysign(size, sign); }
+static inline float copysign(const float size, const float sign) { return __builtin_copysignf(size, sign); }
+
+namespace host {
+template <class T, T... I>
+struct Sequence {};
+#ifdef __clang__
+template <int N>
+using FirstNumbers = __make_integer_seq<Sequence, int, N>;
+#else
+template <int N>
+using FirstNumbers = Sequence<int, __integer_pack(N)...>;
+#endif
+}  // namespace host
+
+// ---- the functions used from <immintrin.h>, which GCC reads for a quarter of a second
+
+#ifdef OWN_INTRINSICS
+typedef float __m128 __attribute__((vector_size(16), may_alias));
+typedef long long __m128i __attribute__((vector_size(16), may_alias));
+typedef long long __m128i_u __attribute__((vector_size(16), may_alias, aligned(1)));
+typedef long long __v2di __attribute__((vector_size(16)));
+typedef short __v8hi __attribute__((vector_size(16)));
+typedef char __v16qi __attribute__((vector_size(16)));
+static inline __m128i _mm_loadu_si128(const __m128i_u* from) { return *from; }
+static inline void _mm_storeu_si128(__m128i_u* to, const __m128i value) { *to = value; }
+static inline void _mm_stream_si128(__m128i* to, const __m128i value) { __builtin_ia32_movntdq((__v2di*)to, (__v2di)value); }
+static inline void _mm_sfence() { __builtin_ia32_sfence(); }
+#endif
 #if defined(OWN_INTRINSICS) && defined(__AVX__)
 typedef float __m256 __attribute__((vector_size(32), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
@@ -91,7 +126,7 @@ struct Vector {
 
     inline T first() const { return raw[0]; }
     template <int M, int... I>
-    inline Vector<T, M> picked(std::integer_sequence<int, I...>) const { return __builtin_shufflevector(raw, raw, (I % N)...); }
+    inline Vector<T, M> picked(Sequence<int, I...>) const { return __builtin_shufflevector(raw, raw, (I % N)...); }
     // all N lanes again and again, by one broadcast where the processor has it: GCC makes many steps of the shuffle
     template <int M>
     inline Vector<T, M> repeated() const {
@@ -105,7 +140,7 @@ struct Vector {
 #ifdef __AVX__
         else if constexpr (sizeof(Raw) == 16 && sizeof(Wide) == 32) return (Wide)_mm256_set_m128((__m128)raw, (__m128)raw);
 #endif
-        else return picked<M>(std::make_integer_sequence<int, M>());
+        else return picked<M>(FirstNumbers<M>());
     }
 
     friend inline Vector operator+(const Vector a, const Vector b) { return a.raw + b.raw; }
@@ -149,7 +184,7 @@ static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
     sum = sum * r + V(1.6666665459e-1f);
     sum = sum * r + V(5.0000001201e-1f);
     const V result = (sum * r * r + r + V(1.0f)) * same_bits<V>((n + 127) << 23);
-    return V(value.raw > V(88.72f).raw ? V((float)INFINITY).raw : value.raw < V(-87.33f).raw ? V(0.0f).raw : result.raw);
+    return V(value.raw > V(88.72f).raw ? V(__builtin_inff()).raw : value.raw < V(-87.33f).raw ? V(0.0f).raw : result.raw);
 }
 }  // namespace host
 
@@ -208,7 +243,7 @@ static inline host::Vector<float, N> tanh(const host::Vector<float, N> value) {
 template <int N>
 static inline host::Vector<double, N> erf(const host::Vector<double, N> value) { return host::each<double, N>(erf, value); }
 template <int N>
-static inline host::Vector<float, N> erf(const host::Vector<float, N> value) { return host::each<float, N>(erff, value); }
+static inline host::Vector<float, N> erf(const host::Vector<float, N> value) { return host::each<float, N>(erf, value); }
 
 template <class T>
 static inline T min(const T a, const T b) { return b < a ? b : a; }
@@ -338,8 +373,8 @@ static inline void store_past(const V value, V* to) {
 
 // ---- work groups
 
-template <class... A, size_t... I>
-static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, std::index_sequence<I...>) {
+template <class... A, int... I>
+static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, Sequence<int, I...>) {
     for (group = first; group < last; ++group) entry((A)arguments[I]...);
 #ifdef __SSE2__
     _mm_sfence();  // what was stored past the caches is there for all threads
@@ -348,7 +383,7 @@ static inline void walk(void (*entry)(A...), const int64_t* arguments, const lon
 template <class... A>
 static inline void walk(void (*entry)(A...), const int64_t* arguments, const long first, const long last, const long count) {
     groups = count;
-    walk(entry, arguments, first, last, std::index_sequence_for<A...>());
+    walk(entry, arguments, first, last, FirstNumbers<sizeof...(A)>());
 }
 }  // namespace host
 

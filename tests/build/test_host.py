@@ -76,7 +76,7 @@ def test_tests_of_what_calls_kernels_have_a_hasty_compiler(tmp_path: Path, monke
     program = hasty(tmp_path)
     given = ["-O3", "-fPIC", "a kernel.cpp", "-O2", "-march=native"]
     said = subprocess.run([program, *given], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said == ["-m64", "-D_GLIBCXX_INCLUDE_NEXT_C_HEADERS", "-O1", "-fPIC", "a kernel.cpp", "-O1", "-march=native"]
+    assert said == ["-m64", "-O1", "-fPIC", "a kernel.cpp", "-O1", "-march=native"]
     assert HostCompiler((str(program),)).version.startswith("real 1.0 by -O1, words ")
 
 

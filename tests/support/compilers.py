@@ -25,14 +25,13 @@ esac
 {action}
 """
 HASTY = """#!/bin/sh
-# The macro has libstdc++ read C's <math.h> alone, which is all that kernels use of it.
 case "$1" in --version) {real} --version | sed '1s/$/ by -O1/'; exit;; esac
 for each; do
     shift
     case "$each" in -O2|-O3) each=-O1;; esac
     set -- "$@" "$each"
 done
-exec {real} -D_GLIBCXX_INCLUDE_NEXT_C_HEADERS "$@"
+exec {real} "$@"
 """
 # What nvcc says where it, and not the source, is to blame.
 NEW_HOST = (

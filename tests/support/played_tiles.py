@@ -36,8 +36,8 @@ void load_and_store(const void* from, long from_stride, void* to, long to_stride
     if (is_zero) tile_zero(bf16, 2);
     tile_store(bf16, 2, to, to_stride);
 }
-unsigned modes() { return _mm_getcsr(); }
-void set_modes(unsigned wanted) { _mm_setcsr(wanted); }
+unsigned modes() { return __builtin_ia32_stmxcsr(); }
+void set_modes(unsigned wanted) { __builtin_ia32_ldmxcsr(wanted); }
 }
 """
 
