@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import slow
+from tests import slow, times
 from tests.driver import NotHereError, items
 from tests.emulator.build import cache_folder
 from tests.support import libraries
@@ -47,6 +47,12 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv(name, raising=False)
     yield
     patch.undo()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    config.pluginmanager.register(times.Books(patch))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

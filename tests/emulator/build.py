@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.emulator.errors import SimtError
+from tests.support.booked import booked
 
 KERNEL_FILE = "kernel.cu"  # what the compiler calls the text in its messages and debug information
 
@@ -82,7 +83,8 @@ def build(source: str, entry: str, sanitize: str) -> tuple[Path, int]:
     if not folder.exists():
         runtime = build_runtime(sanitize)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            _build_kernels(source, sanitize, runtime, Path(scratch))
+            with booked(f"g++ of emulated sources, {sanitize}"):
+                _build_kernels(source, sanitize, runtime, Path(scratch))
             put(Path(scratch, "entry"), folder)
     entries = (folder / "entries").read_text(encoding="utf-8").split()
     if entry not in entries:
@@ -213,7 +215,8 @@ def _compile_runtime(sanitize: str, folder: Path) -> None:
         entry.mkdir()
         words = {"SIMT_ADDRESS": "address", "SIMT_RACE": "race", "SIMT_COUNTS": COUNTS}
         defines = [f"-D{word}={int(sanitize == name)}" for word, name in words.items()]
-        _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
+        with booked("g++ of the emulator"):
+            _compile(entry, *_RUNTIME_FLAGS, *defines, "-c", str(_HERE / "runtime" / "main.cpp"), "-o", "runtime.o")
         put(entry, folder)
 
 

@@ -18,6 +18,7 @@ from tests.emulator.build import COUNTS, build, find_lines
 from tests.emulator.counts import Counts, read_counts
 from tests.emulator.errors import SimtError, describe_lines
 from tests.emulator.tensor_map import TensorMap
+from tests.support.booked import EMULATION, booked
 
 Array = npt.NDArray[Any]
 Argument = Array | TensorMap | np.generic | int | None
@@ -87,7 +88,8 @@ def _run_launch(source: str, executable: Path, launch: "Launch") -> Counts | Non
     with tempfile.TemporaryDirectory(prefix="ksgen-simt-") as scratch:
         job_path, result_path = Path(scratch, "job"), Path(scratch, "result")
         job_path.write_bytes(job)
-        done = _run([executable, job_path, result_path], launch.timeout_s)
+        with booked(EMULATION):
+            done = _run([executable, job_path, result_path], launch.timeout_s)
         sys.stdout.write(done.stdout)  # the kernel's own printf
         result = result_path.read_bytes() if done.returncode in (0, _EXIT_CAUGHT) else b""
     if not result and done.returncode != 0:
