@@ -26,9 +26,12 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
 from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
 from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
+from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import NOTHING, Array, Fenced, placed, stay_within_their_arrays
 from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
+
+__all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
 BATCHES = (1, 16, 31, 33, 97)
 
@@ -78,6 +81,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {Shape(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
 
 
+@pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
@@ -95,6 +99,7 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.many
+@pytest.mark.optimized
 @settings(
     parent=settings.default,
     max_examples=30,
@@ -269,9 +274,12 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
     stay_within_their_arrays(__name__, timeout=600)
 
 
-MAIN = """
+HEAD = """
 #include <stdio.h>
 #include <stdlib.h>
+#define EMULATED_TILES
+"""
+MAIN = """
 static void* taken(FILE* from, const size_t bytes) {  // an array to its last byte, and nothing behind it
     void* memory = malloc(bytes);
     if (from ? fread(memory, 1, bytes, from) != bytes : !memset(memory, 0xFF, bytes)) exit(3);
@@ -310,9 +318,7 @@ def sanitized(
         "MULTIPLY": f"{source.entry}__walk", "PACK": f"{source.pack_entry}__walk",
     }  # fmt: skip
     text = source_of(source.text.replace(*change) if change[0] else source.text, source.entries)
-    (folder / "k.cpp").write_text(
-        "#define EMULATED_TILES\n" + text + "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + MAIN
-    )
+    (folder / "k.cpp").write_text(HEAD + text + "".join(f"#define {name} {value}\n" for name, value in sizes.items()) + MAIN)
     (folder / "given").write_bytes(b"".join(each.tobytes() for each in (problem.x, problem.weights, problem.bias, problem.residual)))
     options = (
         "-std=gnu++17",

@@ -23,9 +23,12 @@ from tests.families import test_vector as alone
 from tests.families.test_vector import EPILOGUES
 from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
 from tests.support.amx_kernels import CHAINS, PRECISIONS
+from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, processor, stay_within_their_arrays
 from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
+
+__all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
 BATCHES = (1, 33, 97)
 BETWEEN = ("none", "relu", "gelu", "silu", "gelu_tanh")
@@ -137,6 +140,7 @@ def chains(draw: st.DrawFn) -> tuple[Pattern, ...]:
     return tuple(found)
 
 
+@pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
@@ -155,6 +159,7 @@ def test_any_chain_batch_and_constants(data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.many
+@pytest.mark.optimized
 @settings(
     parent=settings.default,
     max_examples=30,

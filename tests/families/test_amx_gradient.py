@@ -21,9 +21,12 @@ from ksgen.measure.verify import tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_vector_gradient import agrees, arrays_of, gradient, kernel_of, launch, planned
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
+from tests.support.hasty import compiles_unoptimized
 from tests.support.host_memory import Array, Fenced, stay_within_their_arrays
 from tests.support.native import chosen_native
 from tests.support.played_tiles import needs_play
+
+__all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
 FAMILY = AmxGradient()
 BATCHES = (1, 31, 64, 131)
@@ -67,6 +70,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {constants.pieces for _, constants in rows} == {1, 2}
 
 
+@pytest.mark.optimized
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:

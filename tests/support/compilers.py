@@ -25,10 +25,10 @@ esac
 {action}
 """
 HASTY = """#!/bin/sh
-case "$1" in --version) {real} --version | sed '1s/$/ by -O1/'; exit;; esac
+case "$1" in --version) {real} --version | sed '1s/$/ by {level}/'; exit;; esac
 for each; do
     shift
-    case "$each" in -O2|-O3) each=-O1;; esac
+    case "$each" in -O2|-O3) each={level};; esac
     set -- "$@" "$each"
 done
 exec {real} "$@"
@@ -57,12 +57,12 @@ def says(text: str) -> str:
     return f"echo {shlex.quote(text)}; exit 1"
 
 
-def hasty(folder: Path) -> Path:
+def hasty(folder: Path, level: str = "-O1") -> Path:
     """The host's compiler with -O1 in place of more, which takes two thirds as long: for tests of what calls kernels, not of kernels.
     By its version, binaries of it are told from others in caches.
     """
     real = shlex.join(find_host_compiler().command)
     program = folder / "hasty-c++"
-    program.write_text(HASTY.format(real=real))
+    program.write_text(HASTY.format(real=real, level=level))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program

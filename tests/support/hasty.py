@@ -1,7 +1,8 @@
-"""A fixture for tests of what calls a processor's kernels, and not of those themselves: they compile hundreds, in less time."""
+"""Fixtures that compile a processor's kernels in less time: for tests of what calls them, and for played matrix tiles."""
 
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -14,13 +15,26 @@ from tests.support.compilers import hasty
 @pytest.fixture(scope="module", autouse=True)
 def compiles_hastily(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """In this process, whose processor was found before, and in those that it starts."""
+    with _compiling(tmp_path_factory, "-O1"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiles_unoptimized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Except for tests marked `optimized`. GCC takes seconds to optimize played tiles, and a fifth of one without."""
+    with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O0"):
+        yield
+
+
+@contextmanager
+def _compiling(folders: pytest.TempPathFactory, level: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         try:
             processor = find_device("native")
         except DeviceError:
             pass  # there is no compiler: tests that need one say so
         else:
-            program = str(hasty(tmp_path_factory.mktemp("compiler")))
+            program = str(hasty(folders.mktemp("compiler"), level))
             compiler = HostCompiler((program,))
             patch.setattr(processor, "compiler", lambda: compiler)
             patch.setenv("KSGEN_CXX", shlex.quote(program))
